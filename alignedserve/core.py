@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite
+from typing import NamedTuple
 
 
 class Role(str, Enum):
@@ -19,6 +20,7 @@ class Role(str, Enum):
 
 OWNERS = (Role.GATEWAY, Role.JOBS)  # of requests
 WORKERS = (Role.PREFILL, Role.DECODE)
+KEY_SALT_SIZE = 32  # characters of a request's salt that come from the key it was sent with
 
 
 class ServiceClass(str, Enum):
@@ -157,8 +159,14 @@ class Reasoning:
             raise ValueError(f"most_tokens must be 0 or more, not {self.most_tokens}")
 
 
+class _WeaklyHeld:
+    """Gives a dataclass with slots a place for weak references, which Python 3.10 leaves out."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(_WeaklyHeld):
     """The rules that choose a request's tokens from its logits.
 
     A choice depends only on the logits, the request's own tokens, the seed and the token's index in the output, so
@@ -224,8 +232,7 @@ class History:
     stop_tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(NamedTuple):
     """A token's log-probability by the model alone, without temperature, penalties or limits."""
 
     value: float
@@ -325,6 +332,11 @@ class Request:
         return self.pooling is not None and self.pooling.is_whole
 
     @property
+    def caller(self) -> str:
+        """Return what tells the keys of a server apart, whatever salt a client of theirs chose beside."""
+        return self.salt[:KEY_SALT_SIZE]
+
+    @property
     def kv_salt(self) -> bytes:
         """Return what KV of equal tokens differs by: requests share KV where it is equal."""
         own = "" if self.adapter is None else f"\0{self.adapter.id}"
@@ -346,8 +358,7 @@ class Request:
         return FinishReason.LENGTH if index + 1 >= self.max_tokens else None
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """Facts about the prompt that a worker sends with the first token of the output."""
 
     logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens from the second on, where the request asks for them
@@ -554,7 +565,9 @@ class Retention:
 
     def of_decode(self, tokens: int) -> int:
         """Return the tokens' worth that a decode with so many holds."""
-        return self.of_prompt(tokens) if self.fold is None else self.fold.held(tokens)
+        if self.fold is not None:
+            return self.fold.held(tokens)
+        return tokens if self.most is None else min(tokens, self.most)
 
 
 KEEPS_ALL = Retention()

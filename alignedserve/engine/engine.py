@@ -21,7 +21,7 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
-from alignedserve.core import Adapter, Chunk, Decode, StepFailure, StepPlan, StepResult, units_for
+from alignedserve.core import Adapter, Chunk, Decode, Sampling, StepFailure, StepPlan, StepResult, units_for
 from alignedserve.engine.adapters.kept import KeptAdapters
 from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.calibration import logits_of
@@ -312,6 +312,10 @@ class Engine:
         tokens = torch.empty(len(wanted), dtype=torch.long, device=self.device)
         self.ranks.hand_on(tokens)
         return Before.from_device(tokens, [token.request for token in wanted])
+
+    def prepare_syntax(self, sampling: Sampling, caller: str, ready: Callable[[], None]) -> None:
+        """Compile the syntax beside the steps; `ready` is called in another thread."""
+        self._sampler.prepare(sampling, caller, ready)
 
     def without_ended(self, plan: StepPlan) -> StepPlan:
         """Return the plan without decodes that were planned ahead and whose requests have ended since."""

@@ -22,8 +22,8 @@ from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.step_watch import StepWatch
 from alignedserve.kernels.common.failing import noticing_loss
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
-from alignedserve.protocol.events import Event, Post, StepDone
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.events import Event, Post, StepDone, SyntaxReady
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying, Meet, Order, PartFrom
 from alignedserve.transport.transport import ThroughTheArena, Transport
@@ -109,6 +109,10 @@ class EngineHands:
             case SendKv() | ReceiveKv():
                 self._say(work)
                 self._transport.start(work, post)
+                return True
+            case PrepareSyntax(request):
+                ready = SyntaxReady(request.id, request.attempt)
+                self._engine.prepare_syntax(request.sampling, request.caller, lambda: post(ready))
                 return True
             case CopyIn(aside=True) | CopyOut(aside=True) if self._engine.ranks.size == 1:
                 self._copies.begin_aside(work, post)  # ranks would do the same work in different orders

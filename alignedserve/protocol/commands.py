@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Sketch, StepPlan
+from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Request, Sketch, StepPlan
 from alignedserve.explain.story import Story
 from alignedserve.protocol.messages import Figures, Message
 
@@ -86,6 +86,15 @@ class ReceiveKv:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareSyntax:
+    """Compile the syntax of a request beside the steps, so that none waits for it: SyntaxReady follows.
+
+    What is compiled is kept for as long as the core keeps the request's `sampling`, this very object."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
 class CopySlots:
     """Copy K and V of single tokens, in all layers, before the next work. All are read before any is written.
 
@@ -149,7 +158,7 @@ class Deliver:
     is_infeasible: bool = False  # with the first tokens: no server could have brought them in time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class Predict:
     """Predict the length of an output. `Predicted` answers later, or never if the side process is lost."""
 
@@ -209,10 +218,11 @@ class Reject:
 
 # Commands that take a worker's time: it performs them one after the other.
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | FoldKv | ProjectKv | CompressPage
-Transfer: TypeAlias = SendKv | ReceiveKv  # begins in its turn, as work does, and goes on beside later work
+Transfer: TypeAlias = SendKv | ReceiveKv
+Beside: TypeAlias = Transfer | PrepareSyntax  # begins in its turn, as work does; later work goes on beside it
 Command: TypeAlias = (
     Work
-    | Transfer
+    | Beside
     | Send
     | SetTimer
     | WatchHolder

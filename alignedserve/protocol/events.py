@@ -97,6 +97,14 @@ class KvReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class SyntaxReady:
+    """A PrepareSyntax has ended: while the core keeps this attempt, no step waits for its syntax any more."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class HolderGone:
     """The lock of a lost worker is free: it writes to the pages that it held no more."""
 
@@ -162,6 +170,7 @@ Event: TypeAlias = (
     | PageCompressed
     | KvSent
     | KvReceived
+    | SyntaxReady
     | HolderGone
     | Opened
     | Closed

@@ -23,12 +23,12 @@ from collections.abc import Iterable
 from math import inf
 from typing import Protocol, get_args
 
-from alignedserve.protocol.commands import Command, Deliver, End, Send, SetTimer, Transfer, Work
+from alignedserve.protocol.commands import Beside, Command, Deliver, End, Send, SetTimer, Work
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.membership import Membership
 from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Members, Message
 
-_TAKES_TIME: tuple[type, ...] = get_args(Work) + get_args(Transfer)
+_TAKES_TIME: tuple[type, ...] = get_args(Work) + get_args(Beside)
 
 
 class Core(Protocol):

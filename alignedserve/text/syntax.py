@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary, finalize
 
 from alignedserve.architectures.families.model_config import read_json
 from alignedserve.errors import ModelError
@@ -58,15 +59,29 @@ def lark_syntax(rules: str) -> str:
     return LLMatcher.grammar_from_lark(rules)
 
 
+class Template:
+    """A compiled syntax, at its start. Those who follow it have copies, which share most of its memory."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        matcher.compute_bitmask()  # takes most of the time for a pattern, and is kept
+
+    def matcher(self) -> LLMatcher:
+        return self._matcher.deep_copy()
+
+
 class Syntaxes:
-    """Makes matchers of syntaxes for one model's tokens; several threads may use it."""
+    """Makes matchers of syntaxes for one model's tokens; several threads may use it.
+
+    A syntax may take tens of megabytes, so it is kept for those alone who wait for it or follow it."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._lock = folder / "tokenizer.json", Lock()
+        self._templates: WeakValueDictionary[str, Template] = WeakValueDictionary()
 
     def find_fault(self, syntax: str) -> str | None:
         """Return why an output cannot follow the syntax, or None if it can."""
-        matcher = self.matcher(syntax)
+        matcher = self._make(syntax)
         allowed = matcher.compute_bitmask()
         first = next((8 * at + byte.bit_length() - 1 for at, byte in enumerate(allowed) if byte), None)
         if first is not None:
@@ -75,8 +90,25 @@ class Syntaxes:
         said = " ".join(fault.split())
         return _FAULTS.get(said, said) or None
 
+    def prepare(self, syntax: str, holder: object) -> None:
+        """Compile the syntax, and keep what is compiled for as long as the holder exists."""
+        finalize(holder, _let_go, self.template(syntax)).atexit = False
+
+    def template(self, syntax: str) -> Template:
+        """Return the compiled syntax. It is compiled once for all who have it at a time, and kept for nobody else."""
+        with self._lock:
+            template = self._templates.get(syntax)
+        if template is None:
+            made = Template(self._make(syntax))
+            with self._lock:
+                template = self._templates.setdefault(syntax, made)
+        return template
+
     def matcher(self, syntax: str) -> LLMatcher:
         """Return a matcher at the start of the syntax; if the syntax is invalid, the matcher is in its error state."""
+        return self.template(syntax).matcher()
+
+    def _make(self, syntax: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
         with self._lock:
@@ -111,3 +143,7 @@ class Syntaxes:
         except (ValueError, TypeError, KeyError) as error:
             message = f"grammars cannot be made for the tokens in {self._path}: {' '.join(str(error).split())}"
             raise ModelError(message) from error
+
+
+def _let_go(template: Template) -> None:
+    """Do nothing: until this is called, it is called with the template, which exists so long."""

@@ -2,7 +2,7 @@
 
     gateway, job runner                       this module as a child
     SyntaxTrial.find_fault ── a line of JSON ──▶ compiles the syntax, and asks it for the first mask
-                           ◀── its fault ─────── or nothing, where it dies
+                           ◀── fault, CPU time ─ or nothing, where it dies
 
 A syntax of a hundred bytes may take gigabytes to compile (a large `multipleOf`), and a chain of some thousand `$ref`
 overflows the stack of llguidance, which ends the process. A worker compiles what was tried here and found good, with
@@ -22,21 +22,24 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
-from typing import IO
+from typing import IO, TypeAlias
 
 from alignedserve.errors import ModelError
 from alignedserve.safe_path import module_command
 from alignedserve.text.syntax import Syntaxes
 
-# A trial may use so much. A worker compiles the same syntax again, and its step waits: 500 properties take 0.02 s.
+# A trial may use so much. A worker compiles the same syntax again, beside its steps: 500 properties take 0.02 s.
 MOST_CPU_S = 2
 MOST_BYTES = 512 << 20
 _STACK_BYTES = 4 << 20  # a worker's threads have 8 MB
 _MOST_S = 60.0  # for an answer, however busy the machine is
 _MOST_KNOWN = 256  # answers that are kept: clients send the same few schemas again and again
+
+OnTrial: TypeAlias = Callable[[float], None]  # told the processor time of a trial
 
 _TOO_LONG = f"to prepare it takes more than {MOST_CPU_S} s of a processor: make it smaller"
 _TOO_LARGE = f"to prepare it takes more than {MOST_BYTES >> 20} MB of memory: make it smaller"
@@ -57,15 +60,17 @@ class SyntaxTrial:
         self._child: subprocess.Popen[bytes] | None = None  # started by the first syntax
         self._known: OrderedDict[bytes, str] = OrderedDict()  # by a hash of the syntax; an empty fault is none
 
-    def find_fault(self, syntax: str) -> str | None:
-        """Return why an output cannot follow the syntax, or None if it can."""
+    def find_fault(self, syntax: str, on_trial: OnTrial) -> str | None:
+        """Return why an output cannot follow the syntax, or None if it can; tell what a trial took, if there is one."""
         name = blake2b(syntax.encode(errors="surrogatepass"), digest_size=16).digest()
         fault = self._recall(name)  # what is known waits for no trial
         if fault is None:
             with self._trying:
                 fault = self._recall(name)  # another thread may have tried it meanwhile
                 if fault is None:
-                    fault = self._try(syntax) or ""
+                    found, cpu_s = self._try(syntax)
+                    on_trial(cpu_s)
+                    fault = found or ""
                     self._keep(name, fault)
         return fault or None
 
@@ -81,7 +86,9 @@ class SyntaxTrial:
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
 
-    def _try(self, syntax: str) -> str | None:
+    def _try(self, syntax: str) -> tuple[str | None, float]:
+        """Return the fault, and the processor time of the trial: all that it may use where it ended the child, which
+        then has to start again."""
         for _ in range(2):  # a child may have been killed while it had nothing to do
             child = self._child or self._start()
             try:
@@ -93,7 +100,7 @@ class SyntaxTrial:
                 status = child.wait(_MOST_S)
                 self._end()
                 if -status in _DEATHS:
-                    return _DEATHS[-status]
+                    return _DEATHS[-status], float(MOST_CPU_S)
         raise ModelError("the process that tries grammars was ended twice: try again")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -117,12 +124,12 @@ class SyntaxTrial:
             self._child = None
 
 
-def _ask(child: subprocess.Popen[bytes], syntax: str) -> str | None:
+def _ask(child: subprocess.Popen[bytes], syntax: str) -> tuple[str | None, float]:
     assert child.stdin is not None
     child.stdin.write(json.dumps(syntax).encode() + b"\n")
     child.stdin.flush()
-    fault: str | None = json.loads(_answer(child))
-    return fault
+    fault, cpu_s = json.loads(_answer(child))
+    return fault, cpu_s
 
 
 def _answer(child: subprocess.Popen[bytes]) -> bytes:
@@ -167,11 +174,13 @@ def main() -> None:
 def _serve(syntaxes: Syntaxes, answers: IO[bytes]) -> None:
     for line in sys.stdin.buffer:
         _allow_time()
-        _say(answers, syntaxes.find_fault(json.loads(line)))
+        began = time.process_time()
+        fault = syntaxes.find_fault(json.loads(line))
+        _say(answers, (fault, time.process_time() - began))
 
 
-def _say(answers: IO[bytes], fault: str | None) -> None:
-    answers.write(json.dumps(fault).encode() + b"\n")
+def _say(answers: IO[bytes], answer: object) -> None:
+    answers.write(json.dumps(answer).encode() + b"\n")
 
 
 def _allow_time() -> None:

@@ -7,8 +7,8 @@ from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
-from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
+from alignedserve.protocol.commands import Command, PrepareSyntax, Send
+from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
 from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
@@ -39,6 +39,8 @@ class Intake(CorePart):
                 return self._consider(sender, offer, now)
             case Received(pool, Kept() as kept):
                 return self._note_copy(pool, kept)
+            case SyntaxReady(request, attempt):
+                self._candidates.syntax_ready((request, attempt))
             case Received(message=Cancel(request, attempt)):
                 self._cancelled.add(request, attempt)
             case MemberJoined(member) if member.role is Role.PREFILL:
@@ -79,7 +81,7 @@ class Intake(CorePart):
             else:
                 found_for = self._batch.tag(entry.num_held, self._here.with_kv) if batch.is_dynamic else 0
                 number = 0 if is_request else self._batch.num_batches
-                self._add(entry, None, batch.is_pinned, now, batch=number, found_for=found_for)
+                over += self._add(entry, None, batch.is_pinned, now, batch=number, found_for=found_for)
         return over
 
     def _has_pages(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
@@ -96,7 +98,8 @@ class Intake(CorePart):
         batch: int = 0,
         has_pool: bool = True,
         found_for: int = 0,
-    ) -> None:
+    ) -> list[Command]:
+        """Add a candidate. It joins when its syntax is compiled."""
         due = promise(entry.request, self._policy, len(entry.output), entry.due)
         due.served(now)  # it waits from now on
         due_at = due.due_at(now)
@@ -106,7 +109,9 @@ class Intake(CorePart):
         name, ahead = "" if sender is None else sender.name, len(self._candidates)
         since_s = 0.0 if source else now - entry.request.arrival_at
         self._decisions.note(Kind.CANDIDATE, entry.request, name, entry.prefix, ahead, since_s, why=how)
+        candidate.awaits_syntax = bool(entry.request.sampling.syntax)
         self._candidates.add(candidate)
+        return [PrepareSyntax(entry.request)] if candidate.awaits_syntax else []
 
     def _note_copy(self, pool: str, kept: Kept) -> list[Command]:
         """Note that the pool has a copy of what came from a prefill worker: it lacks what is written from now on."""
@@ -143,8 +148,7 @@ class Intake(CorePart):
         is_taken = offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._retirement.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]
-        self._add(entry, source, offer.is_pinned, now, has_pool=offer.has_pool)
-        return []
+        return self._add(entry, source, offer.is_pinned, now, has_pool=offer.has_pool)
 
     @property
     def _asked(self) -> list[Attempt]:

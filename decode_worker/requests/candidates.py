@@ -43,6 +43,7 @@ class JoinCandidate:
     partner: Member | None = None  # prefill worker that is to prefetch it, or has: then that is its source, too
     is_refused: bool = False  # the partner had no room for it
     has_pool: bool = True  # whether its KV's node has a pool; else it waits on a prefill worker's device alone
+    awaits_syntax: bool = False  # while it is compiled: a step that it joined before would wait for that
     evicted: Running | None = None  # the request as it was when it had to leave: only its KV is at its source
 
     @property
@@ -83,8 +84,8 @@ class CandidateLists:
         return len(self._requests) + len(self._batch)
 
     def first(self, now: float) -> JoinCandidate | None:
-        """Return the candidate that joins next."""
-        request, member = next(iter(self._requests), None), next(iter(self._batch), None)
+        """Return the candidate that joins next: others overtake those whose syntaxes are being compiled."""
+        request, member = _first_ready(self._requests), _first_ready(self._batch)
         if request is None or member is None:
             return request or member
         overtakes = (member.is_rt and not request.is_rt) or self.is_starving(now)
@@ -161,6 +162,11 @@ class CandidateLists:
         self._note_in_vain([candidate] if candidate.source is None else [])
         (self._batch if candidate.batch else self._requests).remove(candidate)
 
+    def syntax_ready(self, attempt: Attempt) -> None:
+        for candidate in self.waiting:
+            if candidate.key == attempt:
+                candidate.awaits_syntax = False
+
     def expect(self, told: Expect, policy: Policy, now: float) -> None:
         """Note the predicted length of a candidate."""
         for candidate in self.waiting:
@@ -177,6 +183,9 @@ class CandidateLists:
         for candidate in self.waiting:
             if candidate.key == attempt:
                 if candidate.evicted is None:  # else it has more KV by now than these pages hold
+                    if entry is not None:  # what was compiled is kept by the sampling that came first
+                        sampling = candidate.entry.request.sampling
+                        entry = replace(entry, request=replace(entry.request, sampling=sampling))
                     candidate.entry = entry or replace(candidate.entry, pages=pages)
                     candidate.source = None if candidate.partner is None else candidate.source
                     candidate.has_pool = True  # its node may have had none when it was offered: another has started
@@ -281,3 +290,7 @@ class CandidateLists:
         in_vain, self._in_vain = self._in_vain, []
         self.num_in_vain += len(in_vain)
         return in_vain
+
+
+def _first_ready(candidates: Iterable[JoinCandidate]) -> JoinCandidate | None:
+    return next((candidate for candidate in candidates if not candidate.awaits_syntax), None)

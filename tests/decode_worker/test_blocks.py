@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alignedserve.decode_worker.memory.blocks import SharedBlocks, Side
 from alignedserve.protocol.commands import CopySlots
+from tests.conftest import examples
 
 RT, BE = Side.LEFT, Side.RIGHT
 
@@ -163,7 +164,7 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnything.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def rt(name: str = "A") -> Owner:

@@ -18,6 +18,7 @@ from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, story_from
 from alignedserve.worker.setup import WorkerSetup
+from tests.conftest import examples
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
@@ -169,4 +170,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, max_examples=40, stateful_step_count=40)
+TestAnyOrder.settings = settings(deadline=None, max_examples=examples(40), stateful_step_count=40)

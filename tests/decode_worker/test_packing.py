@@ -33,6 +33,7 @@ from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
+from tests.conftest import examples
 from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, select
 
@@ -479,7 +480,7 @@ def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Runni
     st.integers(12, 30),
     st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_everybody_ends_however_they_are_packed(
     asked: list[tuple[bool, int, int, int]], policy: Policy, pairs: int, batch: int
 ) -> None:

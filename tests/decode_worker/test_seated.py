@@ -21,6 +21,7 @@ from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.waiting import Waiting
+from tests.conftest import examples
 from tests.worker.step.test_selection import NOW, chat, document
 
 ROUNDING_S = 1e-9
@@ -123,7 +124,7 @@ class Kept(RuleBasedStateMachine):
 
 
 TestKept = Kept.TestCase
-TestKept.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestKept.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 
 
 def test_a_request_that_was_not_ordered_is_not_kept() -> None:

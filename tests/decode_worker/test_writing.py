@@ -35,6 +35,7 @@ from alignedserve.protocol.messages import (
     Offer,
     Progress,
     Release,
+    Spoiled,
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
@@ -210,6 +211,16 @@ class TestWhoHasToLeave:
         assert Send("pool-0", Release("b", 0)) in worker.hears(asked), "its Commit may have been lost"
 
 
+def test_pages_of_a_copy_that_was_not_intact_are_named_to_the_pool() -> None:
+    worker = Engine(DecodeCore(WorkerSetup(TIGHT, GROWING, root=ROOT)))
+    worker.hears(MemberJoined(POOL_MEMBER))
+    worker.hears(said("pool-0", Batch((entry(A, 1, 2),))))
+    copy = worker.until(CopyIn)
+    assert isinstance(copy, CopyIn)
+    worker.hears(CopiedIn(copy.number, intact=False))
+    assert worker.heard(Spoiled) == [Spoiled((1,))]
+
+
 class TestAnswers:
     def ended(self, worker: Engine) -> Engine:
         while len(worker.heard(Release)) + len(worker.heard(Keep)) < 2:
@@ -256,6 +267,11 @@ class TestAnswers:
         assert isinstance(copy, CopyOut)
         assert not copy.aside
         assert list(map(type, worker.work)) == [RunStep, CopyOut]
+
+    def test_leave_their_pairs_at_once_to_the_request_that_waits(self) -> None:
+        worker = engine(Policy(room=Room.WHOLE), pages=(20,))
+        worker.until(CopyOut)
+        assert list(map(type, worker.work)) == [CopyOut, CopyIn]
 
     def test_not_where_the_next_step_would_be_late(self) -> None:
         worker = self.of_two(num_pairs=9, copy_token_s=1.0)

@@ -8,13 +8,14 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from alignedserve.core import StepPlan
+from alignedserve.core import Sampling, StepPlan
 from alignedserve.engine.copying import aside
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
@@ -24,11 +25,11 @@ from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kernels.common.threads import compute_alone, openmp_libraries
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.protocol.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
-from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent
+from alignedserve.protocol.commands import CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, SyntaxReady
 from tests.engine.test_hands import BLOCK_SIZE, NEXT_POOL, OTHER_PAIRS, PAGE_SIZE, PAGES, PAIRS, TOKENS, create
 from tests.kernels.samples import threads as torch_threads
-from tests.samples import POOL_MEMBER
+from tests.samples import POOL_MEMBER, request
 
 DEADLINE_S = 60.0
 
@@ -56,7 +57,7 @@ class Bench:
         self.hands = EngineHands(engine, path, PAGE_SIZE, verify=True, pace=pace)
         self._posted: queue.Queue[Event | Exception] = queue.Queue()
 
-    def begin(self, command: CopyIn | CopyOut | SendKv | ReceiveKv) -> None:
+    def begin(self, command: CopyIn | CopyOut | SendKv | ReceiveKv | PrepareSyntax) -> None:
         assert self.hands.begin_aside(command, self._posted.put)
 
     def posted(self) -> Event | Exception:
@@ -221,6 +222,14 @@ def test_other_work_is_not_for_beside_the_steps(engine: Engine, path: Path) -> N
     bench = Bench(engine, path)
     assert not bench.hands.begin_aside(RunStep(StepPlan(1)), lambda _: None)
     assert not bench.hands.begin_aside(CopyIn(1, "pool-0.1", PAGES, PAIRS, TOKENS), lambda _: None)
+
+
+def test_syntaxes_are_compiled_during_a_step(engine: Engine, path: Path) -> None:
+    pace = CopyPace(share=1e-9)
+    bench = Bench(engine, path, pace)
+    with pace.step():
+        bench.begin(PrepareSyntax(replace(request("r", attempt=1), sampling=Sampling(syntax="start: /a+/"))))
+        assert bench.posted() == SyntaxReady("r", 1)
 
 
 def test_where_all_goes_through_the_arena_nothing_is_sent(engine: Engine, path: Path) -> None:

@@ -4,7 +4,9 @@ it."""
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from string import ascii_letters
 
@@ -16,10 +18,12 @@ from alignedserve.core import Chunk, History, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.errors import PlanError
+from alignedserve.gateway.access.keys import KeyEntry, hash_key
 from alignedserve.text.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import MODEL
+from tests.samples import request as request_of
 from tests.schemas import schema
 
 STOP = 2
@@ -82,6 +86,137 @@ def test_it_does_not_depend_on_being_moved_or_begun_early(text: TextModel, synta
         alone = said(syntax, syntaxes, text.vocab_size, number)
         assert said(syntax, syntaxes, text.vocab_size, number, moved_at=range(1, MOST, 3)) == alone
         assert said(syntax, syntaxes, text.vocab_size, number, early=True) == alone
+
+
+AN_A, A_B = lark_syntax('start: "a" "c"'), lark_syntax('start: "b" "c"')
+
+
+class Preparing:
+    """A sampler that prepares syntaxes, and waits for them."""
+
+    def __init__(self, text: TextModel) -> None:
+        self.sampler, self._vocab_size = Sampler(text.vocab_size, Syntaxes(MODEL)), text.vocab_size
+        self._held, self._ready = threading.Event(), threading.Semaphore(0)
+        self._num_ordered = 0
+
+    def hold(self) -> None:
+        """Have the preparing stand after a syntax of the caller "a", until all that is ordered next is there."""
+        began = threading.Event()
+
+        def stand() -> None:
+            began.set()
+            self._held.wait(60)
+
+        self.sampler.prepare(Sampling(), "a", stand)
+        assert began.wait(60)
+
+    def order(self, sampling: Sampling, caller: str = "a") -> None:
+        self.sampler.prepare(sampling, caller, self._ready.release)
+        self._num_ordered += 1
+
+    def finish(self) -> None:
+        self._held.set()
+        while self._num_ordered:
+            assert self._ready.acquire(timeout=60)
+            self._num_ordered -= 1
+
+    def first_token(self, sampling: Sampling, request: str) -> int | None:
+        wanted = NextToken(sampling, 0, request, History((5,), [], (STOP,)))
+        (chosen,) = self.sampler.sample(torch.zeros(1, self._vocab_size), [wanted])
+        return chosen.token
+
+
+def test_choices_of_one_body_compile_their_syntax_once(text: TextModel, compiled: list[str]) -> None:
+    preparing, choices = Preparing(text), [Sampling(syntax=AN_A, seed=seed) for seed in range(32)]
+    for choice in choices:
+        preparing.order(choice)
+    preparing.finish()
+    for number, choice in enumerate(choices):
+        token = preparing.first_token(choice, str(number))
+        assert token is not None
+        assert "ac".startswith(text.decode([token])), "none goes on where another is"
+    assert compiled == [AN_A]
+
+
+def test_however_many_wait_none_is_compiled_in_a_step(text: TextModel, compiled: list[str]) -> None:
+    preparing = Preparing(text)
+    lines = [Sampling(syntax=f"start: /a{{1,{number + 1}}}/") for number in range(200)]
+    for line in lines:
+        preparing.order(line)
+    preparing.finish()
+    assert compiled == [line.syntax for line in lines]
+    assert all(preparing.first_token(line, str(number)) is not None for number, line in enumerate(lines))
+    assert len(compiled) == 200
+
+
+def test_a_request_that_sat_out_long_is_not_compiled_again(text: TextModel, compiled: list[str]) -> None:
+    preparing, one, other = Preparing(text), Sampling(syntax=AN_A), Sampling(syntax=A_B)
+    preparing.order(one)
+    preparing.finish()
+    first = preparing.first_token(one, "r")
+    for _ in range(3):
+        preparing.first_token(other, "s")
+    assert preparing.first_token(one, "r") == first
+    assert compiled == [AN_A, A_B]
+
+
+def test_who_hangs_up_leaves_nothing(text: TextModel, compiled: list[str]) -> None:
+    preparing, gone = Preparing(text), Sampling(syntax=AN_A)
+    preparing.order(gone)
+    preparing.finish()
+    del gone
+    preparing.order(later := Sampling(syntax=AN_A))
+    preparing.finish()
+    assert compiled == [AN_A, AN_A], "nothing was kept for nobody"
+    assert preparing.first_token(later, "r") is not None
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(text: TextModel, compiled: list[str]) -> None:
+    preparing, gone = Preparing(text), Sampling(syntax=AN_A)
+    preparing.hold()
+    preparing.order(gone)
+    preparing.order(here := Sampling(syntax=A_B))
+    del gone
+    compiled.clear()
+    preparing.finish()
+    assert compiled == [here.syntax]
+
+
+def test_a_caller_waits_for_one_syntax_of_another_at_most(text: TextModel, compiled: list[str]) -> None:
+    preparing = Preparing(text)
+    of_a = [Sampling(syntax=f"start: /a{{1,{number + 1}}}/") for number in range(8)]
+    of_b = [Sampling(syntax=f"start: /b{{1,{number + 1}}}/") for number in range(2)]
+    preparing.hold()  # of a, too
+    for sampling in of_a:
+        preparing.order(sampling, "a")
+    for sampling in of_b:
+        preparing.order(sampling, "b")
+    compiled.clear()
+    preparing.finish()
+    in_turns = [of_b[0], of_a[0], of_b[1], *of_a[1:]]
+    assert compiled == [sampling.syntax for sampling in in_turns]
+
+
+def test_a_key_is_one_caller_whatever_salt_it_chooses() -> None:
+    mine, other = (KeyEntry(name, hash_key(name)).caller for name in ("mine", "other"))
+    callers = [replace(request_of("r"), salt=salt).caller for salt in (mine.salt_with("x"), mine.salt_with("y"))]
+    assert callers == [mine.salt, mine.salt]
+    assert replace(request_of("r"), salt=other.salt_with(None)).caller != mine.salt
+
+
+def test_a_request_that_sits_out_a_step_keeps_its_syntax(
+    text: TextModel, syntaxes: Syntaxes, compiled: list[str]
+) -> None:
+    sampler, output = Sampler(text.vocab_size, syntaxes), list[int]()
+    histories = {"r": History((5,), output, (STOP,)), "s": History((5,), [], (STOP,))}
+    for index, request in ((0, "r"), (0, "s"), (1, "r")):
+        wanted = NextToken(Sampling(syntax=AN_A if request == "r" else A_B), index, request, histories[request])
+        (chosen,) = sampler.sample(torch.zeros(1, text.vocab_size), [wanted])
+        assert chosen.token is not None
+        if request == "r":
+            output.append(chosen.token)
+    assert compiled == [AN_A, A_B]
+    assert text.decode([token for token in output if token != STOP]) == "ac"
 
 
 @pytest.mark.parametrize(

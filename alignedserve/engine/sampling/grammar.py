@@ -68,7 +68,8 @@ class TextGrammar:
     """Allows what a syntax allows, and a stop token wherever the text may end. After an error it allows no token."""
 
     def __init__(self, syntax: str, syntaxes: Syntaxes, stop_tokens: Sequence[int], vocab_size: int) -> None:
-        self._matcher = syntaxes.matcher(syntax)
+        self._template = syntaxes.template(syntax)  # kept, so that others who follow it meanwhile compile nothing
+        self._matcher = self._template.matcher()
         self._stop_tokens, self._vocab_size = list(stop_tokens), vocab_size
 
     def advance(self, token: int) -> None:

@@ -40,6 +40,7 @@ class AfterReasoning:
         self._splitter = FAMILIES[reasoning.family].make_splitter(reasoning.inside, reasoning.calls)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grammar = make_grammar()  # of the answer; while it is open whether one has begun, as if it had
+        self._has_begun = False  # whether it has taken a token
         self._holds = False  # whether the answer has begun and has a grammar, which then holds to the end
         self._begun: list[int] | None = []  # the output, while it may be the beginning of the opening
         self._num_spent = 0  # tokens of reasoning
@@ -56,7 +57,8 @@ class AfterReasoning:
         after = self._splitter.phase
         if before is Phase.OPEN and after in (Phase.OPEN, Phase.ANSWER) and self._grammar is not None:
             self._grammar.advance(token)
-        elif after is Phase.ANSWER:
+            self._has_begun = True
+        elif after is Phase.ANSWER and self._has_begun:
             self._grammar = self._make_grammar()
         self._holds = after is Phase.ANSWER and self._grammar is not None
 

@@ -10,7 +10,8 @@ Sampled tokens stay on the device until they are read: on a GPU, reading them is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from alignedserve.core import History, Logprob, Sampling
 from alignedserve.engine.sampling.edits import Edits, edit_logits
+from alignedserve.engine.sampling.turns import Turns
 from alignedserve.kernels.common.drawing import NONE, Likeliest
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
@@ -87,11 +89,30 @@ class Sampler:
 
     def __init__(self, vocab_size: int, syntaxes: Syntaxes | None = None, kernels: Kernels = REFERENCE) -> None:
         self._vocab_size, self._syntaxes, self._kernels = vocab_size, syntaxes, kernels
-        self._edits: dict[str, Edits] = {}  # of the requests of the last step
+        self._edits: dict[str, Edits] = {}  # of the requests of the last step ...
+        self._edits_before: dict[str, Edits] = {}  # ... and of the step before it, which may sit out one
         self._thread = ThreadPoolExecutor(1, "syntax", initializer=compute_alone)  # starts with what is first asked
         self._coming: tuple[Sequence[NextToken], Future[_RowEdits]] | None = None
+        self._turns = Turns("preparing")
         if syntaxes is not None:
             self._thread.submit(syntaxes.load)
+
+    def prepare(self, sampling: Sampling, caller: str, ready: Callable[[], None]) -> None:
+        """Compile a syntax beside the steps, and call `ready` then. What is wrong with it shows in its first step.
+
+        It is kept for as long as the sampling exists, and not compiled if that has gone when it is its turn."""
+        wanted = weakref.ref(sampling)
+        del sampling
+
+        def work() -> None:
+            try:
+                sampling = wanted()
+                if self._syntaxes is not None and sampling is not None:
+                    self._syntaxes.prepare(sampling.syntax, sampling)
+            finally:
+                ready()
+
+        self._turns.add(caller, work)
 
     def begin(self, wanted: Sequence[NextToken]) -> None:
         """Prepare to sample these tokens: a thread follows their syntaxes while logits are computed."""
@@ -129,13 +150,15 @@ class Sampler:
 
     @torch.inference_mode()
     def _follow(self, wanted: Sequence[NextToken]) -> _RowEdits:
-        before, self._edits = self._edits, {}  # edits that run out of memory half-way are made again
+        last, before = self._edits, {**self._edits_before, **self._edits}
+        self._edits, self._edits_before = {}, {}  # edits that run out of memory half-way are made again
         edits = {
             row: self._update_edits(token, token.history, before.get(token.request))
             for row, token in enumerate(wanted)
             if token.history is not None
         }
         self._edits = {wanted[row].request: row_edits for row, row_edits in edits.items()}
+        self._edits_before = last
         return edits
 
     def _update_edits(self, token: NextToken, history: History, known: Edits | None) -> Edits:

@@ -1,13 +1,36 @@
-"""A worker notes that it forgets a request which runs elsewhere, or whose client has gone."""
+"""A worker admits a request once its syntax is compiled, and notes that it forgets a request which runs elsewhere, or
+whose client has gone."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Estimate, Sampling, StepResult
+from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Send
-from alignedserve.protocol.messages import ROUTER, AskDecisions, Cancel, Decisions, Prefill
+from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, RunStep, Send
+from alignedserve.protocol.events import MemberJoined, StepDone, SyntaxReady
+from alignedserve.protocol.messages import (
+    ROUTER,
+    AskDecisions,
+    Batch,
+    Cancel,
+    Decisions,
+    Expect,
+    Holding,
+    Inquire,
+    Prefill,
+)
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import LIMITS, request, said
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, request, said
+
+FORMED = replace(request("formed"), sampling=Sampling(syntax="start: /a+/"))
+PREPARES = PrepareSyntax(FORMED)
 
 
 def noted(worker: PrefillCore, name: str) -> list[Kind]:
@@ -29,3 +52,77 @@ def test_a_later_attempt_is_not_dropped() -> None:
     worker.handle(said(ROUTER, Prefill(request("a", prompt=8, attempt=2))), 0.0)
     worker.handle(said(ROUTER, Cancel("a", 1)), 1.0)
     assert Kind.DROPPED not in noted(worker, "a")
+
+
+def runs(commands: Sequence[Command]) -> list[list[str]]:
+    """Return the requests of each step."""
+    return [[part.request for part in step.plan.parts] for step in commands if isinstance(step, RunStep)]
+
+
+@pytest.mark.parametrize("kind", [PrefillCore, DecodeCore])
+class TestSyntaxes:
+    def test_no_step_waits_for_one(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+        worker = kind(WorkerSetup(LIMITS))
+        told = worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
+        assert PREPARES in told
+        assert runs(told) == []
+        assert runs(worker.handle(said(ROUTER, Prefill(request("plain"))), 0.0)) == [["plain"]]
+        assert runs(worker.handle(SyntaxReady("formed", 0), 0.0)) == [], "the step goes on"
+        (after,) = runs(worker.handle(StepDone(StepResult(1, (("plain", 7),))), 0.0))
+        assert "formed" in after
+
+    def test_it_is_here_meanwhile(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+        worker = kind(WorkerSetup(LIMITS))
+        worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
+        worker.handle(said(ROUTER, Expect("formed", 0, Estimate(3, 5))), 0.0)
+        assert worker.handle(said(ROUTER, Inquire((("formed", 0),))), 0.0) == [], "it is not unknown"
+        (told,) = worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+        assert isinstance(told, Send)
+        assert isinstance(told.message, Holding)
+        assert told.message.attempts == (("formed", 0),)
+
+    def test_one_that_was_cancelled_does_not_run(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+        worker = kind(WorkerSetup(LIMITS))
+        worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
+        worker.handle(said(ROUTER, Cancel("formed", 0)), 0.0)
+        assert worker.held["requests"] == 0
+        assert runs(worker.handle(SyntaxReady("formed", 0), 0.0)) == []
+
+    def test_once_cancelled_it_is_not_kept(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+        """What was compiled for it is let go with it."""
+        worker, sampling = kind(WorkerSetup(LIMITS)), Sampling(syntax="start: /a+/")
+        kept = weakref.ref(sampling)
+        worker.handle(said(ROUTER, Prefill(replace(FORMED, sampling=sampling))), 0.0)
+        del sampling
+        assert kept() is not None
+        worker.handle(said(ROUTER, Cancel("formed", 0)), 0.0)
+        assert kept() is None
+
+    def test_the_next_attempt_waits_for_its_own(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+        worker = kind(WorkerSetup(LIMITS))
+        for attempt in (0, 1):
+            worker.handle(said(ROUTER, Prefill(replace(FORMED, attempt=attempt))), 0.0)
+        assert runs(worker.handle(SyntaxReady("formed", 0), 0.0)) == []
+        assert runs(worker.handle(SyntaxReady("formed", 1), 0.0)) == [["formed"]]
+
+
+def test_a_request_joins_when_its_syntax_is_compiled() -> None:
+    worker = DecodeCore(WorkerSetup(LIMITS))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    told = worker.handle(said("pool-0", Batch((entry(FORMED, (5,)), entry(request("plain"), (6,))))), 0.0)
+    assert PREPARES in told
+    assert [copy.pages for copy in told if isinstance(copy, CopyIn)] == [(6,)], "others overtake it"
+    told = worker.handle(SyntaxReady("formed", 0), 0.0)
+    assert [copy.pages for copy in told if isinstance(copy, CopyIn)] == [(5,)]
+
+
+def test_what_the_pool_hands_out_again_keeps_its_syntax() -> None:
+    worker, sampling = DecodeCore(WorkerSetup(LIMITS)), Sampling(syntax="start: /a+/")
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    for kept in (sampling, replace(sampling)):
+        worker.handle(said("pool-0", Batch((entry(replace(FORMED, sampling=kept), (5,)),))), 0.0)
+    held = weakref.ref(sampling)
+    del sampling, kept
+    joins = worker.handle(SyntaxReady("formed", 0), 0.0)
+    assert any(isinstance(command, CopyIn) for command in joins)
+    assert held() is not None
