@@ -146,6 +146,10 @@ class BytesGone(StoreError):
     pass
 
 
+class StoreTaken(StoreError):
+    """A deployment with another model or other keys has the store."""
+
+
 class Conflict(StoreError):
     pass
 

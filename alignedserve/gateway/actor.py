@@ -22,7 +22,7 @@ from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.exposure import tls_context
-from alignedserve.gateway.access.keys import key_ring
+from alignedserve.gateway.access.keys import KeyRing, key_ring
 from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
@@ -136,10 +136,11 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-def _storage(part: Part) -> LazyStorage | None:
+def _storage(part: Part, model: str, keys: KeyRing) -> LazyStorage | None:
     """Return the store of jobs, where the deployment takes any."""
     config, spec = part.config.jobs, part.spec
-    return LazyStorage(config, holder_of(spec.deployment, spec.name, part.incarnation)) if is_on(config) else None
+    holder = holder_of(spec.deployment, spec.name, part.incarnation, model, keys.digest)
+    return LazyStorage(config, holder) if is_on(config) else None
 
 
 def _job_routes(config: JobsConfig, open_storage: LazyStorage | None, owner: Owner) -> tuple[HttpRoute, ...]:
@@ -179,7 +180,7 @@ def run(part: Part, on_start: OnStart) -> None:
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
     traces = traces_to(server.otlp_endpoint, name)
-    storage = _storage(part)
+    storage = _storage(part, name, settings.keys)
     keeper = ResponseKeeper(storage, part.config.jobs, partial(owner.away_s, Role.JOBS))
     routes, adapters = _job_routes(part.config.jobs, storage, owner), Adapters.for_part(part)
     app = make_app(owner, text, settings, _ledger(part), routes, traces, keeper, adapters)

@@ -38,7 +38,7 @@ from alignedserve.gateway.dashboard import Dashboard, Head
 from alignedserve.gateway.embedding import VectorRoutes
 from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
-from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of
+from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of, tab_of
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
@@ -144,7 +144,7 @@ def make_app(
 
 GenerationBody = TypeVar("GenerationBody", ChatRequest, CompletionRequest)
 TextBody = TypeVar("TextBody", TokenizeRequest, DetokenizeRequest)
-_Convert: TypeAlias = Callable[[TextBody, TextModel, int], dict[str, Any]]
+_Convert: TypeAlias = Callable[[TextBody, TextModel, int], tuple[dict[str, Any], int]]
 _Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Started, AnswerShape]
 
 
@@ -237,7 +237,7 @@ class _Routes:
         return Response(await scrapes.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, http: HttpRequest, kind: type[GenerationBody]) -> Response:
-        self._starter.admit(http)
+        self._starter.check_ready()
         async with self._starter.read(http) as sent:
             answer, *begun = await self._begin(http, parse_body(kind, sent))
         return await answer(http, *begun)
@@ -259,7 +259,8 @@ class _Routes:
             body = parse_body(kind, sent)
             self._starter.check_model(body.model)
             arguments = body, self._text, self._settings.max_model_len
-            answer = await self._starter.in_thread(http, partial(convert, *arguments))
+            answer, num_tokens = await self._starter.in_thread(http, partial(convert, *arguments))
+        tab_of(http).convert(num_tokens)
         return JSONResponse(answer)
 
     async def load_adapter(self, http: HttpRequest) -> Response:

@@ -24,7 +24,7 @@ from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.strict import Strict
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts
-from alignedserve.store.storage import OpenStorage, Storage
+from alignedserve.store.storage import OpenStorage, Storage, check_shared
 from alignedserve.store.store import OverQuota, Purpose
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
@@ -99,6 +99,7 @@ class BatchRoutes:
         async with self._bodies.read(http) as sent:
             body = parse_body(NewBatch, sent)
         storage, caller = await self._open_storage(), caller_of(http)
+        await check_shared(storage.store, self._config, storage.holder, time.time(), may_take=False)
         file = await find_file(storage, caller.id, body.input_file_id, "input_file_id")
         if file.purpose is not Purpose.BATCH:
             raise invalid(f"{file.id} has the purpose {file.purpose.value}, not batch", "input_file_id")

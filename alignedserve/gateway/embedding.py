@@ -71,7 +71,7 @@ class VectorRoutes:
         builder: Callable[[Body, PooledRule], Build],
     ) -> Response:
         starter = self._starter
-        starter.admit(http)
+        starter.check_ready()
         async with starter.read(http) as sent:
             body = parse_body(kind, sent)
             adapter = starter.check_model(body.model)

@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.config.config import JobsConfig
-from alignedserve.gateway.http.middleware import caller_of
+from alignedserve.gateway.http.middleware import caller_of, tab_of
 from alignedserve.gateway.http.uploading import Form, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, rate_limited
 from alignedserve.gateway.settings import GatewaySettings
@@ -54,6 +54,7 @@ class FileRoutes:
 
     async def add(self, http: HttpRequest) -> Response:
         owner = caller_of(http).id
+        tab_of(http).need_token()
         with self._upload_place(owner):
             return JSONResponse(file_object(await self._receive(http, owner)))
 

@@ -17,7 +17,7 @@ from alignedserve.gateway.anthropic.errors import PATH, message_error
 from alignedserve.gateway.anthropic.types import CountRequest, MessageRequest
 from alignedserve.gateway.exchanges import Event, Exchange
 from alignedserve.gateway.files import HttpRoute
-from alignedserve.gateway.http.middleware import record_of
+from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.reading import AnswerPiece
@@ -35,7 +35,7 @@ class MessageRoutes:
         return (("POST", PATH, self.create), ("POST", f"{PATH}/count_tokens", self.count))
 
     async def create(self, http: HttpRequest) -> Response:
-        self._starter.admit(http)
+        self._starter.check_ready()
         async with self._starter.read(http) as sent:
             body = parse_body(MessageRequest, sent)
             exchange, is_streamed = await self._begin(http, body), bool(body.stream)
@@ -48,6 +48,7 @@ class MessageRoutes:
             self._starter.check_model(body.model)
             arguments = self._starter.text, self._starter.settings.max_model_len
             prompt = await self._starter.in_thread(http, lambda: prompt_of(make_chat(body), *arguments))
+        tab_of(http).convert(len(prompt))
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _begin(self, http: HttpRequest, body: MessageRequest) -> Exchange:

@@ -52,7 +52,7 @@ class ResponseRoutes:
         )
 
     async def create(self, http: HttpRequest) -> Response:
-        self._starter.admit(http)
+        self._starter.check_ready()
         async with self._starter.read(http) as sent:
             body = parse_body(ResponseRequest, sent)
             if body.background:

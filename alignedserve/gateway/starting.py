@@ -72,19 +72,19 @@ class Starter:
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
         self._turns = Turns()
 
-    def admit(self, http: HttpRequest) -> None:
-        """Take a place for a request for tokens; raise if none could run now, or if its caller has no place left."""
+    def check_ready(self) -> None:
+        """Raise if no request for tokens could run now."""
         if self._is_draining():
             raise draining()
         if self.client.lacks_s > PATIENCE_S:
             raise not_ready()
-        tab_of(http).admit()
 
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
-        """Give the bytes of a body, which count as held inside the block and take their caller's turn."""
+        """Give the bytes of a body, which count as held inside the block and take their caller's turn; raise if the
+        caller has no place or token left, also for a body that asks for no tokens: it takes a thread."""
         tab = tab_of(http)
-        tab.hold_places(1)  # also of a body that asks for no tokens: it takes a thread
+        tab.admit()
         async with self._bodies.read(http) as sent:
             http.state.body_bytes = len(sent)
             async with self._turns.turn(tab.caller.id, len(sent)):
@@ -108,13 +108,16 @@ class Starter:
     ) -> tuple[ServicePromise, tuple[Request, ...]]:
         """Return the requests of a body and their promise; raise if the body cannot be served."""
         adapter = self.check_model(body.model)
-        record = record_of(http)
+        record, tab, trials = record_of(http), tab_of(http), list[float]()
         promise = make_promise(body, http.headers, self.settings.slo)
-        origin = Origin(record.id, self.client.name, record.began_at, tab_of(http).caller, adapter)
+        origin = Origin(record.id, self.client.name, record.began_at, tab.caller, adapter, trials.append)
         arguments = body, promise, origin, self.text, self.settings.max_model_len
         work = partial(make_requests, *arguments)
         tries_form = body.format is not None or (isinstance(body, ChatRequest) and body.is_held(self.text))
-        return promise, await self.in_thread(http, work, tries_form)
+        try:
+            return promise, await self.in_thread(http, work, tries_form)
+        finally:
+            tab.try_grammars(trials)
 
     def follow(
         self, http: HttpRequest, promise: ServicePromise, requests: Sequence[Request], prompt_tokens: int

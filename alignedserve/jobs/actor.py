@@ -13,17 +13,18 @@ import contextlib
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
-from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
+from alignedserve.errors import AlignedServeError, BytesGone, ConfigError, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import MOST_OPEN, Caller, Limits, key_ring
+from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, Limits, key_ring
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
 from alignedserve.jobs.answering import Answering, Answers, KeyLimited, LineRequest
@@ -78,8 +79,8 @@ from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.shell.event_loop import run_loop
 from alignedserve.shell.part import OnStart, Part
-from alignedserve.store.job import Job, LineResult, Problem
-from alignedserve.store.storage import Storage, data_folder, holder_of, open_storage
+from alignedserve.store.job import Job, JobStatus, LineResult, Problem
+from alignedserve.store.storage import Storage, check_shared, data_folder, holder_of, open_storage
 from alignedserve.store.store import MOST_TOGETHER, Holder, Store
 from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
@@ -93,6 +94,7 @@ LEASE_S, RENEW_S = 10.0, 2.0
 SWEEP_S = 60.0  # between two searches for files that have expired
 _ENDS_RUNNER = "the job runner died more than once while this request alone was running: it is not tried again"
 _MIB = 1 << 20
+_MAY_RUN = (JobStatus.VALIDATING, JobStatus.IN_PROGRESS)
 _Tasks: TypeAlias = dict["asyncio.Task[None]", None]  # in the order in which they began, which is that of their ends
 
 
@@ -107,14 +109,18 @@ class JobRunner:
         now: Callable[[], float],
         wall: Callable[[], float] = time.time,
         open_lines: OpenLines | None = None,
-        limits: Callable[[str], Limits] = lambda _: Limits(),
+        read_keys: Callable[[], KeyRing] = lambda: KeyRing(()),
     ) -> None:
         """`now` never jumps. `wall` is the clock of files and of jobs' windows, which outlive this process. Without
         `open_lines` a line that ends the job runner is not found."""
-        self._answering, self._config, self._holder, self._now = answering, config.jobs, holder, now
-        self._wall, self._limits = wall, limits
+        self._answering, self._config, self._now = answering, config.jobs, now
+        self._wall, self._read_keys = wall, read_keys
+        self._keys = read_keys()
+        self._holder = replace(holder, keys=self._keys.digest)
+        self._newer_keys: dict[str, Limits] = {}  # caller that was added to the keys since -> its limits
+        self._keys_fault = ""  # why they could not be read again
         self._most_bytes = config.server.body_limit_mb * _MIB
-        self._core = RunnerCore(self._config.most_open, RETRIES)
+        self._core = RunnerCore(self._config.most_open, RETRIES, self._lines_of)
         self._open_lines = open_lines
         self._opened: Storage | None = None  # None until it is open
         self._fence: int | None = None  # the number of the lease while this runner has it
@@ -137,6 +143,16 @@ class JobRunner:
     def figures(self) -> JobFigures:
         """Return what metrics show of jobs."""
         return self._core.figures(self._wall())
+
+    def _lines_of(self, caller: str) -> int:
+        """Return how many lines of a caller may be open at once: 0 where its key has been revoked."""
+        limits = self._limits(caller)
+        if limits is None:
+            return 0
+        return self._config.most_open if limits.most_open is None else limits.most_open
+
+    def _limits(self, caller: str) -> Limits | None:
+        return self._keys.limits(caller) or self._newer_keys.get(caller)
 
     def stop(self) -> None:
         self._halt.say()
@@ -262,6 +278,8 @@ class JobRunner:
             return LinePlaces.from_lines(line for line in raw_lines(file, self._most_bytes) if line.number not in done)
 
     async def _save(self, job: Job) -> None:
+        if job.status is JobStatus.CANCELLING:
+            log.warning("%s of %s is cancelled: %s", job.id, job.caller, job.problems[-1].message)
         self._deliver(JobSaved(await self._store.save_job(self._with_kept_until(job), self._fence)))
 
     def _with_kept_until(self, job: Job) -> Job:
@@ -299,7 +317,7 @@ class JobRunner:
             failed = error_line(line.custom_id, "job_runner_died", _ENDS_RUNNER)
             return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, LineResult(number, False, failed)))
         request_id = f"req-{uuid4().hex}"
-        caller = Caller(job.owner, salt=job.salt, limits=self._limits(job.owner))
+        caller = Caller(job.caller, salt=job.salt, limits=self._limits(job.caller) or Limits())
         request = LineRequest(request_id, job.endpoint, line.body, command.jct_s, command.estimate, caller)
         outcome = LineOutcome.DONE
         try:
@@ -372,6 +390,8 @@ class JobRunner:
 
     async def _keep_lease(self) -> None:
         """Take or renew the lease well before it ends, or give it up before another job runner can have it."""
+        if self._fence is None:
+            await check_shared(self._store, self._config, self._holder, self._wall())
         try:
             number = await asyncio.wait_for(self._store.lease(self._holder, LEASE_S), LEASE_S - 2 * RENEW_S)
         except (StoreError, asyncio.TimeoutError) as error:
@@ -399,8 +419,26 @@ class JobRunner:
 
     async def _poll(self) -> None:
         if self._fence is not None:
-            self._deliver(OpenJobsRead(tuple(await self._store.open_jobs())))
+            jobs = await self._with_keys(await self._store.open_jobs())
+            if self._fence is not None:
+                self._deliver(OpenJobsRead(jobs))
         await asyncio.sleep(POLL_S)
+
+    async def _with_keys(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
+        """Return the jobs, after the keys were read again if they lack a caller: a gateway that began later knows more
+        keys. While they cannot be read, jobs of unknown callers wait: they are left out."""
+        unknown = [job for job in jobs if job.status in _MAY_RUN and self._limits(job.caller) is None]
+        if not unknown:
+            return tuple(jobs)
+        try:
+            keys, self._keys_fault = await asyncio.to_thread(self._read_keys), ""
+        except ConfigError as error:
+            if str(error) != self._keys_fault:
+                log.error("batches of keys that are not known yet wait: %s", error)
+            self._keys_fault = str(error)
+            return tuple(job for job in jobs if job not in unknown)
+        self._newer_keys |= {job.caller: limits for job in unknown if (limits := keys.limits(job.caller))}
+        return tuple(jobs)
 
     async def _write(self) -> None:
         await self._has_results.wait()
@@ -478,13 +516,13 @@ def run(part: Part, on_start: OnStart) -> None:
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
-    keys = key_ring(config.server.api_key, config.server.keys_file)
+    read_keys = partial(key_ring, config.server.api_key, config.server.keys_file)
     ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER)
     answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)
     pictures = request_pictures(part, metrics.log, owner.now)
-    holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation)
+    holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation, model)
     open_lines = OpenLines(data_folder(config.jobs), holder)
-    runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, limits=keys.limits)
+    runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, read_keys=read_keys)
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
     with contextlib.closing(traces), owner.running():

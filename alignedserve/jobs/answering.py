@@ -36,6 +36,7 @@ from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
 from alignedserve.store.job import Endpoint
+from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
 
@@ -47,7 +48,6 @@ RUNS_AT = 2  # tokens of output: a request that has them has its place on a deco
 _Pieces: TypeAlias = Sequence[AnswerPiece]
 _Shape: TypeAlias = Callable[[Sequence[Request], _Pieces], dict[str, Any]]
 _Asked: TypeAlias = tuple[ChatRequest | CompletionRequest, tuple[Request, ...], _Shape]
-_Paid: TypeAlias = tuple[tuple[Request, ...], Callable[[int], None]]  # as they may run; counts their tokens
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Answers(Protocol):
 
 
 class KeyLimited(AlignedServeError):
-    """The line's key has no tokens left for it now."""
+    """The line's key has no place or too few tokens left for it now."""
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"the key has no tokens left: try again in {retry_after_s:g} s")
+        super().__init__(f"the key has no place or no tokens left: try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
 
 
@@ -101,13 +101,17 @@ class Answering:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
         if line.endpoint is Endpoint.EMBEDDINGS:
             return await self._embed(line)
-        body, requests, shape = await asyncio.to_thread(self._make_requests, line)
-        prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])
-        with self._paying(line, requests, prompt_tokens, body.most_tokens is not None) as (requests, use):
-            choices = len(requests)
+        with self._paying(line) as tab:
+            trials: list[float] = []
+            try:
+                body, requests, shape = await asyncio.to_thread(self._make_requests, line, trials.append)
+            finally:
+                tab.try_grammars(trials)
+            prompt_tokens, choices = sum(len(request.prompt) for request in requests[:: body.n or 1]), len(requests)
+            requests = tab.pay(requests, prompt_tokens, has_limit=body.most_tokens is not None)
             self.metrics.count_choices(ServiceClass.BE, choices)
-            own = asyncio.Semaphore(LINE_AT_ONCE)
-            work = [partial(self._run, body, request, choices, on_running, use) for request in requests]
+            own = asyncio.Semaphore(tab.hold_up_to(min(choices, LINE_AT_ONCE)))
+            work = [partial(self._run, body, request, choices, on_running, tab.use) for request in requests]
             tasks = [asyncio.create_task(self._in_place(own, run)) for run in work]
             try:
                 pieces = await asyncio.gather(*tasks)
@@ -120,23 +124,23 @@ class Answering:
 
     async def _embed(self, line: LineRequest) -> dict[str, Any]:
         """Return the embeddings of a line; its requests run until they end, and have no place on the way."""
-        body, requests = await asyncio.to_thread(self._make_embedding, line)
-        self.metrics.count_choices(ServiceClass.BE, len(requests))
-        own = asyncio.Semaphore(LINE_AT_ONCE)
-        with self._paying(line, requests, sum(len(request.prompt) for request in requests), has_limit=True):
+        with self._paying(line) as tab:
+            body, requests = await asyncio.to_thread(self._make_embedding, line)
+            tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
+            self.metrics.count_choices(ServiceClass.BE, len(requests))
+            own = asyncio.Semaphore(tab.hold_up_to(min(len(requests), LINE_AT_ONCE)))
             work = [partial(self._read_vector, request, len(requests)) for request in requests]
             vectors = await all_of([self._in_place(own, run) for run in work])
         return embedding_answer(body, requests, vectors)
 
     @contextmanager
-    def _paying(
-        self, line: LineRequest, requests: tuple[Request, ...], prompt_tokens: int, has_limit: bool
-    ) -> Iterator[_Paid]:
-        """Let the line pay with the tokens that its key may use in a minute, as bodies at gateways do; give back at the
-        end what it has not used. Raise KeyLimited where the tokens are not left now."""
+    def _paying(self, line: LineRequest) -> Iterator[Tab]:
+        """Take a place of the line's key, and let the line pay its tokens, as bodies at gateways do; give back at the
+        end what it has not used. Raise KeyLimited where a place or the tokens are not left now."""
         tab, is_refused = Tab(self.ledger, line.caller), False
         try:
-            yield tab.pay(requests, prompt_tokens, has_limit), tab.use
+            tab.admit()
+            yield tab
         except Overloaded as error:
             is_refused = not isinstance(error, GivenUp)
             raise
@@ -171,18 +175,20 @@ class Answering:
 
             return await read_vector(self.client, request, note)
 
-    def _promised(self, line: LineRequest, model: str) -> tuple[ServicePromise, Origin]:
+    def _promised(
+        self, line: LineRequest, model: str, on_trial: OnTrial = lambda _: None
+    ) -> tuple[ServicePromise, Origin]:
         """Return the promise of a line, and its origin; raise where its model was served when the job was checked, and
         is not now."""
         adapter = self.adapters.find(model)
         if adapter is None and model not in self.own_models:
             raise no_such_model(model)
         promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
-        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter)
+        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter, on_trial)
 
-    def _make_requests(self, line: LineRequest) -> _Asked:
+    def _make_requests(self, line: LineRequest, on_trial: OnTrial) -> _Asked:
         body, shape = self._read(line)
-        requests = make_requests(body, *self._promised(line, body.model), self.text, self.max_model_len)
+        requests = make_requests(body, *self._promised(line, body.model, on_trial), self.text, self.max_model_len)
         requests = tuple(_with_estimate(request, line.estimate) for request in requests)
         return body, requests, shape
 

@@ -46,7 +46,8 @@ async def assemble(storage: Storage, job: Job, status: JobStatus, most_bytes: in
             done |= numbers
             await asyncio.to_thread(_write, await (output if ok else errors).begin(), lines)
         if status in _UNDONE and job.total > len(done):
-            await _add_undone(storage, job, most_bytes, done, errors, _UNDONE[status])
+            error = next(((problem.code, problem.message) for problem in job.problems), _UNDONE[status])
+            await _add_undone(storage, job, most_bytes, done, errors, error)
         files = [await _commit(file, job, name, now, keep_s) for file, name in ((output, "output"), (errors, "error"))]
     except BaseException:
         for file in (output, errors):

@@ -84,7 +84,7 @@ class LineOutcome(Enum):
     DONE = "done"  # answered, perhaps with an error that another try would meet again
     FAILED = "failed"  # another try may succeed
     REFUSED = "refused"  # there was no room, so the line was not tried
-    LIMITED = "limited"  # its key has no tokens left now, so the line was not tried
+    LIMITED = "limited"  # its key has no place or too few tokens left now, so the line was not tried
 
 
 @dataclass(frozen=True)

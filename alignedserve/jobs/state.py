@@ -10,7 +10,8 @@ All of its state can be read from the store: a job runner that starts again find
 lines that have no result. A job waits for its command in phase WAITING. If the command fails (JobCommandFailed), the
 job continues from the state in which the store has it then.
 
-A line that may have ended the job runner runs alone, and is failed if it has ended it surely (open_lines.py).
+A line that may have ended the job runner runs alone, and is failed if it has ended it surely (open_lines.py). The jobs
+of a key have as many lines open together as the key allows; those of a key that was revoked are cancelled.
 
 A line is open from its RunLine until its result is stored, so that results which cannot be written hold up the lines
 after them. The deadline of a line is paced: the open lines together get their part of the time that the job has left.
@@ -21,13 +22,14 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from heapq import heappop, heappush
 
 from alignedserve.core import Estimate
+from alignedserve.gateway.access.keys import ANONYMOUS
 from alignedserve.jobs.messages import (
     AssembleJob,
     CheckJob,
@@ -57,7 +59,7 @@ from alignedserve.jobs.shares import JobDemand, finishes, shares
 from alignedserve.jobs.window import FIRST, LineWindow
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
-from alignedserve.store.job import Forecast, Job, JobStatus, LineResult
+from alignedserve.store.job import Forecast, Job, JobStatus, LineResult, Problem
 
 TICK_S = 1.0  # between two checks of windows and forecasts
 FORECAST_S = 2.0  # between two forecasts
@@ -73,6 +75,8 @@ LEARNING = 0.1  # the weight of a new line in the mean time of a line
 ENOUGH_LINES = 8  # lines of a job that must have ended before their lengths predict the others
 _REMEMBERED = 256  # lengths of outputs
 _TICK = "tick"
+KEY_REVOKED = Problem("key_revoked", "the API key that asked for this batch has been revoked")
+KEY_NEEDED = Problem("key_needed", "this batch was asked for without an API key, and now the server takes keys only")
 
 
 class Phase(Enum):
@@ -92,10 +96,11 @@ class _OpenJob:
     job: Job
     phase: Phase = Phase.NEW
     pending: array[int] = field(default_factory=partial(array, "I"))  # lines that can run, the next line last
-    waits_until: float = 0.0  # for tokens that its key may use
+    waits_until: float = 0.0  # for places and tokens of its key
     later: list[tuple[float, int]] = field(default_factory=list)  # a heap: (when to try it again, line)
     running: dict[int, _OpenLine] = field(default_factory=dict)  # number -> open line
     tries: dict[int, int] = field(default_factory=dict)  # line that has failed -> its tries
+    passed_over: Counter[int] = field(default_factory=Counter)  # blamed line -> how often its key had no place for it
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # of outputs
     num_ended: int = 0  # lines that ended in this job runner
     num_tokens: int = 0  # of these lines, prompts and outputs
@@ -138,7 +143,7 @@ class LineFate(Enum):
     COMPLETED = "completed"
     FAILED = "failed"  # for good
     RETRIED = "retried"  # it failed, and is tried again later
-    REFUSED = "refused"  # there was no room, or its key had no tokens left; it is tried again
+    REFUSED = "refused"  # there was no room, or its key had no place or tokens left; it is tried again
 
 
 @dataclass(frozen=True)
@@ -155,8 +160,9 @@ class JobFigures:
 
 
 class RunnerCore:
-    def __init__(self, most_open: int, retries: int) -> None:
-        self._retries = retries
+    def __init__(self, most_open: int, retries: int, lines_of: Callable[[str], int] | None = None) -> None:
+        """`lines_of` returns how many lines of a caller may be open at once: 0 where its key has been revoked."""
+        self._retries, self._lines_of = retries, lines_of or (lambda _: most_open)
         self._window = LineWindow(most_open)
         self._jobs: dict[str, _OpenJob] = {}
         self._is_active = False
@@ -277,6 +283,9 @@ class RunnerCore:
                 return [AssembleJob(job, JobStatus.COMPLETED)]
             case _ if wall >= job.expires_at:
                 return [AssembleJob(job, JobStatus.EXPIRED)]
+            case _ if not self._lines_of(job.caller):
+                problem = KEY_NEEDED if job.caller == ANONYMOUS.id else KEY_REVOKED
+                return [SaveJob(job.move(JobStatus.CANCELLING, wall, problems=(problem,)))]
             case JobStatus.VALIDATING:
                 return [CheckJob(job)]
         return [IndexJob(job)]
@@ -320,7 +329,10 @@ class RunnerCore:
                 opened.waits_until = now + ended.retry_after_s
             del opened.running[ended.line]
             self._tries[LineFate.REFUSED] += 1
-            opened.pending.append(ended.line)
+            if ended.outcome is LineOutcome.LIMITED and self._runs_alone(opened, ended.line):
+                self._pass_over(opened, ended, now)
+            else:
+                opened.pending.append(ended.line)
             return []
         assert ended.result is not None
         self._window.end()
@@ -334,12 +346,19 @@ class RunnerCore:
             return []
         self._tries[LineFate.COMPLETED if ended.result.is_ok else LineFate.FAILED] += 1
         opened.tries.pop(ended.line, None)
+        opened.passed_over.pop(ended.line, None)
         line = opened.running[ended.line]
         if ended.result.is_ok:  # an error comes soon, and so says nothing about the wait for places
             self._place(line, now)
         line.has_place = True  # it no longer waits, although its result is not stored yet
         self._learn(opened, ended.result, now - line.opened_at, now)
         return [StoreResult(opened.job.id, ended.result)]
+
+    def _pass_over(self, opened: _OpenJob, ended: LineEnded, now: float) -> None:
+        """Try a line that runs alone again later, each time after a longer wait: while it is due, no other opens."""
+        opened.passed_over[ended.line] += 1
+        wait_s = max(ended.retry_after_s, min(MOST_BACKOFF_S, 2.0 ** opened.passed_over[ended.line]))
+        heappush(opened.later, (now + wait_s, ended.line))
 
     def _place(self, line: _OpenLine, now: float) -> None:
         if not line.has_place:
@@ -371,27 +390,37 @@ class RunnerCore:
             return [self._run_line(*blamed, now, wall)] if may_run else []
         num_running = sum(line.has_place for opened in self._jobs.values() for line in opened.running.values())
         share: dict[str, float] | None = None
-        while self._window.may_open(num_open, num_running, now) and (ready := list(self._ready(now))):
+        lines = Counter[str]()  # open, by caller
+        for opened in self._jobs.values():
+            lines[opened.job.caller] += len(opened.running)
+        while self._window.may_open(num_open, num_running, now) and (ready := list(self._ready(now, lines))):
             share = share or shares(list(self._demands()), self._tokens_per_s(now), wall)
             opened = min(ready, key=lambda opened: _lines_per_share(opened, share))
             commands.append(self._run_line(opened, opened.pending[-1], now, wall))
+            lines[opened.job.caller] += 1
             num_open += 1
         if not num_open:
             self._rate = None
         return commands
 
-    def _ready(self, now: float) -> Iterator[_OpenJob]:
-        return (opened for opened in self._jobs.values() if opened.pending and opened.may_run(now))
+    def _ready(self, now: float, lines: Mapping[str, int]) -> Iterator[_OpenJob]:
+        for opened in self._jobs.values():
+            caller = opened.job.caller
+            if opened.pending and opened.may_run(now) and lines[caller] < self._lines_of(caller):
+                yield opened
 
     def _blamed_line(self, now: float) -> tuple[_OpenJob, int] | None:
         """Return a line that is to run alone and runs or can run next, if there is one: nothing else runs meanwhile."""
-        for (id, line), weight in sorted(self._blame.items(), key=lambda blamed: (blamed[1], blamed[0])):
+        for id, line in sorted(self._blame, key=lambda blamed: (self._blame[blamed], blamed)):
             opened = self._jobs.get(id)
-            if weight < ALONE_AT or opened is None or not opened.may_run(now):
+            if opened is None or not self._runs_alone(opened, line) or not opened.may_run(now):
                 continue
             if line in opened.running or line in opened.pending:
                 return opened, line
         return None
+
+    def _runs_alone(self, opened: _OpenJob, line: int) -> bool:
+        return self._blame.get((opened.job.id, line), 0) >= ALONE_AT
 
     def _run_line(self, opened: _OpenJob, line: int, now: float, wall: float) -> RunLine:
         num_left = opened.num_left

@@ -37,6 +37,7 @@ _NEXT: Mapping[JobStatus, tuple[JobStatus, ...]] = MappingProxyType(
     }
 )
 OPEN = frozenset(_NEXT)  # states of jobs for which the job runner has work to do
+RESPONSES = "/responses"  # no key's name ends so: the jobs of a key's responses belong to an owner of their own
 
 
 class Endpoint(str, Enum):
@@ -116,7 +117,7 @@ class Job:
     """A job as the store keeps it. Instants are whole seconds since 1970."""
 
     id: str
-    owner: str  # the id of the key that submitted it; other keys do not see the job
+    owner: str  # the key that submitted it, or the owner of its responses; others do not see the job
     input_file_id: str
     endpoint: Endpoint
     window: str  # as the client wrote it, such as 24h
@@ -142,6 +143,11 @@ class Job:
     cancelled_at: int | None = None
     kept_until: int | None = None  # set when the job ends; after this instant the job is no longer shown
     revision: int = 0  # the number of changes so far
+
+    @property
+    def caller(self) -> str:
+        """Return the id of the key that submitted it."""
+        return self.owner.removesuffix(RESPONSES)
 
     @property
     def is_open(self) -> bool:

@@ -14,7 +14,7 @@ in a Redis Cluster they lie on the same node, which scripts need.
     responses            id -> record            responses:OWNER           ids in order of arrival
     response_bytes       owner -> bytes of responses                       response_sizes  id -> bytes
     response_expiry      responses by expiry
-    lease                number, holder, life, until
+    lease                number, holder, life, until, model, keys
     schema, numbers      version of the schema; last number of a file or job
 """
 
@@ -40,6 +40,7 @@ from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
     Holder,
+    LastLease,
     Listing,
     ListPage,
     OverQuota,
@@ -175,7 +176,7 @@ _FORGET_RESPONSE = f"""{_FORGETS_RESPONSE}
 return forget(ARGV[1], ARGV[2])
 """
 _LEASE = """
-local name, life, for_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local name, life, for_ms, model, keys = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local has = redis.call('HMGET', p..':lease', 'number', 'holder', 'life', 'until')
@@ -184,6 +185,7 @@ local till = tonumber(has[4] or 0)
 if has[2] and has[2] ~= name and till > now and till <= now + for_ms then return '' end -- later: the clock was set back
 if has[2] ~= name or has[3] ~= life then number = number + 1 end
 redis.call('HSET', p..':lease', 'number', number, 'holder', name, 'life', life, 'until', now + for_ms)
+redis.call('HSET', p..':lease', 'model', model, 'keys', keys)
 return tostring(number)
 """
 _RELEASE = """
@@ -419,11 +421,18 @@ class RedisStore:
     # --- The lease
 
     async def lease(self, holder: Holder, for_s: float) -> int | None:
-        answer = await self._script(_LEASE, holder.name, holder.life, int(for_s * 1000))
+        answer = await self._script(_LEASE, holder.name, holder.life, int(for_s * 1000), holder.model, holder.keys)
         return int(answer) if answer else None
 
     async def release(self, holder: Holder) -> None:
         await self._script(_RELEASE, holder.name, holder.life)
+
+    async def last_lease(self) -> LastLease | None:
+        fields = ["model", "holder", "until", "keys"]
+        model, holder, until, keys = await self._ask(self.redis.hmget(self._key("lease"), fields))
+        seconds, microseconds = await self._ask(self.redis.time())
+        is_held = holder is not None and seconds * 1000 + microseconds // 1000 < int(until)
+        return None if model is None else LastLease(model, holder if is_held else None, keys or "")
 
     async def find_faults(self) -> Sequence[str]:
         """Return the sums that differ from the records in two looks: between two reads, a script may change a sum."""

@@ -27,6 +27,7 @@ from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
     Holder,
+    LastLease,
     Listing,
     ListPage,
     OverQuota,
@@ -82,6 +83,8 @@ MIGRATIONS = (
     CREATE INDEX responses_by_expiry ON responses (expires_at);
     """,
     "ALTER TABLE counts ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0;",
+    "ALTER TABLE lease ADD COLUMN model TEXT;",
+    "ALTER TABLE lease ADD COLUMN keys TEXT NOT NULL DEFAULT '';",
 )
 
 
@@ -310,8 +313,8 @@ class SqliteStore:
             if is_held:
                 return None
             number = int(number) + ((name, life) != (holder.name, holder.life))
-            sql = "UPDATE lease SET number = ?, holder = ?, life = ?, until = ?"
-            self._execute(sql, number, holder.name, holder.life, now + for_s)
+            sql = "UPDATE lease SET number = ?, holder = ?, life = ?, until = ?, model = ?, keys = ?"
+            self._execute(sql, number, holder.name, holder.life, now + for_s, holder.model, holder.keys)
             return number
 
         return await self._write(take)
@@ -319,6 +322,11 @@ class SqliteStore:
     async def release(self, holder: Holder) -> None:
         sql = "UPDATE lease SET holder = NULL, life = NULL, until = NULL WHERE holder = ? AND life = ?"
         await self._write(lambda: self._execute(sql, holder.name, holder.life))
+
+    async def last_lease(self) -> LastLease | None:
+        model, holder, until, keys = await self._first("SELECT model, holder, until, keys FROM lease")
+        is_held = holder is not None and time.time() < until
+        return None if model is None else LastLease(model, holder if is_held else None, keys)
 
     async def find_faults(self) -> Sequence[str]:
         lines = [row[0] for row in await self._all("PRAGMA integrity_check")]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from alignedserve.config.config import JobsConfig
-from alignedserve.errors import StoreError, StoreFull
+from alignedserve.errors import StoreError, StoreFull, StoreTaken
 from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
@@ -24,6 +24,7 @@ OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
 _FOLDER = "files"
 _KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share a Redis have a database each
+LOOK_S = 2.0  # in which a store must answer at the start
 ORPHAN_S = 86_400.0  # after this time a file that was begun is surely no longer being written
 
 
@@ -95,8 +96,12 @@ def data_folder(jobs: JobsConfig) -> Path:
     return Path(jobs.directory).expanduser()
 
 
-def holder_of(deployment: str, part: str, life: int) -> Holder:
-    return Holder(f"{socket.gethostname()}/{deployment}/{part}", life)
+def holder_of(deployment: str, part: str, life: int, model: str = "", keys: str = "") -> Holder:
+    return Holder(f"{socket.gethostname()}/{deployment}/{part}", life, model, keys)
+
+
+def _deployment_of(holder: str) -> list[str]:
+    return holder.split("/")[-2:-1]
 
 
 async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
@@ -170,7 +175,61 @@ def check_storage(jobs: JobsConfig, model: str, port: int) -> JobsConfig:
         _make_folders(jobs, folder)
     except StoreError as error:
         raise StoreError(f"{error}: name another place with --jobs-directory, or serve with --jobs-store off") from None
-    return replace(jobs, directory=str(folder))
+    jobs = replace(jobs, directory=str(folder))
+    if jobs.store != SQLITE or (folder / SQLITE_FILE).exists():
+        asyncio.run(_look(jobs, model))
+    return jobs
+
+
+async def _look(jobs: JobsConfig, model: str) -> None:
+    """Raise StoreTaken if the store is another model's; if it does not answer, the job runner looks later."""
+
+    async def look() -> None:
+        storage = await open_storage(jobs, Holder("alignedserve serve", 0, model))
+        try:
+            await check_shared(storage.store, jobs, storage.holder, time.time())
+        finally:
+            await storage.close()
+
+    try:
+        await asyncio.wait_for(look(), LOOK_S)
+    except StoreTaken:
+        raise
+    except (StoreError, asyncio.TimeoutError):
+        return
+
+
+async def check_shared(store: Store, jobs: JobsConfig, part: Holder, now: float, may_take: bool = True) -> None:
+    """Raise StoreTaken if the store is not for this part's deployment: one of another model lives, or has batches that
+    have not ended, or one with other keys lives, whose batches this one would cancel as those of revoked keys.
+
+    Other deployments of one model share a store rightly, since any of them can answer any line. Without `may_take` it
+    is also raised while another model's deployment was the last to have the store: a batch that came before this
+    deployment's job runner has it would count as one of that model."""
+    last = await store.last_lease()
+    if last is None:
+        return
+    if _is_same(last.model, part.model):
+        lives_elsewhere = last.holder is not None and _deployment_of(last.holder) != _deployment_of(part.name)
+        if not lives_elsewhere or _is_same(last.keys, part.keys):
+            return
+        why = f"{last.holder} serves with keys of other names"
+    elif last.holder is not None:
+        why = f"{last.holder} serves {last.model} with it"
+    elif left := sum(job.expires_at > now for job in await store.open_jobs()):
+        why = f"batches for {last.model} have not ended ({left})"
+    elif may_take:
+        return
+    else:
+        why = f"a deployment of {last.model} had it last"
+    where, own = str(data_folder(jobs)), "a folder of its own with --jobs-directory"
+    if jobs.store != SQLITE:
+        where, own = "that jobs.store names", "a database of its own with --jobs-store, such as redis://HOST/1"
+    raise StoreTaken(f"the store {where} is not for {part.model}: {why}; give this deployment {own}")
+
+
+def _is_same(theirs: str, ours: str) -> bool:
+    return theirs == ours or not theirs or not ours  # the leases of older versions do not say
 
 
 def _make_folders(jobs: JobsConfig, folder: Path) -> Blobs:

@@ -101,6 +101,17 @@ class Holder:
 
     name: str
     life: int
+    model: str = ""  # that its deployment serves
+    keys: str = ""  # a digest of the names of its deployment's keys
+
+
+@dataclass(frozen=True)
+class LastLease:
+    """The lease as its last holder took it."""
+
+    model: str  # that its deployment serves
+    holder: str | None  # None: nobody holds it now
+    keys: str = ""  # a digest of the names of its deployment's keys
 
 
 class Store(Protocol):
@@ -202,6 +213,9 @@ class Store(Protocol):
         """Take or renew the lease; return its number, or None if another holder has it."""
 
     async def release(self, holder: Holder) -> None: ...
+
+    async def last_lease(self) -> LastLease | None:
+        """Return the lease; None if nobody has taken it yet."""
 
     # --- For operators
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
+import math
 import os
 from collections.abc import Callable
 from functools import partialmethod
@@ -18,9 +20,19 @@ from hypothesis import strategies as st
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.http.limits import LUMP, REFUSALS_AT_ONCE, REFUSALS_PER_S, RefusalPace, Tab, format_time
+from alignedserve.gateway.http.limits import (
+    CONVERTED_TOKENS,
+    LUMP,
+    REFUSALS_AT_ONCE,
+    REFUSALS_PER_S,
+    TRIAL_S,
+    RefusalPace,
+    Tab,
+    format_time,
+)
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.owner.client import Overloaded
+from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 from tests.samples import request
@@ -207,9 +219,12 @@ class TestOverHttp:
     def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:
         return Gateway(text, owner, keys=KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(**limits))]))
 
+    def ask(self, gateway: Gateway, path: str, **body: Any) -> httpx.Response:
+        headers = {"Authorization": "Bearer key"}
+        return gateway.ask("POST", path, json={"model": "demo", **body}, headers=headers)
+
     def complete(self, gateway: Gateway, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
-        body = {"model": "demo", "prompt": [5, 6, 7], "ignore_eos": True, "max_tokens": 100, **fields}
-        return gateway.ask("POST", path, json=body, headers={"Authorization": "Bearer key"})
+        return self.ask(gateway, path, **{"prompt": [5, 6, 7], "ignore_eos": True, "max_tokens": 100, **fields})
 
     def test_every_answer_says_what_is_left(self, text: TextModel) -> None:
         gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), requests_per_minute=2, tokens_per_minute=6000)
@@ -283,6 +298,68 @@ class TestOverHttp:
                 assert [await first, await ask(path, **body)] == [200, 200]
 
         asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/tokenize", {"prompt": "naïve 😀" * 40}),
+            ("/tokenize", {"messages": [{"role": "user", "content": "Hi"}] * 30}),
+            ("/detokenize", {"tokens": [5] * 400}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi" * 99}]}),
+        ],
+    )
+    def test_counting_and_converting_costs_a_sixteenth(self, text: TextModel, path: str, body: dict[str, Any]) -> None:
+        gateway = self.gateway(text, FakeOwner(), tokens_per_minute=1000)
+        answer = self.ask(gateway, path, **body)
+        counted = answer.json()
+        tokens = len(body.get("tokens", ())) or counted.get("count") or counted["input_tokens"]
+        assert tokens > 2 * CONVERTED_TOKENS
+        cost = math.ceil(tokens / CONVERTED_TOKENS)
+        assert answer.headers["x-ratelimit-remaining-tokens"] == str(1000 - cost)
+        refused = self.ask(gateway, path, **body, nothing="known")
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (400, str(1000 - cost))
+        again = self.ask(gateway, path, **body)
+        assert again.headers["x-ratelimit-remaining-tokens"] == str(1000 - 2 * cost), "what was refused cost nothing"
+
+    def test_counting_is_refused_where_no_token_is_left_and_costs_a_minute_at_most(self, text: TextModel) -> None:
+        gateway = self.gateway(text, FakeOwner(), tokens_per_minute=20)
+        assert [self.ask(gateway, "/detokenize", tokens=[5] * 1000).status_code for _ in range(2)] == [200, 429]
+        assert self.ask(gateway, "/nowhere").headers["x-ratelimit-reset-tokens"] == "1m0s"
+
+    def test_a_new_grammar_costs_its_trial_once_also_where_it_is_refused(
+        self, text: TextModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def tried(_: SyntaxTrial, syntax: str) -> tuple[str | None, float]:
+            return ("too slow", 1.0) if "slow" in syntax else (None, 200 * TRIAL_S)
+
+        monkeypatch.setattr(SyntaxTrial, "_try", tried)
+        gateway = self.gateway(text, FakeOwner((5,), (2,)), tokens_per_minute=6000)
+
+        def left(pattern: str) -> tuple[int, int]:
+            answer = self.complete(gateway, guided_regex=pattern, ignore_eos=False, max_tokens=None)
+            after = self.complete(gateway, "/nowhere")
+            return answer.status_code, int(after.headers["x-ratelimit-remaining-tokens"])
+
+        assert left("once") == (200, 6000 - 5 - 200)
+        assert left("once") == (200, 6000 - 2 * 5 - 200), "it is known"
+        assert left("slow") == (400, 0), "a minute's worth at most"
+        assert self.complete(gateway).status_code == 429
+
+    def test_a_trial_costs_the_time_that_it_takes(self, text: TextModel) -> None:
+        gateway = self.gateway(text, FakeOwner((5,), (2,)), tokens_per_minute=10**6)
+        left = [10**6]
+        for _ in range(3):
+            form: dict[str, Any] = {"guided_regex": "(one|two){1,9}", "ignore_eos": False, "max_tokens": 9}
+            assert self.complete(gateway, **form).status_code == 200
+            left.append(int(self.complete(gateway, "/nowhere").headers["x-ratelimit-remaining-tokens"]))
+        first, second, third = (before - after for before, after in itertools.pairwise(left))
+        assert first > second == third == 5
+
+    def test_who_has_no_limits_has_no_row(self, text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(Ledger, "row")
+        gateway = Gateway(text, FakeOwner((5,), (2,)))
+        for path in ("/v1/completions", "/tokenize"):
+            assert gateway.ask("POST", path, json={"model": "demo", "prompt": "Hi"}).status_code == 200
 
     def test_no_body_takes_all_seats_without_a_key_either(self, text: TextModel) -> None:
         async def asked() -> None:
@@ -371,15 +448,37 @@ class TestRefusals:
         assert longest < 10
         assert pace.wait_s("ann") <= 1 / REFUSALS_PER_S
 
-    def test_refused_bodies_in_a_loop_are_held_back(self, text: TextModel) -> None:
-        gateway, more = Gateway(text, FakeOwner((5,), (2,))), 10
+    def test_what_is_held_back_has_no_place_and_a_429_is_never(
+        self, text: TextModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ring = KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(most_open=1))])
+        gateway, held = Gateway(text, FakeOwner((5,), (2,)), keys=ring), list[str]()
 
-        async def ask() -> float:
-            loop = asyncio.get_running_loop()
+        async def hold_back(_: RefusalPace, caller: str) -> None:
+            held.append(caller)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(RefusalPace, "hold_back", hold_back)
+
+        async def ask() -> None:
             async with gateway.client() as client:
-                began_at = loop.time()
-                for _ in range(REFUSALS_AT_ONCE + more):
-                    assert (await client.post("/v1/completions", json={"model": "demo"})).status_code == 400
-                return loop.time() - began_at
 
-        assert asyncio.run(ask()) > more / REFUSALS_PER_S
+                def post(**body: Any) -> asyncio.Task[httpx.Response]:
+                    headers = {"Authorization": "Bearer key"}
+                    return asyncio.create_task(client.post("/v1/completions", json=body, headers=headers))
+
+                refused = post(model="demo")
+                while not held:
+                    await asyncio.sleep(0.001)
+                assert (await post(model="demo", prompt="Hi")).status_code == 200
+                gateway.owner.steps = (asyncio.Event(),)
+                first = post(model="demo", prompt="Hi")
+                while len(gateway.owner.opened) < 2:
+                    await asyncio.sleep(0.001)
+                assert (await post(model="demo", prompt="Hi")).status_code == 429
+                assert held == ["ann"]
+                for task in (refused, first):
+                    task.cancel()
+                await asyncio.gather(refused, first, return_exceptions=True)
+
+        asyncio.run(asyncio.wait_for(ask(), PATIENT_S))

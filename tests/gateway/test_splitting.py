@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from alignedserve.text.reasoning.families import AUTO, FAMILIES, NONE, Family, choose_family
 from alignedserve.text.reasoning.splitting import Phase, Split, Splitter
+from tests.conftest import examples
 
 HEAD = "<|channel|>analysis<|message|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
@@ -85,7 +86,7 @@ def test_a_call_without_tools_is_its_body() -> None:
 @pytest.mark.parametrize(
     "family", [family for family in FAMILIES.values() if family.name not in LIKE_QWEN3], ids=lambda family: family.name
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_cuts_change_nothing(family: Family, data: st.DataObject) -> None:
     words = st.sampled_from(

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.chat_template import ChatTemplate
 from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.text_model import SamplingDefaults, TextModel
 from alignedserve.text.token_bytes import TokenBytes
+from tests.conftest import examples
 from tests.gateway.conftest import ids_of
 
 SPECIALS = ("<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -30,8 +31,8 @@ hostile_text = st.lists(
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(folder)
+def reference(folder: Path) -> transformers.PreTrainedTokenizerFast:
+    return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def said(*contents: str) -> list[dict[str, str]]:
@@ -41,7 +42,7 @@ def said(*contents: str) -> list[dict[str, str]]:
 
 @given(contents=st.lists(unicode_text, min_size=1, max_size=4))
 def test_a_chat_is_encoded_as_transformers_does(
-    text: TextModel, reference: PreTrainedTokenizerFast, contents: list[str]
+    text: TextModel, reference: transformers.PreTrainedTokenizerFast, contents: list[str]
 ) -> None:
     messages = said(*contents)
     if any(special in content for special in SPECIALS for content in contents):
@@ -117,7 +118,9 @@ def test_a_template_has_what_transformers_gives_it(text: TextModel) -> None:
     assert ids[-1] == text.eos_ids[0]
 
 
-def test_a_prompt_begins_as_the_model_wants_it(text: TextModel, reference: PreTrainedTokenizerFast) -> None:
+def test_a_prompt_begins_as_the_model_wants_it(
+    text: TextModel, reference: transformers.PreTrainedTokenizerFast
+) -> None:
     assert text.prompt_ids("Hi<|end|>") == reference("Hi<|end|>")["input_ids"] == [1, *ids_of(text, "Hi"), 2]
 
 
@@ -145,7 +148,7 @@ def test_the_pieces_of_any_text_are_the_text(text: TextModel, written: str, size
     assert "\ufffd" in written or "\ufffd" not in "".join(pieces)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     ids=st.lists(st.one_of(st.integers(0, 2047), st.integers(6, 262)), max_size=120),  # words, and single bytes
     size=st.integers(1, 5),

@@ -101,9 +101,10 @@ def test_short_chats_do_not_stand_behind_long_texts(
 def test_a_callers_slow_grammars_are_tried_one_at_a_time(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held()
 
-    def held_back(_: SyntaxTrial, syntax: str) -> None:
+    def held_back(_: SyntaxTrial, syntax: str) -> tuple[None, float]:
         if "known" not in syntax:
             held.hold("bob" if "bob" in syntax else "ann")
+        return None, 0.0
 
     monkeypatch.setattr(SyntaxTrial, "_try", held_back)
 

@@ -16,7 +16,8 @@ import pytest
 from openai.types import Batch
 
 from alignedserve.config.config import Config, JobsConfig
-from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
@@ -25,7 +26,7 @@ from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import Answering
 from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.store.storage import LazyStorage
+from alignedserve.store.storage import LazyStorage, data_folder
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
@@ -33,6 +34,7 @@ from tests.redis_server import RedisServer
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 URL = "/v1/chat/completions"
+NO_LIMITS = Limits()
 sqlite_only = pytest.mark.parametrize("config", ["sqlite"], indirect=True)
 
 
@@ -42,19 +44,25 @@ def line(custom_id: str, content: str = "Hi", **fields: Any) -> bytes:
 
 
 class Service:
-    """The service as clients with two keys see it; tests can stop and start its runner."""
+    """The service as clients with two keys see it; tests can stop and start its runner, also with other keys."""
 
-    def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
+    def __init__(self, model: TextModel, owner: FakeOwner, config: Config, limits: Limits = NO_LIMITS) -> None:
+        """`limits` are those of each key."""
         self.owner, self.config, self.text = owner, config, model
-        storage, jobs = LazyStorage(config.jobs, Holder("gateway", 1)), config.jobs
-        keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+        self.keys = keys = KeyRing([KeyEntry(name, hash_key(name), limits=limits) for name in ("ann", "bob")])
+        storage, jobs = LazyStorage(config.jobs, Holder("gateway", 1, MODEL, keys.digest)), config.jobs
+        self._ledger = data_folder(jobs).with_name("limits")
         job_routes = (*FileRoutes(storage, jobs).routes, *BatchRoutes(storage, jobs, lambda: self.runner_away_s).routes)
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
         keeper = ResponseKeeper(storage, jobs, lambda: self.runner_away_s)
-        self.app = make_app(owner, model, settings, job_routes=job_routes, keeper=keeper)
+        self.app = make_app(owner, model, settings, Ledger(self._ledger), job_routes, keeper=keeper)
         self.storage = storage
         self._life, self.runner_away_s = 0, 0.0
         self.metrics = RequestMetrics()  # of lines
+
+    def read_keys(self) -> KeyRing:
+        """Return the keys as the runner reads them."""
+        return self.keys
 
     def client(self, key: str = "ann") -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
@@ -63,14 +71,17 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[JobRunner]:
         self._life += 1
-        answering = Answering(self.owner, self.text, (MODEL,), MOST, self.metrics)
-        runner = JobRunner(answering, self.config, Holder("runner", self._life), time.time)
+        ledger = Ledger(self._ledger, JOB_RUNNER)
+        answering = Answering(self.owner, self.text, (MODEL,), MOST, self.metrics, ledger=ledger)
+        holder = Holder("runner", self._life, MODEL)
+        runner = JobRunner(answering, self.config, holder, time.time, read_keys=self.read_keys)
         serving = asyncio.create_task(runner.serve())
         try:
             yield runner
         finally:
             runner.stop()
             await serving
+            ledger.close()
 
     def run(self, work: Callable[[], Awaitable[None]]) -> None:
         async def limited() -> None:

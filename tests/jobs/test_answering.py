@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from alignedserve.gateway.access.keys import ANONYMOUS, MOST_OPEN, Caller, Limits
-from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.jobs.answering import LINE_AT_ONCE, Answering, KeyLimited, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
@@ -77,5 +78,31 @@ def test_a_line_costs_its_key_tokens(text: TextModel) -> None:
         with pytest.raises(ApiError, match="may cost 103 tokens"):
             await answer(100)
         assert await answer(80)
+
+    asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
+
+
+def test_choices_of_a_line_run_in_its_keys_places(text: TextModel) -> None:
+    """Lines have the six places of their key. A line that finds none waits, and none is refused for its choices."""
+    caller = Caller("ann", limits=Limits(most_open=6))
+
+    async def answered() -> None:
+        go_on = asyncio.Event()
+        owner = FakeOwner(go_on, (2,))
+        answering = Answering(owner, text, (MODEL,), MOST, RequestMetrics(), ledger=Ledger(place=JOB_RUNNER))
+
+        async def answer(**body: object) -> dict[str, Any]:
+            line = LineRequest("line", Endpoint.COMPLETIONS, {"model": MODEL, **body}, 60.0, None, caller)
+            return await answering.answer(line, lambda: None)
+
+        first = asyncio.create_task(answer(prompt="Hi", n=8))
+        while len(owner.open_now) < 6:
+            await asyncio.sleep(0.001)
+        with pytest.raises(KeyLimited):
+            await answer(prompt="Hi")
+        assert len(owner.open_now) == 6
+        go_on.set()
+        assert len(list((await first)["choices"])) == 8
+        assert len(list((await answer(prompt="Hi"))["choices"])) == 1
 
     asyncio.run(asyncio.wait_for(answered(), PATIENT_S))

@@ -18,16 +18,20 @@ from openai import AsyncOpenAI
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
+from alignedserve.jobs.actor import JobRunner
+from alignedserve.jobs.answering import Answering
+from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Culprit, GivenUp, Overloaded
 from alignedserve.store.job import Job, LineResult
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, Store
 from alignedserve.text.text_model import TextModel
 from tests.exposition import value
-from tests.gateway.conftest import FakeOwner
+from tests.gateway.conftest import MODEL, MOST, FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
 
 HELLO = "Hello, naïve 😀!"
+OTHER = Holder("host/other/jobs", 1, "other")
 
 
 def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
@@ -551,3 +555,60 @@ def test_without_a_job_runner_new_jobs_are_refused_for_a_while_and_all_else_goes
                 assert (await ended(client, batch["id"]))["status"] == "completed"
 
     service.run(drive)
+
+
+def test_a_job_runner_of_another_model_leaves_the_batches_alone(
+    text: TextModel, hello: tuple[int, ...], config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both deployments began before either had the store, so that neither was refused at its start."""
+    service = Service(text, FakeOwner(hello), config)
+    other = JobRunner(Answering(service.owner, text, ("other",), MOST, RequestMetrics()), config, OTHER, time.time)
+
+    async def check() -> None:
+        async with service.client() as client:
+            async with service.running():
+                await ended(client, (await submit(client, line("a")))["id"])
+                serving = asyncio.create_task(other.serve())
+                while not any("serves demo with it" in message for message in caplog.messages):
+                    await asyncio.sleep(0.01)
+            waiting = await submit(client, line("a"))
+            async with service.running():
+                assert (await ended(client, waiting["id"]))["status"] == "completed"
+            other.stop()
+            await serving
+
+    service.run(check)
+
+
+@sqlite_only
+@pytest.mark.parametrize("other", [OTHER, replace(OTHER, model=MODEL, keys="others")])
+def test_no_batch_is_taken_while_a_deployment_with_another_model_or_other_keys_has_the_store(
+    service: Service, other: Holder
+) -> None:
+    """Its job runner would fail or cancel them."""
+
+    async def check() -> None:
+        store = (await service.storage()).store
+        async with service.client() as client:
+            file = (await upload(client, line("a"))).json()["id"]
+            bodies = {
+                "/v1/batches": {"input_file_id": file, "endpoint": URL, "completion_window": "24h"},
+                "/v1/responses": {"model": MODEL, "input": "Hi", "background": True},
+            }
+            await store.lease(other, 1_000)
+            for route, body in bodies.items():
+                refused = await client.post(route, json=body)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+                assert "another deployment has the store" in refused.json()["error"]["message"]
+                assert refused.headers["retry-after"]
+            assert await store.open_jobs() == []
+            await store.release(other)
+            if other.model != MODEL:  # its job runner would count the batch as one of the other model
+                assert (await client.post("/v1/batches", json=bodies["/v1/batches"])).status_code == 503
+            async with service.running():
+                for route, body in bodies.items():
+                    while (taken := await client.post(route, json=body)).status_code == 503:
+                        await asyncio.sleep(0.01)
+                    assert taken.status_code == 200, taken.text
+
+    service.run(check)

@@ -39,6 +39,7 @@ from alignedserve.jobs.state import ENOUGH_LINES, LineFate, RunnerCore
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.store.job import Endpoint, Job, JobStatus, LineResult, Problem
+from tests.conftest import examples
 
 HOUR = 3_600
 
@@ -175,7 +176,7 @@ class System:
         return {name: job.status.value for name, job in self.jobs.items()}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.floats(0, 0.08), st.lists(st.integers(1, 150), min_size=1, max_size=4))
 def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float, sizes: list[int]) -> None:
     system = System({str(number): size for number, size in enumerate(sizes)}, seed, trouble=trouble)
@@ -285,6 +286,61 @@ def test_a_line_that_ends_again_after_its_result_was_stored_changes_nothing() ->
     core.handle(ResultsStored("a", (1,)), 2.0)
     assert core.handle(ended, 3.0) == []
     assert core.held == {"jobs": 1, "lines": 1}
+
+
+def test_the_jobs_of_a_key_have_as_many_lines_open_as_it_allows_and_hold_up_no_others() -> None:
+    core = RunnerCore(8, 2, lines_of=lambda caller: 3 if caller == "ann" else 8)
+    owners = {"a": "ann", "b": "ann/responses", "c": "bob"}
+    jobs = tuple(replace(job(name), owner=owner, status=JobStatus.IN_PROGRESS) for name, owner in owners.items())
+    core.handle(LeaseTaken(), 0.0)
+    core.handle(OpenJobsRead(jobs), 0.0)
+    ran = Counter[str]()
+    for name in owners:
+        for order in core.handle(JobIndexed(name, tuple(range(1, 101))), 0.0):
+            ran += Counter([order.job.caller] if isinstance(order, RunLine) else [])
+    assert ran == {"ann": 3, "bob": 5}
+    core.handle(LineEnded("a", 1, LineOutcome.DONE, result(1)), 1.0)
+    orders = core.handle(ResultsStored("a", (1,)), 1.0)
+    assert [order.job.caller for order in orders if isinstance(order, RunLine)] == ["ann"]
+
+
+def test_a_blamed_line_whose_key_has_no_place_holds_up_others_less_and_less() -> None:
+    """It runs alone, so that nothing opens from when it is due until all open lines have ended."""
+    core = RunnerCore(8, 2)
+    core.handle(LeaseTaken({("a", 1): 2}), 0.0)
+    jobs = tuple(replace(job(name), owner=name, status=JobStatus.IN_PROGRESS) for name in "ab")
+    core.handle(OpenJobsRead(jobs), 0.0)
+    core.handle(JobIndexed("a", (1,)), 0.0)
+    core.handle(JobIndexed("b", tuple(range(1, 2_001))), 0.0)
+    waits, now, tried_at = list[float](), 0.0, 0.0
+    while len(waits) < 8:
+        now += 0.5
+        for id, line in core.open_lines:
+            if id == "a":
+                waits.append(now - tried_at)
+                tried_at = now
+                core.handle(LineEnded("a", line, LineOutcome.LIMITED, retry_after_s=1.0), now)
+            else:
+                core.handle(LineEnded(id, line, LineOutcome.DONE, result(line)), now)
+                core.handle(ResultsStored(id, (line,)), now)
+        core.handle(TimerFired("tick"), now)
+    assert [round(wait) for wait in waits[1:]] == [2, 4, 8, 16, 32, 60, 60]
+
+
+@pytest.mark.parametrize(("owner", "code"), [("ann", "key_revoked"), ("anonymous/responses", "key_needed")])
+def test_a_job_that_no_key_has_any_more_says_why_it_is_cancelled(owner: str, code: str) -> None:
+    core = RunnerCore(8, 2, lines_of=lambda _: 0)
+    core.handle(LeaseTaken(), 0.0)
+    (save, _) = core.handle(OpenJobsRead((replace(job("a"), owner=owner),)), 0.0)
+    assert isinstance(save, SaveJob)
+    assert (save.job.status, [problem.code for problem in save.job.problems]) == (JobStatus.CANCELLING, [code])
+
+
+def test_a_job_whose_key_was_revoked_while_it_ended_ends_as_it_was_to() -> None:
+    """Nothing of it is left to run."""
+    core, ending = RunnerCore(8, 2, lines_of=lambda _: 0), replace(job("a"), status=JobStatus.FINALIZING)
+    core.handle(LeaseTaken(), 0.0)
+    assert AssembleJob(ending, JobStatus.COMPLETED) in core.handle(OpenJobsRead((ending,)), 0.0)
 
 
 def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:

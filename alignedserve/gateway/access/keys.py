@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.config.sources import read_yaml
+from alignedserve.core import KEY_SALT_SIZE
 from alignedserve.errors import ConfigError
 
 HASHED = "sha256:"
@@ -97,7 +98,7 @@ class KeyEntry:
 
     @property
     def caller(self) -> Caller:
-        salt = hashlib.sha256(f"salt of {self.hash}".encode()).hexdigest()[:32]
+        salt = hashlib.sha256(f"salt of {self.hash}".encode()).hexdigest()[:KEY_SALT_SIZE]
         return Caller(self.name, self.scopes, salt, self.limits)
 
 
@@ -111,9 +112,14 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._by_hash)
 
-    def limits(self, caller: str) -> Limits:
-        """Return the limits of a caller by its id, which a job keeps; none where its key has been taken back."""
-        return self._limits.get(caller, Limits())
+    @property
+    def digest(self) -> str:
+        """Return a digest of the names of the keys: it is the same where the same callers are known."""
+        return hashlib.sha256(" ".join(sorted(self._limits)).encode()).hexdigest()[:16]
+
+    def limits(self, caller: str) -> Limits | None:
+        """Return the limits of a caller by its id, which a job keeps; None where its key has been revoked."""
+        return self._limits.get(caller) if self._by_hash else ANONYMOUS.limits
 
     def caller(self, key: str | None) -> Caller | None:
         """Return the caller that has this key, or None; without any keys, every caller is anonymous.

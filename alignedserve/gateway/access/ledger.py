@@ -28,7 +28,7 @@ from alignedserve.gateway.access.keys import MOST_KEYS
 from alignedserve.locks import LockHeld, open_private, take
 
 MOST_GATEWAYS = 64
-JOB_RUNNER = MOST_GATEWAYS  # the place of the job runner, whose lines take tokens and hold no open requests
+JOB_RUNNER = MOST_GATEWAYS  # the place of the job runner
 _ROW = struct.Struct(f"=16s4d{MOST_GATEWAYS + 1}I")
 _NUM_ROWS = 2 * MOST_KEYS  # with room for keys that have been replaced
 _UNUSED = bytes(16)

@@ -7,10 +7,17 @@
 
 A body that sets no limit of output tokens may cost as much as the model's context. It takes USUAL_TOKENS for each
 choice before it begins and the rest as they arrive, and all of its choices together get a minute's worth at most.
+
+Other work of a gateway costs a token for about 50 µs, taken as the work is done. A body pays a minute's worth of it at
+most, so that no text or file is too large for its caller for ever.
+
+Lines of batches take the places that bodies leave, and wait for them. Bodies do not count the places of lines: no batch
+keeps the chats of its caller out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +25,7 @@ from dataclasses import replace
 
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.access.ledger import Bucket, Ledger
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, CallerRow, Ledger
 from alignedserve.gateway.openai.errors import rate_limited, too_costly, too_many_choices
 
 USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
@@ -26,7 +33,13 @@ USUAL_PART = 8
 REFUSALS = range(400, 500)  # statuses with which a body has computed nothing, if it has no output
 REFUSALS_PER_S, REFUSALS_AT_ONCE = 50, 100  # of a caller; the answers to those beyond wait, each at most
 REFUSAL_WAIT_S = 5.0
+MOST_HELD_BACK = 1024  # of all callers: each has a connection
 LUMP = 64  # tokens of output that are written to the ledger together, beyond those that were taken before
+# What a token pays for of other work, each about 50 µs: a tokenizer takes 1 to 3 µs a token, an upload 8 µs a KiB.
+# Other servers count tokens for nothing, or for a request of the minute, however long the text is.
+CONVERTED_TOKENS = 16  # that are counted, or converted from or to text
+FILE_BYTES = 4 << 10
+TRIAL_S = 50e-6  # of a processor, for the trial of a grammar
 
 
 class Tab:
@@ -36,6 +49,8 @@ class Tab:
         self._ledger, self.caller, self._limits, self._now = ledger, caller, caller.limits, now
         self._places = 0
         self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
+        self._worked = 0.0  # tokens that other work costs, before they are rounded and limited
+        self._tried = 0  # tokens used for trials, which a refusal does not give back
 
     def enter(self) -> None:
         """Take a request from the caller's limit; raise if none is left."""
@@ -51,9 +66,13 @@ class Tab:
             raise rate_limited(f"{per_minute} requests in a minute", wait_s)
 
     def admit(self) -> None:
-        """Take a place for a request for tokens whose body is still to be read; raise if no place or token is left."""
-        self._take_tokens(0, least=1)
+        """Take a place for a request whose body is still to be read; raise if no place or token is left."""
+        self.need_token()
         self.hold_places(1)
+
+    def need_token(self) -> None:
+        """Raise if no token is left."""
+        self._take_tokens(0, least=1)
 
     def hold_places(self, number: int) -> None:
         """Hold this many places until the answer has ended; raise if the caller has fewer left."""
@@ -69,11 +88,15 @@ class Tab:
         if self._limits.most_open is None:
             return most
         with self._ledger.row(self.caller.id) as row:
-            free = min(most - self._places, self._limits.most_open - row.num_open)
+            free = min(most - self._places, self._places_left(row, self._limits.most_open))
             if free > 0 and self._places + free >= least:
                 row.open_at[self._ledger.place] += free
                 self._places += free
         return self._places
+
+    def _places_left(self, row: CallerRow, most_open: int) -> int:
+        lines = 0 if self._ledger.place == JOB_RUNNER else row.open_at[JOB_RUNNER]
+        return most_open - (row.num_open - lines)
 
     def pay(self, requests: Sequence[Request], prompt_tokens: int, has_limit: bool) -> tuple[Request, ...]:
         """Take the tokens that the requests of a body may cost, and return the requests as they may run.
@@ -99,13 +122,38 @@ class Tab:
         if self._used > self._taken and self._limits.tokens_per_minute is not None:
             self._settle(self._used + LUMP)
 
+    def convert(self, tokens: int) -> None:
+        """Pay for tokens that were counted, or converted."""
+        self._work(tokens / CONVERTED_TOKENS)
+
+    def receive(self, num_bytes: int) -> None:
+        """Pay for bytes of a file that have arrived."""
+        self._work(num_bytes / FILE_BYTES)
+
+    def try_grammars(self, trials: Sequence[float]) -> None:
+        """Pay for trials of grammars that took these seconds of a processor, also where the body is refused for what
+        they found. Each costs a token at least: some systems measure short times as 0."""
+        self._tried += self._work(sum(max(1.0, cpu_s / TRIAL_S) for cpu_s in trials))
+
+    def _work(self, tokens: float) -> int:
+        """Take tokens for other work, however few are left, and return their number."""
+        per_minute = self._limits.tokens_per_minute
+        if per_minute is None or not tokens:
+            return 0
+        before, self._worked = self._worked, self._worked + tokens
+        cost = min(per_minute, math.ceil(self._worked)) - min(per_minute, math.ceil(before))
+        self._used += cost
+        if self._used > self._taken:
+            self._settle(self._used)
+        return cost
+
     def settle(self) -> None:
         """Give the tokens back that the body did not use: all of its choices have ended."""
         self._settle(self._used)
 
     def close(self, is_refused: bool = False) -> None:
-        """Give back the places and the unused tokens: all of them where the body was refused."""
-        self._settle(0 if is_refused else self._used)
+        """Give back the places and the unused tokens: all but those of trials where the body was refused."""
+        self._settle(self._tried if is_refused else self._used)
         if self._places:
             with self._ledger.row(self.caller.id) as row:
                 row.open_at[self._ledger.place] -= self._places
@@ -158,6 +206,18 @@ class RefusalPace:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._due_at: dict[str, float] = {}  # caller -> when its refusals so far are all due
+        self._num_held = 0
+
+    async def hold_back(self, caller: str) -> None:
+        """Wait until the next refusal of this caller may be sent."""
+        wait_s = self.wait_s(caller)
+        if not wait_s or self._num_held >= MOST_HELD_BACK:
+            return
+        self._num_held += 1
+        try:
+            await asyncio.sleep(wait_s)
+        finally:
+            self._num_held -= 1
 
     def wait_s(self, caller: str) -> float:
         """Count a refusal, and return how long its answer waits."""

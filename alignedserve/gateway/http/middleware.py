@@ -28,6 +28,7 @@ from alignedserve.metrics.requests import RequestMetrics
 
 _log = logging.getLogger("alignedserve.gateway")
 
+RATE_LIMITED = 429
 PAGE = "/dashboard"  # the live page, which a browser opens: it asks its user for a key as a password
 PROBES = ("/live", "/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
 PUBLIC = (*PROBES, "/", "/docs")  # these need no key
@@ -56,8 +57,9 @@ class RequestMiddleware:
         record = HttpRecord(f"req-{uuid4().hex}", scope["method"], scope["path"], self._now())
         record.client_id = _client_id(headers)
         scope.setdefault("state", {})["record"] = record
+        send = self._sender(send, record, scope["state"])
         try:
-            await self._answer(scope, receive, self._sender(send, record, scope["state"]), record, headers)
+            await self._answer(scope, receive, send, record, headers)
         except ClientGone:
             record.status, record.finish = CLIENT_CLOSED, ABORT
         except asyncio.CancelledError:  # the server stops now, and this body waited for its turn
@@ -102,7 +104,7 @@ class RequestMiddleware:
 
     def _sender(self, send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Send:
         """Return a `send` that adds the request's id and its caller's limits to the answer's headers, and holds back
-        the refusals of a caller that gets too many."""
+        the refusals of a caller that gets too many. With a 429 a client may try elsewhere at once."""
 
         async def send_answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -111,8 +113,10 @@ class RequestMiddleware:
                 headers["x-request-id"] = headers["request-id"] = record.client_id or record.id  # OpenAI's, Anthropic's
                 if (tab := state.get("tab")) is not None:
                     headers.update(tab.headers())
-                if record.status in REFUSALS and (wait_s := self._pace.wait_s(record.caller or "")):
-                    await asyncio.sleep(wait_s)
+                if record.status in REFUSALS and record.status != RATE_LIMITED:
+                    if tab is not None:
+                        tab.close(is_refused=True)  # what waits holds no place
+                    await self._pace.hold_back(record.caller or "")
             await send(message)
 
         return send_answer

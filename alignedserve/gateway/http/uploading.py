@@ -14,6 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request as HttpRequest
 
 from alignedserve.gateway.http.bodies import parts_of_file
+from alignedserve.gateway.http.middleware import tab_of
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.store.blobs import Writing
 
@@ -34,14 +35,17 @@ class Form:
 
 
 async def receive(http: HttpRequest, writing: Writing, limit_bytes: int, disk: ThreadPoolExecutor) -> Form:
-    """Return the form and write its field `file`; raise as soon as the file is known to be too large.
+    """Return the form and write its field `file`, for which the caller pays; raise as soon as the file is known to be
+    too large.
 
     The file is found in no time, and all else byte by byte: so all else is limited, and parsed in slices."""
     reader, loop, num_bytes = _FormReader(http.headers.get("content-type", "")), asyncio.get_running_loop(), 0
     declared = http.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes + MOST_BESIDE_BYTES:
         raise _too_large(limit_bytes)
+    tab = tab_of(http)
     async for part in parts_of_file(http):
+        tab.receive(len(part))
         for start in range(0, len(part), _SLICE_BYTES):
             data, before = part[start : start + _SLICE_BYTES], reader.num_file_bytes
             reader.feed(data)

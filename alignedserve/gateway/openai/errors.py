@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
+from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull, StoreTaken
 from alignedserve.owner.client import Culprit, CutOff, GivenUp, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
@@ -204,6 +204,9 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(429, why, code="rate_limit_exceeded", headers=headers)
     if isinstance(error, StoreFull):
         return ApiError(507, str(error), code="insufficient_storage")
+    if isinstance(error, StoreTaken):  # its text names places and deployments
+        message = "another deployment has the store of batches: the log of the job runner says which"
+        return ApiError(503, message, code="not_ready", headers={"Retry-After": str(RETRY_AFTER_NO_RUNNER_S)})
     if isinstance(error, StoreError):
         return ApiError(503, str(error), code="store_unavailable", headers={"Retry-After": "5"})
     if isinstance(error, PromptError | ModelError):  # a model that is served can only lack a chat template

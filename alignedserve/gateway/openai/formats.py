@@ -18,6 +18,7 @@ from alignedserve.text.call_grammar import Beside, call_syntax, can_write
 from alignedserve.text.calls.formats import GENERAL, CallFormat
 from alignedserve.text.closed_schema import closed
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import TextModel
 
 MOST_CHARACTERS = 100_000  # of a syntax, which travels with its request from part to part
@@ -88,13 +89,13 @@ class Format:
         """Return the format of the calls that the answer may be, if it may be any."""
         return None if self.calls is None else self.calls.form(text, self._whole_schema())
 
-    def limits(self, text: TextModel) -> tuple[Choice | None, str]:
+    def limits(self, text: TextModel, on_trial: OnTrial) -> tuple[Choice | None, str]:
         """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
         if self.choices:
             return self._choice(text), ""
         try:
             syntax = self._syntax(text)
-            fault = text.trial.find_fault(_check_size(syntax))
+            fault = text.trial.find_fault(_check_size(syntax), on_trial)
         except (ValueError, RecursionError, ModelError) as error:
             fault = " ".join(str(error).split())
         if fault is not None:

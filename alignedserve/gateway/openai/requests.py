@@ -15,6 +15,7 @@ from alignedserve.gateway.openai.reasoning import limited_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.chat_template import all_texts
+from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import SamplingDefaults, TextModel
 from alignedserve.text.token_sets import pack_tokens
 
@@ -34,6 +35,7 @@ class Origin:
     arrival_at: float
     caller: Caller = ANONYMOUS
     adapter: Adapter | None = None  # that its model names
+    on_trial: OnTrial = lambda _: None  # told the processor time of each trial of a grammar
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def make_requests(
     _check_writes(text)
     _check_length(body, text, max_model_len)
     num_choices = body.n or 1
-    rules = _make_rules(body, text)
+    rules = _make_rules(body, text, origin.on_trial)
     _check_rules(rules, num_choices * (1 if isinstance(body, ChatRequest) else len(body.prompts)))
     prompts = _prompts(body, text)
     made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
@@ -111,7 +113,7 @@ def _check_writes(text: TextModel) -> None:
     raise invalid(f"this model makes {ask}", "model", "unsupported_model")
 
 
-def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel) -> _Rules:
+def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial) -> _Rules:
     named = {
         "stop_token_ids": body.stop_token_ids,
         "allowed_token_ids": body.allowed_token_ids,
@@ -121,7 +123,7 @@ def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel) -> _Rule
         check_token_ids(name, ids or (), text.vocab_size)
     stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
     _check_ends(body, stop_tokens)
-    return _Rules(_sampling(body, text.sampling, limits(body, text)), tuple(dict.fromkeys(stop_tokens)))
+    return _Rules(_sampling(body, text.sampling, limits(body, text, on_trial)), tuple(dict.fromkeys(stop_tokens)))
 
 
 def _check_rules(rules: _Rules, num_choices: int) -> None:

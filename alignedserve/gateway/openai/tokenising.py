@@ -49,13 +49,14 @@ class DetokenizeRequest(Strict):
     tokens: ListOf[TokenId]
 
 
-def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dict[str, Any]:
+def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
+    """Return the answer of /tokenize, and the number of tokens."""
     texts = [*all_texts([body.prompt, [message.shown for message in body.messages or ()]])]
     most_tokens = MOST_CONTEXTS * max_model_len
     check_length(texts, text, max_model_len, most_tokens, "messages" if body.messages else "prompt")
     ids = _ids(body, text)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}
+    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
 
 
 def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
@@ -69,7 +70,8 @@ def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
     return text.chat_ids([message.shown for message in body.messages or ()], rendering)
 
 
-def detokenize(body: DetokenizeRequest, text: TextModel, _: int) -> dict[str, Any]:
-    """Return the answer of /detokenize: the tokens' text with its special tokens, so that it reverses `tokenize`."""
+def detokenize(body: DetokenizeRequest, text: TextModel, _: int) -> tuple[dict[str, Any], int]:
+    """Return the answer of /detokenize, and the number of tokens. It is the tokens' text with its special tokens, so
+    that it reverses `tokenize`."""
     check_token_ids("tokens", body.tokens, text.vocab_size)
-    return {"prompt": text.decode_all(body.tokens)}
+    return {"prompt": text.decode_all(body.tokens)}, len(body.tokens)

@@ -22,9 +22,9 @@ from alignedserve.gateway.openai.errors import ApiError, rate_limited
 from alignedserve.gateway.responses.answer import fail
 from alignedserve.gateway.responses.items import Item, own_ids
 from alignedserve.gateway.responses.types import BackgroundOptions, ResponseRequest
-from alignedserve.store.job import Endpoint, Job, JobStatus
+from alignedserve.store.job import RESPONSES, Endpoint, Job, JobStatus
 from alignedserve.store.response import StoredResponse
-from alignedserve.store.storage import OpenStorage, Storage
+from alignedserve.store.storage import OpenStorage, Storage, check_shared
 from alignedserve.store.store import OverQuota, OwnerUsage, Purpose, StoredFile
 
 _MB = 1_000_000
@@ -54,6 +54,7 @@ class Background:
         """Add the job of a response that is kept; `items` are all of its conversation."""
         assert response.job is not None
         storage, owner, now = await self._open_storage(), _owner(caller.id), int(time.time())
+        await check_shared(storage.store, self._config, storage.holder, now, may_take=False)
         file = await self._add_file(storage, owner, response.id, _line(response.id, body, items))
         window = (body.background_options or BackgroundOptions()).completion_window
         job = Job(
@@ -147,8 +148,8 @@ class Background:
 
 
 def _owner(caller: str) -> str:
-    """Return the owner of a caller's jobs; no key can have this name."""
-    return f"{caller}/responses"
+    """Return the owner of the jobs of a caller's responses."""
+    return caller + RESPONSES
 
 
 def _line(id: str, body: ResponseRequest, items: Sequence[Item]) -> bytes:
