@@ -1,6 +1,8 @@
 #!/bin/sh
 # Serve on the Ray cluster of this node as long as the cluster is up; return once it serves, or say why it does not.
 #     serve.sh CONFIG        its log: ~/alignedserve/serve.log
+# The log grows by a line for each request and is only appended to, so logrotate may cut it while it is written:
+#     /home/USER/alignedserve/serve.log { size 100M copytruncate rotate 3 }
 set -eu
 config=$1
 cd "$HOME/alignedserve"

@@ -12,6 +12,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from alignedserve.locks import NotPrivate, private_folder
 
 _MOST_BYTES = 4096  # of an order
 _CONNECT_S = 5.0
+_PAUSE_S = 0.5  # where no connection can be accepted: files may be free again then
 _MOST_PATH = 107  # bytes of a socket's name, by the kernel
 
 
@@ -69,15 +71,16 @@ class Door:
         self._path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        while True:
+        while self._listener.fileno() >= 0:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # too many open files, a connection that has gone, or the door was closed
+                time.sleep(_PAUSE_S)
+                continue
             connection.settimeout(_CONNECT_S)
             try:
                 order = LauncherOrder(**json.loads(connection.recv(_MOST_BYTES)))
-            except (OSError, ValueError, TypeError):
+            except (OSError, ValueError, TypeError, RecursionError):
                 connection.close()
                 continue
             self._hear(HeardOrder(order, connection))

@@ -1,4 +1,4 @@
-"""The log of every process: its lines as text or as JSON, and an output that never fails."""
+"""The log of every process: its lines as text or as JSON, and an output that never fails and never waits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import select
+import stat
 import sys
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -13,16 +15,38 @@ from typing import Any, TextIO
 
 from alignedserve.config.config import LogConfig, LogFormat
 
+_READER_S = 1.0  # that a reader may take which is only slow: the first time, not once something was lost
+
 
 class _LosingFile(io.FileIO):
-    """A file that drops what cannot be written, since its reader has gone or its disk is full."""
+    """A file that drops what cannot be written, since its reader has gone or stands still, or its disk is full. It says
+    how much that was with what it can write next."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._num_lost, self._out = 0, _without_waiting(fd)
+        self._room = select.poll()
+        self._room.register(self._out, select.POLLOUT)
 
     def write(self, data: Any, /) -> int:
-        try:
-            written: int | None = super().write(data)  # None: it would wait
-        except OSError:
-            written = None
-        return memoryview(data).nbytes if written is None else written
+        with suppress(OSError):
+            if self._room.poll(0 if self._num_lost else _READER_S * 1_000):
+                if self._num_lost:
+                    os.write(self._out, f"\nalignedserve: {self._num_lost:,} bytes of output were lost here\n".encode())
+                    self._num_lost = 0
+                return os.write(self._out, data)
+        num_bytes = memoryview(data).nbytes
+        self._num_lost += num_bytes
+        return num_bytes
+
+
+def _without_waiting(fd: int) -> int:
+    """Open the pipe or terminal of `fd` again so that no write waits for its reader: other processes share the flags of
+    `fd` itself. Return `fd` where that cannot be, as for a file or a socket."""
+    with suppress(OSError):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return fd
 
 
 def never_fail_to_print() -> None:
@@ -37,7 +61,7 @@ def never_fail_to_print() -> None:
             os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, "w"))
         elif _number(stream) == fd:  # or something else has taken its place, such as a test
-            file = io.BufferedWriter(_LosingFile(fd, "w", closefd=False))
+            file = io.BufferedWriter(_LosingFile(fd))
             encoding, errors = stream.encoding, "backslashreplace"
             setattr(sys, name, io.TextIOWrapper(file, encoding, errors, line_buffering=True))
 

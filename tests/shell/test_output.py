@@ -51,7 +51,17 @@ def full_pipe_that_does_not_wait() -> int:
     return writes
 
 
-@pytest.mark.parametrize("output", [full_disk, pipe_without_reader, full_pipe_that_does_not_wait])
+def pipe_that_nobody_reads() -> int:
+    """As of a `less` that was stopped."""
+    reads, writes = os.pipe()
+    os.dup(reads)
+    return writes
+
+
+OUTPUTS = (full_disk, pipe_without_reader, full_pipe_that_does_not_wait, pipe_that_nobody_reads)
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_a_process_lives_on_whatever_its_output_is(output: Callable[[], int]) -> None:
     file = output()
     done = subprocess.run([sys.executable, "-c", SAYS_MUCH], stdout=file, stderr=file, check=False)
@@ -85,3 +95,34 @@ def test_what_can_be_written_is_written(tmp_path: Path) -> None:
 def test_a_process_without_any_output_lives_on() -> None:
     command = ["sh", "-c", 'exec "$0" -c "$1" >&- 2>&-', sys.executable, SAYS_MUCH]
     assert subprocess.run(command, check=False).returncode == 7
+
+
+SAYS_MORE_THAN_FITS = """
+import sys
+
+from alignedserve.shell.logs import never_fail_to_print
+
+never_fail_to_print()
+for _ in range(30):
+    print("said" * 10_000)
+print("waits", file=sys.stderr)
+sys.stdin.readline()
+print("said again")
+print("and again")
+"""
+
+
+def test_a_reader_that_stood_still_is_told_how_much_it_missed() -> None:
+    command = [sys.executable, "-c", SAYS_MORE_THAN_FITS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waits\n"
+        os.set_blocking(process.stdout.fileno(), False)
+        first = process.stdout.read()
+        os.set_blocking(process.stdout.fileno(), True)
+        rest, _ = process.communicate("\n")
+    lost = 30 * len("said" * 10_000 + "\n") - len(first)
+    assert lost > 0
+    assert rest == f"\nalignedserve: {lost:,} bytes of output were lost here\nsaid again\nand again\n"
