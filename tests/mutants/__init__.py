@@ -1,14 +1,22 @@
-"""Mutants: planted bugs that the fuzzer and the unit tests must kill (`python -m tests.mutants`).
+"""Mutants: planted bugs that the tests must kill, written by hand or drawn at random (`python -m tests.mutants`).
 
-mutant.py         What a mutant is.
+planted.py        A change of a syntax tree, and the function that runs what was changed.
+mutant.py         A mutant that was written by hand, found in the syntax tree by its code.
 of_owners.py      Mutants of owners, membership, and the job runner with its store.
 of_pools.py       Mutants of the pool and the transport.
 of_routers.py     Mutants of the router.
 of_workers.py     Mutants of prefill and decode workers.
-first_failure.py  Finds the first seed that fails, in a process of its own.
-nearest.py        Orders unit tests by how near they are to a mutated file.
-workshop.py       Plants mutants in a copy of the repository, and runs the unit tests and the fuzzer there.
-results.py        The table of what kills which mutant; results.md holds the last one.
+operators.py      Every small change that can be drawn.
+drawing.py        Draws from all folders by a seed.
+equivalents.py    Drawn mutants that behave as the source does, with reasons.
+nearest.py        Orders test files by how near they are to a source file.
+trying.py         Runs the tests that run a mutated function, in a fork for each mutant.
+other_code.py     Gives functions that are loaded already the code of another syntax tree.
+forked.py         Runs work in a child process that may hang or crash.
+planting/         What brings a mutant into processes that import it.
+first_failure.py  Finds the first seed of the fuzzer that fails, in a process of its own.
+results.py        The table of what kills which mutant written by hand; results.md holds the last one.
+score.py          The score of the drawn ones by folder; score.md holds the published one.
 """
 
 from tests.mutants.mutant import Mutant

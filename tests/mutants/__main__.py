@@ -1,64 +1,114 @@
-"""Plant each mutant in a copy of the repository, and say what kills it: `python -m tests.mutants`.
+"""Plant mutants, and say which the tests find: `python -m tests.mutants`, `python -m tests.mutants --sample 600`.
 
-The unit tests near the mutated file are run first, up to the first that fails. A mutant that no unit test kills gets
---seeds seeds of the fuzzer, every other one --seeds-besides. The exit status is 1 if a mutant survives.
+Without --sample those that were written by hand: the unit tests near the mutated file run up to the first that fails. A
+mutant that no unit test kills gets --seeds seeds of the fuzzer, every other one --seeds-besides. The exit status is 1
+if one survives. With --sample mutants are drawn at random from all folders, and the status is 1 if the score is lower
+than the published one by more than a point.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
-from itertools import chain
 
-from tests.mutants import MUTANTS, results
+from tests.mutants import MUTANTS, results, score
+from tests.mutants.drawing import LEAST, draw, files_by_folder, lines_of, shares
+from tests.mutants.equivalents import EQUIVALENT
+from tests.mutants.first_failure import failing_seed
 from tests.mutants.mutant import Mutant
-from tests.mutants.nearest import nearest_first
 from tests.mutants.results import Finding
-from tests.mutants.workshop import Workshop, workshop
+from tests.mutants.trying import SURVIVED, Tried, tried
 
 
 def main() -> int:
     options = _parser().parse_args()
+    return _sample(options) if options.sample is not None else _written_by_hand(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help="this folder, or what has this in its name",
+    )
+    parser.add_argument("--write", action="store_true", help="bring results.md, or score.md, up to date")
+    drawn = parser.add_argument_group("drawn at random")
+    drawn.add_argument("--sample", type=int, metavar="NUMBER", help="how many, over all folders")
+    drawn.add_argument("--least", type=int, default=LEAST, metavar="NUMBER", help="how many of each folder, at least")
+    drawn.add_argument("--seed", type=int, help="of the draw; that of the published score where it is not given")
+    drawn.add_argument("--again", action="store_true", help="only those that survived when the score was published")
+    by_hand = parser.add_argument_group("written by hand")
+    by_hand.add_argument("--seeds", type=int, default=5000, help="most seeds for a mutant that no unit test kills")
+    by_hand.add_argument("--seeds-besides", type=int, default=50, metavar="SEEDS", help="most seeds for every other")
+    by_hand.add_argument("--start", type=int, default=0, metavar="SEED", help="first seed")
+    by_hand.add_argument("--without-tests", action="store_true", help="run the fuzzer only")
+    return parser
+
+
+def _sample(options: argparse.Namespace) -> int:
+    published = score.read()
+    seed = published.seed if options.seed is None else options.seed
+    print(f"seed {seed}", file=sys.stderr)
+    folders = files_by_folder()
+    lines = {folder: lines_of(files) for folder, files in folders.items()}
+    numbers = shares(lines, options.sample, options.least)
+    now = score.Score({}, {}, seed)
+    written = published if published.seed == seed else now
+    if options.again:
+        folders = {folder: files for folder, files in folders.items() if folder in published.rows}
+    for folder, files in folders.items():
+        if not options.only or any(part == folder if part in folders else part in folder for part in options.only):
+            before = published.rows.get(folder) if options.again else None
+            drawn = draw(files, before.mutants if before else numbers[folder], seed)
+            if before:
+                drawn = [mutant for mutant in drawn if published.has_survived(mutant)]
+            found = {mutant: Tried(SURVIVED) for mutant in drawn}
+            found |= tried([mutant for mutant in drawn if mutant.name not in EQUIVALENT], _say)
+            row, survivors = score.row_of(folder, lines[folder], found)
+            row = row if before is None else row.after(before)
+            now = now.with_folder(row, survivors)
+            written = written.with_folder(row, survivors)
+            _say(str(row))
+            if options.write:
+                score.write(written)
+    print(score.text(now))
+    fell = score.falls(published, now)
+    print("\n".join(fell), file=sys.stderr)
+    return int(bool(fell))
+
+
+def _written_by_hand(options: argparse.Namespace) -> int:
     chosen = [mutant for mutant in MUTANTS if not options.only or any(part in mutant.name for part in options.only)]
     findings: dict[str, Finding] = {}
     for mutant, finding in _findings(chosen, options):
         findings[mutant.name] = finding
-        print(f"{mutant.name}: {finding.test or '-'}; {finding.seed or '-'}", file=sys.stderr, flush=True)
+        _say(f"{mutant.name}: {finding.test or '-'}; {finding.seed or '-'}")
         if options.write:
             results.write(MUTANTS, results.read() | findings)
     print(results.table(MUTANTS, findings))
     return int(any(not findings[mutant.name].is_killed and not mutant.is_the_same for mutant in chosen))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="mutants with this in their names")
-    parser.add_argument("--seeds", type=int, default=5000, help="most seeds for a mutant that no unit test kills")
-    parser.add_argument("--seeds-besides", type=int, default=50, metavar="SEEDS", help="most seeds for every other")
-    parser.add_argument("--start", type=int, default=0, metavar="SEED", help="first seed")
-    parser.add_argument("--without-tests", action="store_true", help="run the fuzzer only")
-    parser.add_argument("--write", action="store_true", help="bring the table in tests/mutants/results.md up to date")
-    return parser
-
-
 def _findings(mutants: list[Mutant], options: argparse.Namespace) -> Iterator[tuple[Mutant, Finding]]:
-    known, commit = results.read(), results.commit()
-    with workshop() as shop:
-        if not options.without_tests:
-            shop.check(chain.from_iterable(next(nearest_first(mutant)) for mutant in mutants))
-        for mutant in mutants:
-            yield mutant, _finding(shop, mutant, options, known.get(mutant.name), commit)
+    commit, by_name = results.commit(), {mutant.name: mutant for mutant in mutants}
+    planted = [mutant.plant() for mutant in mutants]
+    for plant, found in ((plant, Tried("")) for plant in planted) if options.without_tests else tried(planted, _say):
+        mutant = by_name[plant.name]
+        num_seeds = options.seeds_besides if found.is_found or mutant.is_the_same else options.seeds
+        seed = failing_seed(plant, range(options.start, options.start + num_seeds))
+        yield mutant, Finding(found.test, seed, num_seeds, commit)
 
 
-def _finding(
-    shop: Workshop, mutant: Mutant, options: argparse.Namespace, known: Finding | None, commit: str
-) -> Finding:
-    test = "" if options.without_tests else shop.failing_test(mutant, known.test if known else "")
-    num_seeds = options.seeds_besides if test or mutant.is_the_same else options.seeds
-    seed = shop.failing_seed(mutant, range(options.start, options.start + num_seeds))
-    return Finding(test, seed, num_seeds, commit)
+def _say(line: str) -> None:
+    os.write(_STDERR, f"{line}\n".encode())
 
+
+_STDERR = os.dup(2)  # forks drop their output, and yet say how far they are
 
 if __name__ == "__main__":
     sys.exit(main())

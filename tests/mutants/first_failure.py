@@ -5,14 +5,38 @@ It prints the seed and the broken rule, or nothing. A seed that takes longer tha
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
-from alignedserve.simulator.fuzzing.fuzz import attempt
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from tests.mutants.planted import SOURCE, Planted
+from tests.mutants.trying import environment
 
 SEED_S = 120  # many hundred times as long as usual
+
+
+def failing_seed(mutant: Planted, seeds: range) -> str:
+    """Return the first seed that fails with the mutant and not without, and the rule that it breaks."""
+    with TemporaryDirectory(prefix="mutants-") as scratch:
+        planted = environment(mutant, Path(scratch))
+        while seeds and (failure := _fuzz(seeds, planted)):
+            seed = int(failure.partition(":")[0])
+            if not _fuzz(range(seed, seed + 1), {}):
+                return failure
+            seeds = range(seed + 1, seeds.stop)
+    return ""
+
+
+def _fuzz(seeds: range, environment: Mapping[str, str]) -> str:
+    command = [sys.executable, "-m", "tests.mutants.first_failure", str(seeds.start), str(len(seeds))]
+    return subprocess.run(
+        command, cwd=SOURCE, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=False
+    ).stdout.strip()
 
 
 class _TakesTooLong(BaseException):
@@ -24,6 +48,9 @@ def _alarm(_signal: int, _frame: FrameType | None) -> None:
 
 
 def first_failure(seeds: range) -> str:
+    from alignedserve.simulator.fuzzing.fuzz import attempt  # forks that try mutants have imported none of ours
+    from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+
     signal.signal(signal.SIGALRM, _alarm)
     for seed in seeds:
         signal.alarm(SEED_S)

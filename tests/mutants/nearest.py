@@ -1,68 +1,73 @@
-"""Order the unit tests by how near they are to a mutated file, so that most mutants are killed within seconds."""
+"""Order test files by how near they are to a source file, so that most mutants are killed within seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 
-from tests.mutants.mutant import SOURCE, Mutant
+from draw_folders import imports, modules
+from tests.mutants.planted import SOURCE
 
-# Tests of these folders may find a mutant of any core. The simulator's tests run the fuzzer, which has its own column.
-_FOLDERS = (
-    "protocol",
-    "owner",
-    "router",
-    "prefill_worker",
-    "decode_worker",
-    "worker",
-    "kvpool",
-    "jobs",
-    "transport",
-    "shell",
-)
-
-# Tests that find most mutants of what both cores share.
-_OF_CORES = (
-    "tests/decode_worker/test_state.py",
-    "tests/decode_worker/test_writing.py",
-    "tests/decode_worker/test_candidates.py",
-    "tests/prefill_worker/test_state.py",
-    "tests/prefill_worker/test_offering.py",
-    "tests/worker/test_shared_pages.py",
-)
+# Folders of tests that start whole deployments, need a GPU or a model, or test the repository and the tests.
+_LEFT_OUT = ("end_to_end", "cluster", "third_party", "real_models", "gpu", "chaos", "house", "mutants")
+_FAR = 9  # more imports than that lie between no two modules that have to do with each other
 
 
-def nearest_first(mutant: Mutant) -> Iterator[list[str]]:
-    """Return groups of test files: of the module, of its folder, and those of other folders that import its package."""
-    folder = _files(mutant.tests)
-    others = [file for name in _FOLDERS for file in _files(f"tests/{name}") if file not in folder]
-    same = [file for file in folder if Path(file).stem == f"test_{Path(mutant.file).stem}"]
-    importing = [file for file in (*folder, *others) if _mentions(file, f"{_module(mutant)} import ")]
-    shared = _OF_CORES if mutant.file.startswith("alignedserve/worker/") else ()
-    near = list(dict.fromkeys([*same, *importing, *shared]))
-    yield near
-    yield [file for file in folder if file not in near]
-    yield [file for file in others if file not in near and _mentions(file, _package(mutant))]
+def near_tests(file: str, name: str = "") -> list[str]:
+    """Return test files, the nearest first: the file's own, then those with fewer imports between them and the file.
+
+    Of two that are as near, the one in the folder of the file's tests comes first. Files that have a name in their text
+    come before all others.
+    """
+    ways = _ways(file)
+    ranked = []
+    for test, imported in _imported_by_tests().items():
+        steps = min((ways.get(name, _FAR) for name in imported), default=_FAR)
+        is_elsewhere = not test.startswith(f"{folder_of_tests(file)}/")
+        if steps < _FAR or not is_elsewhere:
+            is_another = is_elsewhere or Path(test).stem != f"test_{Path(file).stem}"
+            ranked.append((bool(name) and name not in _text(test), is_another, steps, is_elsewhere, test))
+    return [test for *_, test in sorted(ranked)]
 
 
-def _files(folder: str) -> list[str]:
-    return sorted(str(path.relative_to(SOURCE)) for path in (SOURCE / folder).rglob("test_*.py"))
+@cache
+def _text(test: str) -> str:
+    return (SOURCE / test).read_text(encoding="utf-8")
 
 
-def _mentions(file: str, text: str) -> bool:
-    return text in (SOURCE / file).read_text(encoding="utf-8")
+def folder_of_tests(file: str) -> str:
+    first, second, *_ = Path(file).parts
+    return f"tests/{second if first == 'alignedserve' else first}"
 
 
-def is_there(test: str) -> bool:
-    """Return whether a test still has the name that it had when it killed a mutant."""
-    file, _, name = test.partition("::")
-    return (SOURCE / file).is_file() and _mentions(file, name.partition("[")[0].rpartition("::")[2])
+def _ways(file: str) -> dict[str, int]:
+    """Return how many imports lie between each module and a file that it uses."""
+    graph = _imports()
+    start = next(name for name, path in modules().items() if path == SOURCE / file)
+    ways, last = {start: 0}, {start}
+    for steps in range(1, _FAR):
+        last = {name for name, used in graph.items() if name not in ways and used & last}
+        ways |= dict.fromkeys(last, steps)
+    return ways
 
 
-def _module(mutant: Mutant) -> str:
-    return ".".join(Path(mutant.file).with_suffix("").parts).removeprefix("alignedserve.")
+@lru_cache(maxsize=1)
+def _imports() -> Mapping[str, set[str]]:
+    known = modules()
+    return {name: set(imports(path, known)) for name, path in known.items()}
 
 
-def _package(mutant: Mutant) -> str:
-    first, second, *_ = Path(mutant.file).parts
-    return f"alignedserve.{second if first == 'alignedserve' else first}"
+@lru_cache(maxsize=1)
+def _imported_by_tests() -> Mapping[str, set[str]]:
+    """Return the modules that each file of tests imports, itself or through the tests' own modules."""
+    known = modules()
+    files = sorted(path for path in (SOURCE / "tests").rglob("*.py") if path.parts[-2] not in _LEFT_OUT)
+    names = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in files}
+    direct = {name: set(imports(path, known | names)) for name, path in names.items()}
+    found = {}
+    for name, path in names.items():
+        if path.name.startswith("test_"):
+            helpers = set().union(*(direct[used] for used in direct[name] if used in direct))
+            found[str(path.relative_to(SOURCE))] = (direct[name] | helpers) & known.keys()
+    return found
