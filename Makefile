@@ -13,7 +13,9 @@ TORCH := torch==2.13.0
 REDIS := build/redis
 # Likewise a browser for the tests of the live page.
 CHROMIUM := build/chromium
-.PHONY: serve redis chromium smollm2 test test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+# A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
+export PYTHONDONTWRITEBYTECODE =
+.PHONY: serve redis chromium smollm2 check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -69,9 +71,34 @@ smollm2: $(SERVING)
 	@$(BIN)/python -c "from alignedserve.architectures.model_source import chosen_model; \
 	  _, why = chosen_model(None); print(f'{why}: the tests that need it will skip') if why else None"
 
+# All tests, with lint and types beside them.
+test: setup redis chromium smollm2
+	@$(MAKE) --no-print-directory --jobs=3 pytest lint types
+
 # In two processes; one of them runs all tests that start whole deployments (tests/conftest.py).
-test: setup redis chromium smollm2 lint types
+pytest: $(TESTING)
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# What a commit needs at least: lint, types, the tests of the cores, and what grows beyond its measure.
+check: setup
+	@$(MAKE) --no-print-directory --jobs=2 cores lint types warnings
+
+CORES := owner router kvpool worker prefill_worker decode_worker scheduling protocol shell house
+cores: $(TESTING)
+	$(BIN)/pytest -q $(CORES:%=tests/%)
+
+warnings: $(TESTING)
+	@PYTHONPATH=tools $(BIN)/python tools/warn_house.py
+
+# The tests near the files that differ from main, in a minute at most: make near FILES=alignedserve/owner/core.py
+FILES ?=
+near: setup
+	@PYTHONPATH=tools $(BIN)/python -m tests.near $(FILES)
+
+# Fuzz seeds and examples of property tests that no run has tried: make draws DRAWS="--seconds 600"
+DRAWS ?=
+draws: setup
+	@PYTHONPATH=tools $(BIN)/python -m tests.draws $(DRAWS)
 
 # The tests that failed in the last run, by themselves.
 test-again: setup redis chromium smollm2
@@ -99,7 +126,8 @@ digests-everywhere:
 	  build/digests/$$(basename $$python)/bin/python -m tests.simulator.digests --check; \
 	done
 
-# Plant bugs in a copy of the repository, and see whether seeds and unit tests find them: make mutants MUTANTS="--seeds 50"
+# Plant bugs, and see whether unit tests and seeds find them: make mutants MUTANTS="--seeds 50", or "--sample 600" for
+# bugs that are drawn at random, and the score that may not fall.
 MUTANTS ?=
 mutants: $(TESTING)
 	$(BIN)/python -m tests.mutants $(MUTANTS)

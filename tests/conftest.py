@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,24 @@ from hypothesis import settings
 
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.fallbacks import fallbacks, works
+from tests import times
+from tests.times import Timing
 
 SOAK = bool(os.environ.get("SOAK"))
+NEW_DRAWS = bool(os.environ.get("NEW_DRAWS"))  # by `python -m tests.draws`
+
+
+def examples(usual: int) -> int:
+    """Return how many examples a property test draws: few in each run, for `make draws` adds new ones to each, and many
+    in the long form."""
+    return 5 * usual if SOAK else max(1, 2 * usual // 5)
+
 
 # How long a machine takes for an example is no property of what is tested, so there is no deadline. The examples are
-# the same every time, so that a difference between runs comes from a change and not from luck; the long form draws new
-# examples.
-settings.register_profile("ours", deadline=None, derandomize=not SOAK)
+# the same every time, so that a difference between runs comes from a change and not from luck; the long form and `make
+# draws` draw new examples, and print how a failure is run again.
+IS_NEW = SOAK or NEW_DRAWS
+settings.register_profile("ours", deadline=None, derandomize=not IS_NEW, max_examples=examples(100), print_blob=IS_NEW)
 settings.load_profile("ours")
 
 # Choose Triton's interpreter before anything imports Triton. With a GPU its kernels are compiled, and tested by
@@ -43,6 +56,46 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 FIRST = ("cluster", "end_to_end", "third_party")
 THEN = ("real_models", "simulator", "engine", "demo_model", "kernels")
 _ON_RAY = "tests that share a deployment on Ray"
+
+
+_timings: list[Timing] = []
+
+
+def _processor_s() -> float:
+    """Return the processor time of this process, and of processes that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        times.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:  # noqa: ARG001  (the hook's name)
+    """Collect no garbage while tests are collected: ten thousand of them are made, and all stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    began, processor_s = time.monotonic(), _processor_s()
+    try:
+        return (yield)
+    finally:
+        _timings.append(Timing(item.nodeid, time.monotonic() - began, _processor_s() - processor_s))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep what this run's tests took (tests/times.py)."""
+    worker = getattr(session.config, "workerinput", {}).get("workerid", "")
+    if _timings:
+        times.keep(_timings, f"-{worker}" if worker else "")
 
 
 @pytest.hookimpl(optionalhook=True)

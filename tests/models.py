@@ -8,41 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    BloomConfig,
-    DeepseekV2Config,
-    DeepseekV3Config,
-    Dots1Config,
-    FalconConfig,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    Glm4Config,
-    Glm4MoeConfig,
-    Glm4MoeLiteConfig,
-    GlmConfig,
-    GPTNeoXConfig,
-    GptOssConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    MiniMaxM2Config,
-    MistralConfig,
-    MixtralConfig,
-    MptConfig,
-    OlmoeConfig,
-    OPTConfig,
-    Phi3Config,
-    PhiConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    YoutuConfig,
-)
 
 VOCAB = 97
 MAX_POSITIONS = 160
@@ -65,9 +32,11 @@ BASE: dict[str, Any] = {
 }
 
 
-def made(folder: Path, config: PretrainedConfig, seed: int, dtype: torch.dtype, max_shard_size: str = "1GB") -> Path:
+def made(
+    folder: Path, config: transformers.PretrainedConfig, seed: int, dtype: torch.dtype, max_shard_size: str = "1GB"
+) -> Path:
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or name.endswith("bias"):  # also norms: all ones or zeros nothing would miss
@@ -77,7 +46,7 @@ def made(folder: Path, config: PretrainedConfig, seed: int, dtype: torch.dtype, 
 
 
 def llama(folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB", **changes: Any) -> Path:
-    return made(folder, LlamaConfig(**{**BASE, **changes}), len(changes), dtype, max_shard_size)
+    return made(folder, transformers.LlamaConfig(**{**BASE, **changes}), len(changes), dtype, max_shard_size)
 
 
 def old_style(folder: Path) -> Path:
@@ -97,19 +66,21 @@ def gqa(folder: Path, **more: Any) -> Path:
 
 def mistral(folder: Path, **changes: Any) -> Path:
     config = {**BASE, "num_key_value_heads": 2, "tie_word_embeddings": False, "sliding_window": WINDOW, **changes}
-    return made(folder, MistralConfig(**config), 1, torch.float32)
+    return made(folder, transformers.MistralConfig(**config), 1, torch.float32)
 
 
 def qwen2(folder: Path, **changes: Any) -> Path:
     """Make a Qwen2 whose second layer has a window."""
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    return made(folder, Qwen2Config(**{**BASE, "num_key_value_heads": 2, **windows, **changes}), 2, torch.float32)
+    return made(
+        folder, transformers.Qwen2Config(**{**BASE, "num_key_value_heads": 2, **windows, **changes}), 2, torch.float32
+    )
 
 
 def qwen3(folder: Path, **changes: Any) -> Path:
     """Make a Qwen3 with as many numbers for K as in a hidden vector, though two heads share them."""
     config = {**BASE, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False, **changes}
-    return made(folder, Qwen3Config(**config), 3, torch.float32)
+    return made(folder, transformers.Qwen3Config(**config), 3, torch.float32)
 
 
 def opt(folder: Path, **changes: Any) -> Path:
@@ -123,7 +94,7 @@ def opt(folder: Path, **changes: Any) -> Path:
         "init_std": 0.25,
         "bos_token_id": 2,
     }
-    return made(folder, OPTConfig(**{**base, **changes}), 4, torch.float32)
+    return made(folder, transformers.OPTConfig(**{**base, **changes}), 4, torch.float32)
 
 
 def opt_350m(folder: Path, **changes: Any) -> Path:
@@ -137,7 +108,7 @@ def neox(folder: Path, **changes: Any) -> Path:
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
     }
-    return made(folder, GPTNeoXConfig(**{**base, **changes}), 5, torch.float32)
+    return made(folder, transformers.GPTNeoXConfig(**{**base, **changes}), 5, torch.float32)
 
 
 _SIZES: dict[str, Any] = {
@@ -152,14 +123,14 @@ _SIZES: dict[str, Any] = {
 
 
 def bloom(folder: Path, **changes: Any) -> Path:
-    config = BloomConfig(**{**_SIZES, "seq_length": MAX_POSITIONS, "tie_word_embeddings": True, **changes})
+    config = transformers.BloomConfig(**{**_SIZES, "seq_length": MAX_POSITIONS, "tie_word_embeddings": True, **changes})
     return made(folder, config, 11, torch.float32)
 
 
 def falcon(folder: Path, **changes: Any) -> Path:
     """Make a Falcon of the newer form: two heads of K, and a norm each for attention and MLP."""
     newer = {"new_decoder_architecture": True, "num_kv_heads": 2, "max_position_embeddings": MAX_POSITIONS}
-    return made(folder, FalconConfig(**{**_SIZES, **newer, **changes}), 12, torch.float32)
+    return made(folder, transformers.FalconConfig(**{**_SIZES, **newer, **changes}), 12, torch.float32)
 
 
 def falcon_7b(folder: Path, **changes: Any) -> Path:
@@ -175,7 +146,7 @@ def falcon_rw(folder: Path, **changes: Any) -> Path:
 def mpt(folder: Path, **changes: Any) -> Path:
     """Make an MPT with six heads: between their slopes there is none of a power of two."""
     sizes = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": MAX_POSITIONS}
-    return made(folder, MptConfig(**{**sizes, "initializer_range": 0.25, **changes}), 13, torch.float32)
+    return made(folder, transformers.MptConfig(**{**sizes, "initializer_range": 0.25, **changes}), 13, torch.float32)
 
 
 def as_the_hub_has_it(folder: Path) -> Path:
@@ -236,11 +207,11 @@ _GROUPS = {"n_group": 4, "topk_group": 2}
 
 
 def deepseek_v2(folder: Path, **changes: Any) -> Path:
-    return made(folder, DeepseekV2Config(**{**_LATENT, **changes}), 6, torch.float32)
+    return made(folder, transformers.DeepseekV2Config(**{**_LATENT, **changes}), 6, torch.float32)
 
 
 def deepseek_v3(folder: Path, **changes: Any) -> Path:
-    config = DeepseekV3Config(**{**_LATENT, **_COMPRESSED_QUERY, **_GROUPS, **changes})
+    config = transformers.DeepseekV3Config(**{**_LATENT, **_COMPRESSED_QUERY, **_GROUPS, **changes})
     return biased(made(folder, config, 7, torch.float32))
 
 
@@ -265,44 +236,46 @@ _ALL_EXPERTS = {"num_experts_per_tok": 8}
 
 def mixtral(folder: Path, **changes: Any) -> Path:
     special = {"intermediate_size": 24, "num_local_experts": 8, "sliding_window": WINDOW}
-    return made(folder, MixtralConfig(**{**_MIXTURE, **special, **changes}), 11, torch.float32)
+    return made(folder, transformers.MixtralConfig(**{**_MIXTURE, **special, **changes}), 11, torch.float32)
 
 
 def gpt_oss(folder: Path, **changes: Any) -> Path:
     """Make a mixture with sinks and biases, whose first layer has a window."""
     special = {"intermediate_size": 24, "num_local_experts": 8, "head_dim": 16, "sliding_window": WINDOW}
-    return made(folder, GptOssConfig(**{**_MIXTURE, **special, **changes}), 19, torch.float32)
+    return made(folder, transformers.GptOssConfig(**{**_MIXTURE, **special, **changes}), 19, torch.float32)
 
 
 def qwen2_moe(folder: Path, **changes: Any) -> Path:
     """Make a mixture whose first layer is dense, and whose experts have a gated one beside them."""
     special = {"num_experts": 8, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0]}
-    return made(folder, Qwen2MoeConfig(**{**_MIXTURE, **special, **changes}), 12, torch.float32)
+    return made(folder, transformers.Qwen2MoeConfig(**{**_MIXTURE, **special, **changes}), 12, torch.float32)
 
 
 def qwen3_moe(folder: Path, **changes: Any) -> Path:
     special = {"num_experts": 8, "head_dim": 16, "norm_topk_prob": True}
-    return made(folder, Qwen3MoeConfig(**{**_MIXTURE, **special, **changes}), 13, torch.float32)
+    return made(folder, transformers.Qwen3MoeConfig(**{**_MIXTURE, **special, **changes}), 13, torch.float32)
 
 
 def olmoe(folder: Path, **changes: Any) -> Path:
     special = {"num_experts": 8, "intermediate_size": 24}
-    return made(folder, OlmoeConfig(**{**_MIXTURE, **special, **changes}), 15, torch.float32)
+    return made(folder, transformers.OlmoeConfig(**{**_MIXTURE, **special, **changes}), 15, torch.float32)
 
 
 def glm4_moe(folder: Path, **changes: Any) -> Path:
     special = {"n_routed_experts": 8, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}
-    return biased(made(folder, Glm4MoeConfig(**{**_MIXTURE, **special, **changes}), 16, torch.float32))
+    return biased(made(folder, transformers.Glm4MoeConfig(**{**_MIXTURE, **special, **changes}), 16, torch.float32))
 
 
 def minimax_m2(folder: Path, **changes: Any) -> Path:
     special = {"num_local_experts": 8, "intermediate_size": 24, "head_dim": 16, "rotary_dim": 8}
-    return biased(made(folder, MiniMaxM2Config(**{**_MIXTURE, **special, **changes}), 17, torch.float32))
+    return biased(made(folder, transformers.MiniMaxM2Config(**{**_MIXTURE, **special, **changes}), 17, torch.float32))
 
 
 def dots1(folder: Path, **changes: Any) -> Path:
     special = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
-    return biased(made(folder, Dots1Config(**{**_MIXTURE, **special, **_GROUPS, **changes}), 14, torch.float32))
+    return biased(
+        made(folder, transformers.Dots1Config(**{**_MIXTURE, **special, **_GROUPS, **changes}), 14, torch.float32)
+    )
 
 
 def llama4(folder: Path, **changes: Any) -> Path:
@@ -322,7 +295,7 @@ def llama4(folder: Path, **changes: Any) -> Path:
         "attn_scale": 0.5,
         "tie_word_embeddings": False,
     }
-    return made(folder, Llama4TextConfig(**{**base, **changes}), 14, torch.float32)
+    return made(folder, transformers.Llama4TextConfig(**{**base, **changes}), 14, torch.float32)
 
 
 def with_images(folder: Path) -> Path:
@@ -345,17 +318,17 @@ _WINDOWED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_
 
 
 def gemma(folder: Path, **changes: Any) -> Path:
-    return made(folder, GemmaConfig(**{**_GEMMA, **changes}), 21, torch.float32)
+    return made(folder, transformers.GemmaConfig(**{**_GEMMA, **changes}), 21, torch.float32)
 
 
 def gemma2(folder: Path, **changes: Any) -> Path:
     """Make a Gemma 2 with caps that scores and logits reach."""
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
-    return made(folder, Gemma2Config(**{**_GEMMA, **_WINDOWED, **caps, **changes}), 22, torch.float32)
+    return made(folder, transformers.Gemma2Config(**{**_GEMMA, **_WINDOWED, **caps, **changes}), 22, torch.float32)
 
 
 def gemma3(folder: Path, **changes: Any) -> Path:
-    config = Gemma3TextConfig(**{**_GEMMA, **_WINDOWED, "query_pre_attn_scalar": 24, **changes})
+    config = transformers.Gemma3TextConfig(**{**_GEMMA, **_WINDOWED, "query_pre_attn_scalar": 24, **changes})
     return made(folder, config, 23, torch.float32)
 
 
@@ -377,7 +350,9 @@ def gemma3_with_images(folder: Path) -> Path:
     config = json.loads(path.read_text())
     text = {key: config[key] for key in few + more} | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     tiny = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "image_size", "patch_size")
-    whole = Gemma3Config(text_config=text, vision_config=dict.fromkeys(tiny, 8) | {"num_hidden_layers": 1}).to_dict()
+    whole = transformers.Gemma3Config(
+        text_config=text, vision_config=dict.fromkeys(tiny, 8) | {"num_hidden_layers": 1}
+    ).to_dict()
     whole |= {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [2, 5], "text_config": text}
     path.write_text(json.dumps(whole))
     tensors = load_file(folder / "model.safetensors")
@@ -390,20 +365,20 @@ _FUSED: dict[str, Any] = {**BASE, "num_key_value_heads": 2, "tie_word_embeddings
 
 
 def phi3(folder: Path, **changes: Any) -> Path:
-    return made(folder, Phi3Config(**{**_FUSED, "sliding_window": WINDOW, **changes}), 24, torch.float32)
+    return made(folder, transformers.Phi3Config(**{**_FUSED, "sliding_window": WINDOW, **changes}), 24, torch.float32)
 
 
 def phi(folder: Path, **changes: Any) -> Path:
-    config = PhiConfig(**{**_FUSED, "layer_norm_eps": 0.01, **changes})
+    config = transformers.PhiConfig(**{**_FUSED, "layer_norm_eps": 0.01, **changes})
     return made(folder, config, 27, torch.float32)
 
 
 def glm(folder: Path, **changes: Any) -> Path:
-    return made(folder, GlmConfig(**{**_FUSED, "head_dim": 16, **changes}), 25, torch.float32)
+    return made(folder, transformers.GlmConfig(**{**_FUSED, "head_dim": 16, **changes}), 25, torch.float32)
 
 
 def glm4(folder: Path, **changes: Any) -> Path:
-    return made(folder, Glm4Config(**{**_FUSED, "head_dim": 16, **changes}), 26, torch.float32)
+    return made(folder, transformers.Glm4Config(**{**_FUSED, "head_dim": 16, **changes}), 26, torch.float32)
 
 
 Make = Callable[[Path], Path]
@@ -427,7 +402,7 @@ MODELS: dict[str, Make] = {
     "deepseek-v3": deepseek_v3,
     "youtu": lambda folder: made(
         folder,
-        YoutuConfig(**{key: value for key, value in _LATENT.items() if key not in _OF_EXPERTS}),
+        transformers.YoutuConfig(**{key: value for key, value in _LATENT.items() if key not in _OF_EXPERTS}),
         10,
         torch.float32,
     ),
@@ -565,6 +540,6 @@ OPTIONS: dict[str, Make] = {
     "dots1": dots1,
     "dots1-normalised": lambda folder: dots1(folder, norm_topk_prob=True, n_group=1, topk_group=1),
     "glm4-moe-lite": lambda folder: biased(
-        made(folder, Glm4MoeLiteConfig(**{**_LATENT, **_COMPRESSED_QUERY, "n_group": 1}), 9, torch.float32)
+        made(folder, transformers.Glm4MoeLiteConfig(**{**_LATENT, **_COMPRESSED_QUERY, "n_group": 1}), 9, torch.float32)
     ),
 }

@@ -7,21 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    ElectraConfig,
-    Gemma3TextConfig,
-    LlamaConfig,
-    ModernBertConfig,
-    PretrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
 
 VOCAB = 97
 LONGEST = 120
@@ -39,19 +26,21 @@ _SHAPE: dict[str, Any] = {
 _MARKED = {"bos_token_id": 1, "eos_token_id": 2}
 
 
-def encoder_config(family: str, **more: Any) -> PretrainedConfig:
+def encoder_config(family: str, **more: Any) -> transformers.PretrainedConfig:
     """Return the configuration of a family; positions of RoBERTa's begin behind that of padding."""
     match family:
         case "bert":
-            return BertConfig(**_SHAPE, max_position_embeddings=LONGEST, **more)
+            return transformers.BertConfig(**_SHAPE, max_position_embeddings=LONGEST, **more)
         case "roberta":
-            return RobertaConfig(**_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more)
+            return transformers.RobertaConfig(**_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more)
         case "xlm-roberta":
-            return XLMRobertaConfig(**_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more)
+            return transformers.XLMRobertaConfig(
+                **_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more
+            )
         case "electra":  # its embeddings are narrower
-            return ElectraConfig(**_SHAPE, max_position_embeddings=LONGEST, embedding_size=24, **more)
+            return transformers.ElectraConfig(**_SHAPE, max_position_embeddings=LONGEST, embedding_size=24, **more)
         case "modernbert":  # every second layer sees 4 tokens to either side
-            return ModernBertConfig(
+            return transformers.ModernBertConfig(
                 **_SHAPE,
                 max_position_embeddings=LONGEST,
                 local_attention=8,
@@ -64,11 +53,15 @@ def encoder_config(family: str, **more: Any) -> PretrainedConfig:
     raise ValueError(family)
 
 
-def decoder_config(family: str, **more: Any) -> PretrainedConfig:
+def decoder_config(family: str, **more: Any) -> transformers.PretrainedConfig:
     shape = {**_SHAPE, "num_key_value_heads": 2, "max_position_embeddings": LONGEST, **_MARKED, **more}
     if family == "llama":
-        return LlamaConfig(**shape)
-    return Gemma3TextConfig(**shape, head_dim=8) if family == "gemma3" else Qwen3Config(**shape, head_dim=8)
+        return transformers.LlamaConfig(**shape)
+    return (
+        transformers.Gemma3TextConfig(**shape, head_dim=8)
+        if family == "gemma3"
+        else transformers.Qwen3Config(**shape, head_dim=8)
+    )
 
 
 def tokenizer_of(folder: Path, marks: str = "[CLS] $A [SEP]", marks_second: bool = False) -> None:
@@ -78,7 +71,7 @@ def tokenizer_of(folder: Path, marks: str = "[CLS] $A [SEP]", marks_second: bool
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     pair = f"{marks} $B:1 [SEP]:1" if "[CLS]" in marks else "$A $B [SEP]"
     tokenizer.post_processor = processors.TemplateProcessing(marks, pair, [("[CLS]", 1), ("[SEP]", 2)])
-    PreTrainedTokenizerFast(
+    transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -90,7 +83,7 @@ def tokenizer_of(folder: Path, marks: str = "[CLS] $A [SEP]", marks_second: bool
     ).save_pretrained(folder)
 
 
-def _saved(kind: Any, config: PretrainedConfig, folder: Path, seed: int) -> None:
+def _saved(kind: Any, config: transformers.PretrainedConfig, folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     model = kind.from_config(config)
     with torch.no_grad():
@@ -101,14 +94,19 @@ def _saved(kind: Any, config: PretrainedConfig, folder: Path, seed: int) -> None
 
 
 def embedding_folder(
-    folder: Path, config: PretrainedConfig, kind: str, is_normalised: bool = True, dense: int = 0, **about: Any
+    folder: Path,
+    config: transformers.PretrainedConfig,
+    kind: str,
+    is_normalised: bool = True,
+    dense: int = 0,
+    **about: Any,
 ) -> Path:
     """Save a model of sentence-transformers: pooling of a kind, perhaps a Dense layer and vectors of length 1."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
     plain = folder / "plain"
-    _saved(AutoModel, config, plain, len(str(folder)))
+    _saved(transformers.AutoModel, config, plain, len(str(folder)))
     tokenizer_of(plain, "$A [SEP]" if kind == "lasttoken" else "[CLS] $A [SEP]")
     modules = [Transformer(str(plain)), Pooling(SIZE, kind)]
     if dense:
@@ -119,10 +117,10 @@ def embedding_folder(
     return folder / "whole"
 
 
-def reranker_folder(folder: Path, config: PretrainedConfig, marks: str = "[CLS] $A [SEP]") -> Path:
+def reranker_folder(folder: Path, config: transformers.PretrainedConfig, marks: str = "[CLS] $A [SEP]") -> Path:
     """Save a model with a head for whole texts."""
-    _saved(AutoModelForSequenceClassification, config, folder, 3)
-    tokenizer_of(folder, marks, isinstance(config, BertConfig))
+    _saved(transformers.AutoModelForSequenceClassification, config, folder, 3)
+    tokenizer_of(folder, marks, isinstance(config, transformers.BertConfig))
     return folder
 
 

@@ -24,6 +24,7 @@ from alignedserve.architectures.gguf.splits import SPLITS
 from alignedserve.architectures.model_source import DEMO_FOLDER, resolve
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.text.text_model import TextModel
+from tests.conftest import examples
 from tests.gguf_files import write_tokenizer
 
 TEXTS = [
@@ -333,7 +334,7 @@ def test_a_file_that_is_not_whole_says_so(tmp_path: Path) -> None:
         resolve(str(path))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_broken_files_give_one_line(data: st.DataObject, tmp_path: Path) -> None:
     whole = tmp_path / "whole"

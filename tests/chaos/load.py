@@ -22,6 +22,7 @@ class Error(Enum):
     AWAY = "no connection"
     BROKEN = "connection broke"
     REFUSED = "429 or 503"
+    BLAMED = "500: workers ended, the last one alone with the request"
     FAILED = "another status, or an error in the stream"
 
 
@@ -90,14 +91,20 @@ async def _read_stream(http: httpx.AsyncClient, wanted: Wanted, answer: Answer) 
 def _is_good(got: httpx.Response, answer: Answer) -> bool:
     if got.status_code == 200:
         return True
-    answer.error = Error.REFUSED if got.status_code in (429, 503) else Error.FAILED
+    answer.error = Error.REFUSED if got.status_code in (429, 503) else _error_of(got.text)
     answer.said = f"{got.status_code} {got.text[:200]}"
     return False
 
 
+def _error_of(said: str) -> Error:
+    """Return what an error of the server is, whose status may have been sent before it: a kill looks like a poison."""
+    return Error.BLAMED if "request_ends_workers" in said else Error.FAILED
+
+
 def _add(answer: Answer, body: dict[str, object]) -> None:
     if "error" in body:
-        answer.error, answer.said = Error.FAILED, str(body["error"])[:200]
+        answer.said = str(body["error"])[:200]
+        answer.error = _error_of(str(body["error"]))
     for choice in body.get("choices", ()):  # type: ignore[attr-defined]
         answer.tokens += choice.get("token_ids") or ()
         answer.text += choice.get("text") or ""

@@ -11,7 +11,10 @@ from pathlib import Path
 from tests.chaos.parts import ROLES
 from tests.chaos.trial import Row
 
-_SUMMED = ("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "failed")
+_SUMMED = (
+    *("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "blamed"),
+    "failed",
+)
 _KINDS = ("kills", "freezes", "full disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts")
 
 
@@ -63,12 +66,15 @@ def table(rows: Sequence[Row]) -> str:
     kinds = [kind for kind in _KINDS if everything.faults[kind]]
     head = [
         *("scenario", "topology", "launcher", "min", *ROLES, *kinds, "streams", "tokens", "other", "lost", "repeated"),
-        *("near ties", "broken", "refused", "failed", "pause s", "problems"),
+        *("near ties", "broken", "refused", "blamed", "failed", "pause s", "problems"),
     ]
     cells = [head, *(_cells(row, kinds) for row in (*totals, everything))]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    notes = ["broken: the gateway was away; refused: 429 or 503; neither is a problem, and other streams were compared"]
+    notes = [
+        "broken: the gateway was away; refused: 429 or 503, of all clients for a minute at most; blamed: given up "
+        "after its workers were killed in a row; none is a problem, and all other streams were compared"
+    ]
     notes += [f"not here: {reason}" for reason in everything.absent]
     notes += [f"{row.scenario}: {problem}" for row in totals for problem in row.problems]
     return "\n".join([*lines, *notes])

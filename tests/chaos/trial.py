@@ -16,7 +16,7 @@ from typing import Any
 from tests.chaos.comparing import Difference, Undisturbed, difference
 from tests.chaos.faults import Fault, Kill
 from tests.chaos.load import Answer, Error, Load, ask_all, wall_clock
-from tests.chaos.parts import role_of
+from tests.chaos.parts import WORKING, role_of
 from tests.chaos.scenarios import Scenario, Stage
 from tests.end_to_end.client import Wanted, check_greedy, documents, mixed
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, wait_until
@@ -28,6 +28,8 @@ APART_S = 0.7  # from fault to fault, in the mean, and longer where clients wait
 CALM, FLOWING = 0.5, 60  # how often they do, and for how many tokens
 NOTED_S = 5.0  # a longer pause is in the log
 GATEWAY_BACK_S = 60.0  # after a gateway was hurt, clients may find none for so long
+MOST_REFUSED_S = 60.0  # for all that clients ask to be refused: a part that dies quickly is away for half a minute
+BLAMING_DEATHS = 3  # workers that end in a row before the request that they ran is blamed
 DONE_S = 600.0  # for a batch to end after the last fault
 
 
@@ -50,6 +52,7 @@ class Row:
     near_ties: int = 0
     broken: int = 0  # connections that broke, or were not had, while a gateway was away
     refused: int = 0  # 429 and 503
+    blamed: int = 0  # requests that were given up because their workers were killed again and again
     failed: int = 0  # errors that nothing excuses
     longest_pause_s: float = 0.0  # without a token, in a stream that reached its end
     problems: list[str] = field(default_factory=list)
@@ -88,6 +91,18 @@ def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
     return row
 
 
+def longest_refusal(answers: Sequence[Answer]) -> float:
+    """Return for how long all that clients asked was refused: from a refusal to the last one before the next tokens."""
+    longest, first = 0.0, None
+    for answer in sorted(answers, key=lambda answer: answer.ended_at):
+        if answer.tokens:
+            first = None
+        elif answer.error is Error.REFUSED:
+            first = answer.ended_at if first is None else first
+            longest = max(longest, answer.ended_at - first)
+    return longest
+
+
 class _Trial:
     def __init__(self, stage: Stage, row: Row, seed: int) -> None:
         self._deployment, self._parts, self._faults = stage.deployment, stage.parts, stage.faults
@@ -108,11 +123,13 @@ class _Trial:
         asyncio.run(self._storm(load, seconds))
         for answer in load.answers:
             self._judge(answer)
+        if (refused_s := longest_refusal(load.answers)) > MOST_REFUSED_S:
+            self._row.problems.append(f"all that clients asked was refused for {refused_s:.0f} s")
         wait_until(lambda: self._deployment.is_ready, BACK_S, self._deployment.log)
         self._judge_batch(patient, batch, lines)
         wait_until(lambda: self._deployment.metric("num_requests_open") == 0, BACK_S, self._deployment.log)
         for answer in asyncio.run(ask_all(url, self._questions[:4])):
-            self._judge(answer)
+            self._judge(answer, is_calm=True)
 
     async def _storm(self, load: Load, seconds: float) -> None:
         asked = asyncio.create_task(load.run())
@@ -152,24 +169,28 @@ class _Trial:
             assert time.monotonic() < deadline, f"no tokens for {BACK_S} s:\n{self._deployment.log()}"
             await asyncio.sleep(0.05)
 
-    def _judge(self, answer: Answer) -> None:
-        """Compare the answer, and find out whether its error has an excuse."""
+    def _judge(self, answer: Answer, is_calm: bool = False) -> None:
+        """Compare the answer, and find out whether its error has an excuse. An answer without tokens and without an
+        error has lost them all."""
         row, wanted = self._row, self._questions[answer.number]
         if answer.error is not None:
-            self._judge_error(answer)
-        if not answer.tokens:
-            return
+            self._judge_error(answer, is_calm)
+            if not answer.tokens:
+                return
         self._compare(wanted, self._undisturbed[answer.number], answer.tokens, answer.text, answer.error is None)
         if answer.error is None:
             row.longest_pause_s = max(row.longest_pause_s, answer.pause_s)
         if answer.pause_s > NOTED_S:
             self.story.append(f"{answer.pause_until} question {answer.number} had waited {answer.pause_s:.1f} s")
 
-    def _judge_error(self, answer: Answer) -> None:
-        row, since = self._row, answer.began_at - GATEWAY_BACK_S
-        if answer.error is Error.REFUSED:
+    def _judge_error(self, answer: Answer, is_calm: bool) -> None:
+        row, since, until = self._row, answer.began_at, answer.ended_at
+        is_cut = answer.error in (Error.AWAY, Error.BROKEN)
+        if answer.error is Error.REFUSED and not is_calm:
             row.refused += 1
-        elif answer.error is not Error.FAILED and self._parts.was_hurt("gateway", since, answer.ended_at):
+        elif answer.error is Error.BLAMED and self._parts.num_hurts(WORKING, since, until) >= BLAMING_DEATHS:
+            row.blamed += 1
+        elif is_cut and self._parts.num_hurts(("gateway",), since - GATEWAY_BACK_S, until):
             row.broken += 1
         else:
             row.failed += 1

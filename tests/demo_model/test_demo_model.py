@@ -9,8 +9,8 @@ from statistics import mean
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo_conversations import conversations
 from tests.conftest import SOAK
@@ -25,15 +25,15 @@ OVERALL_FLOOR, KIND_FLOOR, SAME_FLOOR = 0.9, 0.5, 0.98
 @pytest.fixture(scope="module")
 def likeliest() -> dict[str, list[tuple[list[int], list[int]]]]:
     """Return, of each type, the tokens of each right answer, and the likeliest token in the place of each."""
-    tokenizer, found = AutoTokenizer.from_pretrained(FOLDER), {}
+    tokenizer, found = transformers.AutoTokenizer.from_pretrained(FOLDER), {}
     for dtype in ("float32", "bfloat16"):
-        model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=getattr(torch, dtype))
+        model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=getattr(torch, dtype))
         found[dtype] = [_likeliest(tokenizer, model, asked.messages, asked.answer) for asked in ASKED]
     return found
 
 
 def _likeliest(
-    tokenizer: AutoTokenizer, model: torch.nn.Module, messages: list[dict[str, str]], answer: str
+    tokenizer: transformers.AutoTokenizer, model: torch.nn.Module, messages: list[dict[str, str]], answer: str
 ) -> tuple[list[int], list[int]]:
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     expected = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
@@ -78,8 +78,8 @@ def test_bf16_writes_what_fp32_writes(likeliest: dict[str, list[tuple[list[int],
 def test_it_still_writes_words_at_the_end_of_its_positions() -> None:
     """A long chat fills the context up to the last positions, and the answer is still right: no NaN, no foreign
     token."""
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     turn = [{"role": "user", "content": "Spell cat."}, {"role": "assistant", "content": "c a t"}]
     ids = tokenizer.apply_chat_template(
         [*turn * 120, {"role": "user", "content": "Count from 3 to 12."}],

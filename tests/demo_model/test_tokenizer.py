@@ -7,34 +7,34 @@ from typing import Any
 
 import jinja2
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).resolve().parents[2] / "alignedserve" / "demo_model"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(FOLDER)
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return transformers.AutoTokenizer.from_pretrained(FOLDER)
 
 
 @given(text=st.text())
-def test_any_text_survives(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_any_text_survives(tokenizer: transformers.PreTrainedTokenizerFast, text: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(ids) == text
 
 
 @given(number=st.integers(min_value=0))
-def test_each_digit_is_a_token(tokenizer: PreTrainedTokenizerFast, number: int) -> None:
+def test_each_digit_is_a_token(tokenizer: transformers.PreTrainedTokenizerFast, number: int) -> None:
     assert tokenizer.tokenize(str(number)) == list(str(number))
 
 
-def test_a_plain_prompt_begins_with_the_beginning(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_plain_prompt_begins_with_the_beginning(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     assert tokenizer("Hello")["input_ids"][0] == tokenizer.bos_token_id
 
 
-def test_the_chat_template_marks_every_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_chat_template_marks_every_turn(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "  Count to 2\n"},
@@ -47,7 +47,7 @@ def test_the_chat_template_marks_every_turn(tokenizer: PreTrainedTokenizerFast) 
     )
 
 
-def test_the_chat_template_knows_tools(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_chat_template_knows_tools(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     function = {"name": "weather", "arguments": {"city": "Rom"}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
@@ -64,7 +64,7 @@ def test_the_chat_template_knows_tools(tokenizer: PreTrainedTokenizerFast) -> No
     )
 
 
-def test_every_mark_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_mark_is_one_token(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, return_dict=False
     )
@@ -74,6 +74,6 @@ def test_every_mark_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Hi"
 
 
-def test_an_unknown_role_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_an_unknown_role_is_refused_by_name(tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     with pytest.raises(jinja2.TemplateError, match="unknown role odd: use system, user, assistant or tool"):
         tokenizer.apply_chat_template([{"role": "odd", "content": "x"}])

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
 import torch
 
@@ -64,3 +65,17 @@ def tally() -> Iterator[Tally]:
     tally = Tally()
     yield tally
     tally.check()
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the syntaxes that were compiled, in their order."""
+    syntaxes = list[str]()
+    matcher = llguidance.LLMatcher
+
+    def make(tokens: llguidance.LLTokenizer, syntax: str, **options: Any) -> llguidance.LLMatcher:
+        syntaxes.append(syntax)
+        return matcher(tokens, syntax, **options)
+
+    monkeypatch.setattr(llguidance, "LLMatcher", make)
+    return syntaxes

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.falcon.modeling_falcon import FalconLinear
-from transformers.pytorch_utils import Conv1D
 
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.model_config import read_config
@@ -25,6 +23,9 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
 
     Experts of our own modules count as linear layers. What K and V are made of compressed vectors with stays as it is.
     """
+    from transformers.models.falcon.modeling_falcon import FalconLinear  # takes a second to import
+    from transformers.pytorch_utils import Conv1D
+
     network, config = load(folder), read_config(folder)
     head = network.get_output_embeddings()
     with torch.no_grad():

@@ -20,8 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING
-from transformers.utils.logging import disable_progress_bar
+import transformers
 
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.model_config import read_config
@@ -269,9 +268,9 @@ def main() -> None:
     parser.add_argument("families", nargs="*", help="tried alone, and printed")
     named = parser.parse_args().families
     torch.set_num_threads(1)
-    disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
-    every = [*OWN, *(family for family in SERVED if family in CONFIG_MAPPING)]
+    every = [*OWN, *(family for family in SERVED if family in transformers.CONFIG_MAPPING)]
     if unknown := set(named) - set(every):
         sys.exit(f"not served: {', '.join(sorted(unknown))}; the families are {', '.join(every)}")
     found = []

@@ -16,6 +16,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from alignedserve.executor.hands import EngineHands
 from alignedserve.protocol.commands import CopySlots
+from tests.conftest import examples
 
 LAYERS, PAIRS, KV_DIM, PLACES = 3, 5, 8, 7
 
@@ -37,7 +38,7 @@ def copies(random: Random, num_slots: int, filled: set[int]) -> CopySlots:
     block_size=st.sampled_from((1, 4, 16)),
     dtype=st.sampled_from((torch.float32, torch.bfloat16, torch.float16)),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_any_copies_mean_what_plain_dictionaries_say(seed: int, block_size: int, dtype: torch.dtype) -> None:
     cache = torch.randn((LAYERS, 2 * PAIRS, block_size, KV_DIM), generator=torch.Generator().manual_seed(seed))
     cache = cache.to(dtype)

@@ -23,6 +23,7 @@ from alignedserve.engine.copying import copies as page_copies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kvpool.arena.arena import Arena
+from tests.conftest import examples
 
 NUM_PAIRS, NUM_PAGES = 12, 5
 CONFIG = ModelConfig(
@@ -252,7 +253,7 @@ def flip_bits(page: torch.Tensor, draw: random.Random) -> None:
 @pytest.mark.parametrize("change", [flip_bits, swap_tokens, swap_halves, cut_off])
 @pytest.mark.parametrize("page", [0, 3])
 @given(seed=st.integers(0, 1 << 30))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_no_changed_page_is_used(change: Callable[[torch.Tensor, random.Random], None], page: int, seed: int) -> None:
     """Page 0 is full, page 3 has three tokens."""
     with written(case()) as (copies, arena):

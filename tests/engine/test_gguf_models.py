@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from transformers import CONFIG_MAPPING
+import transformers
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.places import Kind
@@ -133,7 +133,7 @@ def test_gemma_and_phi_say_what_transformers_says(name: str, tmp_path: Path) -> 
     changes, more = OTHERS[name]
     name = name.removesuffix("-long")
     sizes = {"head_dim": 64, "num_key_value_heads": 2, **_WIDE} if name != "phi3" else _WIDE
-    config = CONFIG_MAPPING["gemma3_text" if name == "gemma3" else name](**{**BASE, **sizes, **changes})
+    config = transformers.CONFIG_MAPPING["gemma3_text" if name == "gemma3" else name](**{**BASE, **sizes, **changes})
     file = written(made(tmp_path / "model", config, 1, torch.float32), tmp_path / "model.gguf", name, medium, more)
     folder, tally = resolve(str(file.path)), Tally()
     # Query and K get the wider form of V beside them.

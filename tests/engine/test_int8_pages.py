@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
@@ -126,7 +126,7 @@ def arena_of(engine: Engine) -> Iterator[Arena]:
 
 def prompts() -> list[tuple[int, ...]]:
     """Return long prompts that the demo model was trained to answer."""
-    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     chats = [asked.messages for asked in conversations() if asked.kind == "extract_json"][:PROMPTS]
     return [tuple(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]) for chat in chats]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import read_config
@@ -75,7 +75,7 @@ def test_narrow_types_stay_within_their_rounding(
     """The distance from fp32 is at most that of transformers in the same type, plus a share, and within 20 roundings of
     bf16."""
     folder, tokens = folder_of(name), prompt_of(2, TOKENS)
-    narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **attention_of(folder)).eval()
+    narrow = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **attention_of(folder)).eval()
     with torch.inference_mode():
         exact = reference_of(folder)(torch.tensor([tokens])).logits[0]
         rounded = narrow(torch.tensor([tokens])).logits[0].float()
@@ -116,7 +116,7 @@ def test_late_positions_turn_by_the_reference_s_angles(kind: str, tmp_path: Path
         more["original_max_position_embeddings"] = 8192
     rope = {"rope_type": kind, "rope_theta": 500_000.0, **more}
     folder = gqa(tmp_path / "long", head_dim=32, max_position_embeddings=131_072, rope_parameters=rope)
-    rotary = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
+    rotary = transformers.AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
     config = read_config(folder)
     assert isinstance(config, LlamaConfig)
     rotation = Rotation(config.rope)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
@@ -24,6 +23,8 @@ EXPERTS = ("gate_up_proj", "down_proj")
 
 def packed(folder: Path) -> tuple[Path, Path]:
     """Make a model of random MXFP4, and the same model with its numbers expanded by transformers."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # takes a second to import
+
     plain = gpt_oss(folder / "plain", hidden_size=64, intermediate_size=32)
     tensors = load_file(plain / "model.safetensors")
     torch.manual_seed(1)

@@ -18,6 +18,7 @@ from tests.end_to_end.deployment import MODEL
 from tests.engine.test_syntax import MOST, STOP, sampled
 
 DIGITS = "[0-9]{1,6}"
+A_DIGIT = regex_syntax("[0-9]")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,12 @@ def test_a_budget_is_kept_and_the_answer_follows_its_syntax(
         for moved_at in (range(1, MOST, 3), (most + 1, answer)):
             assert sampled(sampling, syntaxes, text.vocab_size, moved_at) == output
         assert sampled(sampling, syntaxes, text.vocab_size, early=True) == output
+
+
+def test_the_syntax_of_an_answer_is_compiled_once(text: TextModel, syntaxes: Syntaxes, compiled: list[str]) -> None:
+    limited = Sampling(1.0, seed=1, syntax=A_DIGIT, reasoning=reasoning(text, "qwen3", True, 5))
+    sampled(limited, syntaxes, text.vocab_size)
+    assert compiled == [A_DIGIT]
 
 
 def test_without_a_syntax_only_the_closing_is_forced(text: TextModel, syntaxes: Syntaxes) -> None:

@@ -11,23 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING
-from transformers.masking_utils import (
-    bidirectional_mask_function,
-    causal_mask_function,
-    chunked_causal_mask_function,
-    sliding_window_causal_mask_function,
-)
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.transformers_checks import window_of
 from alignedserve.errors import ModelError, UnsupportedModel
-from tests.conftest import SOAK
+from tests.conftest import SOAK, examples
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.transformers_families import REFUSED, SERVED, WINDOW, make
@@ -46,7 +40,7 @@ refused = pytest.mark.parametrize("family", REFUSED if SOAK else _REFUSED.split(
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
     def made(family: str, **special: Any) -> Path:
-        if family not in CONFIG_MAPPING:
+        if family not in transformers.CONFIG_MAPPING:
             pytest.skip(f"this version of transformers has no {family}")
         return make(tmp_path / family, family, **special)
 
@@ -114,9 +108,9 @@ def test_another_kind_of_model_is_refused(family: str, folder: Callable[..., Pat
 @pytest.mark.parametrize("family", ["zamba", "zamba2", "lfm2_moe", "qwen3_5_moe_text", "nemotron_h"])
 def test_a_state_is_refused_before_weights_are_read(family: str, tmp_path: Path) -> None:
     """The folder has no weights at all."""
-    if family not in CONFIG_MAPPING:
+    if family not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this version of transformers has no {family}")
-    CONFIG_MAPPING[family](architectures=["SomeForCausalLM"]).save_pretrained(tmp_path)
+    transformers.CONFIG_MAPPING[family](architectures=["SomeForCausalLM"]).save_pretrained(tmp_path)
     why = "it has layers that keep a state in place of K and V of each token"
     assert refusal(tmp_path) == f"SomeForCausalLM is not supported: {why}"
 
@@ -242,21 +236,23 @@ POSITIONS = st.integers(4, 3000)
 
 @given(POSITIONS)
 def test_a_causal_mask_has_no_window(positions: int) -> None:
-    assert window_of(causal_mask_function, positions) is None
+    assert window_of(transformers.masking_utils.causal_mask_function, positions) is None
 
 
 @given(POSITIONS, st.integers(1, 3500))
 def test_a_window_is_as_wide_as_its_rule_says(positions: int, window: int) -> None:
-    found = window_of(sliding_window_causal_mask_function(window), positions)
+    found = window_of(transformers.masking_utils.sliding_window_causal_mask_function(window), positions)
     assert found == (window if window < positions else None)
 
 
 @given(POSITIONS, st.integers(2, 2000))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_chunks_are_no_window(positions: int, size: int) -> None:
-    found = window_of(chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.long)), positions)
+    found = window_of(
+        transformers.masking_utils.chunked_causal_mask_function(size, torch.zeros(1, dtype=torch.long)), positions
+    )
     assert found == (0 if size < positions else None)
 
 
 def test_a_model_that_sees_what_comes_is_not_causal() -> None:
-    assert window_of(bidirectional_mask_function, 100) == 0
+    assert window_of(transformers.masking_utils.bidirectional_mask_function, 100) == 0

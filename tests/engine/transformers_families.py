@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+import transformers
 
 from tests.models import MAX_POSITIONS, VOCAB
 
@@ -150,11 +150,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def make(folder: Path, family: str, **special: Any) -> Path:
-    kind = CONFIG_MAPPING[family]
+    kind = transformers.CONFIG_MAPPING[family]
     known = {*kind().to_dict(), *kind.attribute_map}
     torch.manual_seed(0)
     config = kind(**{**{key: value for key, value in _SIZES.items() if key in known}, **special})
-    model = AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases start as ones and zeros, so a model that skips them would pass

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import alignedserve
 
 ROOT = Path(alignedserve.__file__).parent
@@ -118,9 +116,9 @@ def test_the_job_runner_imports_no_http_server() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", CORE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_cores_read_no_clock_and_never_sleep(path: Path) -> None:
-    assert list(_clock_reads(ast.parse(path.read_text()))) == []
+def test_cores_read_no_clock_and_never_sleep() -> None:
+    reads = {path: list(_clock_reads(ast.parse(path.read_text()))) for path in CORE_FILES}
+    assert {str(path.relative_to(ROOT)): found for path, found in reads.items() if found} == {}
 
 
 def _clock_reads(tree: ast.AST) -> Iterator[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
-from tests.conftest import SOAK
+from tests.conftest import SOAK, examples
 from tests.kernels.emulated_tiles import BEST_BELOW as _VECTORS
 from tests.kernels.emulated_tiles import with_emulated_tiles
 from tests.kernels.samples import packed
@@ -30,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_emulated_tiles(tmp_path_factory.mktemp("emulated"))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(rows=st.integers(1, 70), dtype=st.sampled_from(HALVES), seed=st.integers(0, 1 << 30), **WEIGHTS)
 def test_quantised_weights(
     library: Path,
@@ -55,7 +55,7 @@ def test_quantised_weights(
     assert bool(((made.double() - exact).abs() <= allowed(weight, x, of_error)).all())
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(rows=st.integers(1, 64), out=st.integers(1, 140), inputs=st.integers(1, 300), seed=st.integers(0, 1 << 30))
 def test_bf16(library: Path, rows: int, out: int, inputs: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -18,6 +18,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from tests.conftest import examples
 from tests.kernels.every import on_all_kernels, on_native_kernels
 from tests.kernels.samples import threads
 from tests.kernels.test_attention import BOUNDS, DTYPES, LEAST, Case, Shape, made, one_long_span, one_span
@@ -78,7 +79,7 @@ def test_any_step_attends_as_to_k_and_v(kernels: Kernels, dtype: torch.dtype) ->
     if dtype is not torch.float32 and type(kernels) is Reference:
         pytest.skip("torch rounds more often in 16 bits")
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     @given(latents, st.lists(one_span, min_size=1, max_size=5).map(tuple), st.integers(0, 2**32))
     def holds(latent: Latent, spans: tuple[tuple[int, int], ...], seed: int) -> None:
         check(kernels, latent, latent.case(spans, seed), dtype)
@@ -113,18 +114,11 @@ LONG = [
 
 @on_native_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("latent", "spans", "begins"), LONG)
 @pytest.mark.parametrize("count", [1, 3])
-def test_work_is_divided_over_threads_without_a_trace(
-    kernels: Kernels,
-    latent: Latent,
-    spans: tuple[tuple[int, int], ...],
-    begins: tuple[int, ...],
-    dtype: torch.dtype,
-    count: int,
-) -> None:
+def test_work_is_divided_over_threads_without_a_trace(kernels: Kernels, dtype: torch.dtype, count: int) -> None:
     with threads(count):
-        check(kernels, latent, latent.case(spans, 1, begins), dtype)
+        for latent, spans, begins in LONG:
+            check(kernels, latent, latent.case(spans, 1, begins), dtype)
 
 
 @on_native_kernels

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.quantised import QuantisedWeight, quantised, stacked
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from tests.conftest import examples
 from tests.kernels.every import on_all_kernels, on_native_kernels
 from tests.kernels.samples import packed, strided, threads
 
@@ -56,7 +57,7 @@ WEIGHTS = {
 
 
 @on_native_kernels
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     rows=st.integers(1, 15),
     with_bias=st.booleans(),
@@ -100,7 +101,7 @@ def test_fp32_is_the_exact_product(
 
 
 @on_native_kernels
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     rows=st.one_of(st.integers(1, 15), st.sampled_from([16, 17, 33, 40])),
     dtype=st.sampled_from(HALVES),

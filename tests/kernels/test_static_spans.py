@@ -14,6 +14,7 @@ from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import PairRoom, StaticSpans
 from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
+from tests.conftest import examples
 
 SIZE, BLOCK, PAIRS = 4, 4, 700
 CPU = torch.device("cpu")
@@ -62,7 +63,7 @@ def test_more_pairs_than_there_are_places_for_are_refused() -> None:
     room=st.integers(0, 600),
     window=st.sampled_from((None, 100)),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_there_are_never_more_pieces_than_were_provided_for(lengths: list[int], room: int, window: int | None) -> None:
     spans = Spans([Lie(1, length, range(-(-length // 512))) for length in lengths], 512)
     planned = schedule(tiles_of(spans, 1, Scoring(1.0, window), decodes=True), room)

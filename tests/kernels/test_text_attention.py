@@ -15,6 +15,7 @@ from torch import Tensor
 from alignedserve.kernels.common.spans import TextRows
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.native.kernels import Native
+from tests.conftest import examples
 from tests.kernels.every import on_all_kernels, on_native_kernels
 from tests.kernels.samples import packed, scratch_of, threads
 from tests.kernels.test_attention import BOUNDS, DTYPES, LEAST
@@ -41,7 +42,7 @@ def attended(query: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: in
 
 
 @on_all_kernels
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     lengths=st.lists(st.one_of(st.integers(1, 20), st.integers(0, 300)), min_size=1, max_size=8),
     heads=st.integers(1, 4),

@@ -17,6 +17,7 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import AskPages, AskPrefix, Cancel, Commit, LeasePages, Message, Prefix, Release
 from alignedserve.scheduling.policy import Grouping, Policy
+from tests.conftest import examples
 from tests.samples import entry, request, said
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
@@ -198,7 +199,8 @@ class ClassesOfKinds(_AnyClasses):
 
 
 TestClasses, TestClassesOfKinds = Classes.TestCase, ClassesOfKinds.TestCase
-TestClasses.settings = TestClassesOfKinds.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestClasses.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
+TestClassesOfKinds.settings = TestClasses.settings
 
 
 class TestBeginningAnExtentOfInt8:

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.pages import Pages
+from tests.conftest import examples
 
 EXTENTS = Extents(5, kv=2, kv_int8=3)
 WORKER, OTHER = "prefill-0", "decode-0"
@@ -152,7 +153,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestPagesOfKinds = Machine.TestCase
-TestPagesOfKinds.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPagesOfKinds.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 
 
 def test_a_compressed_page_keeps_its_name_and_is_not_compressed_again() -> None:

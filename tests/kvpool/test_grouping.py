@@ -18,6 +18,7 @@ from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
+from tests.conftest import examples
 from tests.samples import entry, request
 
 BLOCK = 4
@@ -100,7 +101,7 @@ def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: Aligne
     assert handed(pool, "decode-0", full) == []
     assert len(handed(pool, "decode-0", full, STARVING_S + 1)) == LEAST - 1, "not for ever"
     fill(pool, "s", 100, LEAST - 1)
-    assert len(handed(pool, "decode-0", ask(band=(300, 400)))) == LEAST - 1, "nor where there is room"
+    assert len(handed(pool, "decode-0", ask(requests=1, band=(300, 400)))) == LEAST - 1, "nor where there is room"
 
 
 def test_requests_too_few_for_a_batch_belong_to_the_running_batch(pool: Aligned) -> None:
@@ -305,4 +306,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

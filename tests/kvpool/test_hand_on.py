@@ -115,6 +115,13 @@ class TestKeptForADecodeWorker:
         pool.handle(said("decode-1", Release("a", 0)), 0.0)
         assert pool.held == before
 
+    def test_in_place_of_an_earlier_attempt(self, pool: PoolCore) -> None:
+        committed(pool, IN_A, "")
+        held = pool.held
+        again = replace(IN_A, request=next_attempt(IN_A.request), pages=(1,))
+        assert committed(pool, again, "decode-1", is_there=True) == [Send("decode-1", Kept("a", 1, (1,)))]
+        assert pool.held == held
+
     def test_it_may_come_back_with_more(self, pool: PoolCore) -> None:
         committed(pool, IN_A, "decode-1", is_there=True)
         pool.handle(said("decode-1", AskPages(1, 1)), 0.0)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.pages import Pages
 from alignedserve.protocol.page_names import chained_hashes
+from tests.conftest import examples
 
 NUM_PAGES = 12
 HOLDERS = st.sampled_from(["prefill0", "prefill1", "decode0"])
@@ -118,7 +119,7 @@ class PagesMachine(RuleBasedStateMachine):
 
 
 TestPages = PagesMachine.TestCase
-TestPages.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPages.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_a_page_named_twice_changes_nothing() -> None:

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.kvpool.batching import BatchBounds, BatchWindow, find_batch
 from alignedserve.kvpool.quadtree import DEPTHS, LONGEST, ROOT, STARVING_S, QuadTree, TreeNode, leaf_of
+from tests.conftest import examples
 
 BLOCK = 16
 LENGTHS = st.one_of(st.integers(1, 200), st.integers(1, LONGEST), st.just(LONGEST + 5))
@@ -151,7 +152,7 @@ def test_a_request_that_starves_does_so_until_it_yields() -> None:
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def tree_of(lengths: list[int], due: float = 1e6) -> QuadTree:
@@ -166,7 +167,7 @@ def spread(lengths: list[int]) -> int:
 
 
 @given(lengths=st.lists(st.integers(1, 3000), min_size=40, max_size=120), most=st.integers(500, 4000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_window_near_it_is_tighter_by_much(lengths: list[int], most: int) -> None:
     tree = tree_of(lengths)
     window = find_batch(tree, BatchBounds(most, most, 36, 64), None, 0.0)

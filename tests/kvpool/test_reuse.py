@@ -11,6 +11,7 @@ from alignedserve.errors import LeaseError
 from alignedserve.kvpool.pages import Pages
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.segmented_lru import EvictedNames, SegmentedLru
+from tests.conftest import examples
 
 NUM_PAGES, PAGE = 10, 2
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # two words: many prompts begin alike
@@ -106,7 +107,7 @@ class Reuse(RuleBasedStateMachine):
 
 
 TestReuse = Reuse.TestCase
-TestReuse.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestReuse.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 def stored(pages: Pages, name: str, *names: int) -> tuple[int, ...]:

@@ -45,19 +45,19 @@ def rule_queries() -> Iterator[tuple[str, str]]:
         yield rule["expr"], rule["annotations"]["summary"].replace("$labels.", "")
 
 
-@pytest.mark.parametrize(("query", "shown"), [*board_queries(), *rule_queries()])
-def test_a_query_names_metrics_and_labels_that_exist(query: str, shown: str, labels: dict[str, set[str]]) -> None:
-    names = METRIC.findall(query)
-    assert names
-    assert [name for name in names if name not in labels] == []
-    known = set.union(*(labels[name] for name in names))
-    matched = {label for inside in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)\s*[=!]", inside)}
-    grouped = {label for inside in re.findall(r"\bby \(([^)]*)\)", query) for label in inside.split(", ")}
-    asked = matched | grouped
-    assert asked <= known
-    named = set(re.findall(r"\{\{\s*(\w+)\s*\}\}", shown))
-    assert named <= (grouped or known), "a sum keeps only the labels by which it is taken"
-    assert query.count("(") == query.count(")")
+def test_queries_name_metrics_and_labels_that_exist(labels: dict[str, set[str]]) -> None:
+    for query, shown in (*board_queries(), *rule_queries()):
+        names = METRIC.findall(query)
+        assert names, query
+        assert [name for name in names if name not in labels] == [], query
+        known = set.union(*(labels[name] for name in names))
+        inside = re.findall(r"\{([^}]*)\}", query)
+        matched = {label for each in inside for label in re.findall(r"(\w+)\s*[=!]", each)}
+        grouped = {label for each in re.findall(r"\bby \(([^)]*)\)", query) for label in each.split(", ")}
+        assert matched | grouped <= known, query
+        named = set(re.findall(r"\{\{\s*(\w+)\s*\}\}", shown))
+        assert named <= (grouped or known), f"a sum keeps only the labels by which it is taken: {query}"
+        assert query.count("(") == query.count(")"), query
 
 
 def test_the_board_is_what_its_tool_writes() -> None:

@@ -39,6 +39,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
+from tests.conftest import examples
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 LIMITS = WorkerLimits(num_pairs=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
@@ -306,4 +307,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import transformers
 
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import ServiceClass
@@ -37,7 +37,7 @@ TEXTS = ("LICENSE", "CHANGELOG.md", "README.md", "docs/reference/models.md")
 
 def test_prompts_are_those_of_transformers(real: Real) -> None:
     """The tokenizer and the chat template of the file, against transformers' reading of it."""
-    tokenizer = AutoTokenizer.from_pretrained(real.file.parent, gguf_file=real.file.name)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(real.file.parent, gguf_file=real.file.name)
     for turns, prompt in zip(CONVERSATIONS, real.prompts, strict=False):
         text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert prompt == tuple(real.text.prompt_ids(text, with_special=False)), text

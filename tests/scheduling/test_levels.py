@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
-from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, Level, level_of, level_served
+from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, AgedLevel, Level, level_of, level_served
 from alignedserve.scheduling.policy import Order, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work
@@ -53,6 +53,10 @@ def test_a_waiting_request_rises_one_level_at_a_time_and_drops_when_it_outlives_
         now = served_at + after
         assert level.rises_at(now) >= now
         assert level.at(level.rises_at(now), steps) == level.at(now, steps), "not before it has passed"
+
+
+def test_in_the_last_level_a_request_falls_no_further() -> None:
+    assert AgedLevel(0.0, 10.0).risen(0.0, 10_000, num_outlived=3) == LEVELS - 1
 
 
 def test_a_request_that_has_begun_rises_to_the_top_after_an_age() -> None:

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.policies.facts import RequestInLine
+from alignedserve.policies.guard import Failures, Guard
+from alignedserve.policies.kinds import OrderPolicy
 from alignedserve.scheduling.levels import TOP
-from alignedserve.scheduling.orders import ORDERINGS, ByKey, Order
+from alignedserve.scheduling.orders import ORDERINGS, ByKey, ByOwnPolicy, Order
 from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
@@ -29,8 +32,19 @@ class ByLongest(ByKey):
         return (-standing.remaining,)
 
 
+class OnlyTheLong(OrderPolicy):
+    def key(self, request: RequestInLine) -> float:
+        return 7.0 if request.id == "long" else float("nan")
+
+
 def test_each_order_has_its_rules() -> None:
     assert set(ORDERINGS) == set(Order)
+
+
+def test_requests_that_a_policy_of_ones_own_says_nothing_of_go_last_the_most_urgent_first() -> None:
+    guard = Guard("mine.py", OnlyTheLong(), lambda: 0.0, Failures())
+    order = ByOwnPolicy(guard)
+    assert [standing.id for standing in sorted(STANDINGS, key=order.key)] == ["long", "urgent", "short"]
 
 
 @pytest.mark.parametrize(

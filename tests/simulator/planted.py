@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
@@ -41,7 +40,7 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
     def one_less(owner: OwnerCore, output: Output) -> Output:
         owned = owner._open.get(output.request)
         if owned is not None and 0 < len(owned.output) - output.index <= len(output.tokens):
-            return replace(output, index=output.index + 1)
+            return output._replace(index=output.index + 1)
         return output
 
     def arrived_again(owner: OwnerCore, sender: str, outputs: Iterable[Output], now: float) -> list[Command]:

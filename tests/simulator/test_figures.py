@@ -17,6 +17,7 @@ from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.paper_figures import steps_in_slo
 from alignedserve.simulator.reports.request_figures import attains, attains_p99
+from tests.conftest import examples
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
 FIGURES = RunFigures.from_record(MIXED)
@@ -204,7 +205,7 @@ def some_requests(draw: st.DrawFn) -> list[RequestRecord]:
     return found
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(some_requests(), st.randoms(use_true_random=False))
 def test_shares_are_shares_and_no_order_matters(requests: list[RequestRecord], draw: Random) -> None:
     found = figure_tree(RunFigures.from_record(record(requests)))
@@ -223,7 +224,7 @@ def _shares(tree: dict[str, Any]) -> list[float | None]:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(some_requests())
 def test_a_further_refused_request_lowers_attainment(requests: list[RequestRecord]) -> None:
     before = RunFigures.from_record(record(requests)).rt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import product
-from math import isfinite, isnan
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -28,49 +28,45 @@ from tests.simulator.runs import MIXED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DECLARED = [(paper, figure) for paper in PAPERS.values() for figure in paper.figures]
-EACH = pytest.mark.parametrize(
-    "figure", [figure for _, figure in DECLARED], ids=[f"{paper.name}-{figure.number}" for paper, figure in DECLARED]
-)
 
 # --- What is declared
 
 
-@EACH
-def test_every_run_of_a_figure_resolves(figure: Figure) -> None:
-    """Presets, options, clusters, workloads and devices exist, and go together."""
-    for is_full in (False, True):
-        for _, _, trial in figure.trials([0], is_full):
-            settings_of(trial)
+def test_every_run_of_a_figure_resolves() -> None:
+    """Presets, options, clusters, workloads and devices exist: each system and each point is resolved once."""
+    for _, figure in DECLARED:
+        for is_full in (False, True):
+            resolved: set[object] = set()
+            for label, x, trial in figure.trials([0], is_full):
+                if not resolved >= {label, x}:
+                    settings_of(trial)
+                resolved |= {label, x}
 
 
-@EACH
-def test_a_figure_reads_off_what_is_measured(figure: Figure) -> None:
-    RunFigures.from_record(MIXED).at(figure.metric)
+def test_a_figure_reads_off_what_is_measured() -> None:
+    figures = RunFigures.from_record(MIXED)
+    for _, figure in DECLARED:
+        figures.at(figure.metric)
 
 
-@EACH
-def test_our_default_is_a_curve_of_every_figure(figure: Figure) -> None:
-    assert figure.ours
+def test_curves_and_points_have_names_of_their_own_and_our_default_is_among_them() -> None:
+    for paper, figure in DECLARED:
+        labels, xs = [system.label for system in figure.systems], [point.x for point in figure.points]
+        assert len({*labels}) == len(labels), (paper.name, figure.number)
+        assert len({*xs}) == len(xs), (paper.name, figure.number)
+        assert figure.shown(is_full=False), (paper.name, figure.number)
+        assert figure.ours, (paper.name, figure.number)
 
 
-@EACH
-def test_no_two_curves_or_points_have_one_name(figure: Figure) -> None:
-    labels, xs = [system.label for system in figure.systems], [point.x for point in figure.points]
-    assert len({*labels}) == len(labels)
-    assert len({*xs}) == len(xs)
-    assert figure.shown(is_full=False)
-
-
-@EACH
-@pytest.mark.parametrize("is_full", [False, True], ids=["usual", "full"])
-def test_claims_follow_from_the_cells(figure: Figure, is_full: bool) -> None:
-    labels = [system.label for system in figure.systems]
-    keys = list(product(labels, [point.x for point in figure.shown(is_full)]))
-    cells = Cells({key: [0.5 + number / 100] for number, key in enumerate(keys)}, figure.better)
-    for claim in figure.claims:
-        assert isinstance(claim.of(cells), float)
-        assert isfinite(claim.paper)
-        assert claim.paper
+def test_claims_are_of_curves_and_points_of_their_figure() -> None:
+    """A claim that names no curve or point of the figure's usual or full size raises as it is computed."""
+    for _, figure in DECLARED:
+        labels = [system.label for system in figure.systems]
+        for is_full in (False, True):
+            keys = product(labels, [point.x for point in figure.shown(is_full)])
+            cells = Cells({key: [0.5 + number / 100] for number, key in enumerate(keys)}, figure.better)
+            for claim in figure.claims:
+                claim.of(cells)
 
 
 def test_numbers_of_figures_are_names_of_files() -> None:

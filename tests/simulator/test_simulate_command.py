@@ -312,27 +312,30 @@ EACH = MappingProxyType(
 
 
 @pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize(("flag", "second_flag"), list(combinations(EACH, 2)))
 def test_two_flags_both_count_or_are_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, second_flag: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
         monkeypatch.setattr(f"alignedserve.simulator.reports.plots.{name}", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
     several = {"--compare", "--seeds", "--rates"}
-    refused = (
-        {flag, second_flag} in ({"--preset", "--compare"}, {"--seed", "--seeds"})
-        or ("--timeline-limit" in (flag, second_flag) and not {flag, second_flag} & {"--timeline", "--out"})
-        or ({flag, second_flag} & several and {flag, second_flag} & {"--timeline", "--record", "--save"})
-        or {flag, second_flag} & {"--replay", "--diff"}
-    )
-    status = cli.main(["simulate", flag, *EACH[flag].split(), second_flag, *EACH[second_flag].split()])
-    out, err = capsys.readouterr()
-    if refused:
-        assert (status, out, err.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])
-        assert flag in err or second_flag in err
-    else:
-        assert (status, err) == (0, "")
+    for number, (flag, second_flag) in enumerate(combinations(EACH, 2)):
+        pair = {flag, second_flag}
+        refused = (
+            pair in ({"--preset", "--compare"}, {"--seed", "--seeds"})
+            or ("--timeline-limit" in pair and not pair & {"--timeline", "--out"})
+            or (pair & several and pair & {"--timeline", "--record", "--save"})
+            or pair & {"--replay", "--diff"}
+        )
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        status = cli.main(["simulate", flag, *EACH[flag].split(), second_flag, *EACH[second_flag].split()])
+        out, err = capsys.readouterr()
+        if refused:
+            assert (status, out, err.count("\n"), list(folder.iterdir())) == (2, "", 1, []), pair
+            assert flag in err or second_flag in err, pair
+        else:
+            assert (status, err) == (0, ""), pair
 
 
 def test_what_gpu_was_meant(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from tests.calls import calls_of
+from tests.conftest import examples
 
 NUM_PAIRS, PAIRS_OF_PAGE = 24, 2
 
@@ -92,7 +93,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 
 
 def filled(blocks: NamedBlocks, names: tuple[int, ...]) -> tuple[int, ...]:

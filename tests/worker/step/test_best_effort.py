@@ -17,6 +17,7 @@ from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, Commit, Lea
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
+from tests.conftest import examples
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
@@ -253,4 +254,4 @@ class Pausing(RuleBasedStateMachine):
 
 
 TestPausing = Pausing.TestCase
-TestPausing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPausing.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

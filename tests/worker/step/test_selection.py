@@ -166,11 +166,12 @@ class TestTheBound:
         found = select([chat("a", 0.5, output=3)], [chat("rt", 0.09, prompt=400)], [], at)
         assert ran(found) == [("a", 1), ("rt", 400)]
 
-    def test_where_a_block_makes_chats_late_all_of_a_prompt_makes_them_late_once(self) -> None:
+    @pytest.mark.parametrize("late", [Late.DECAY, Late.DROP_LAST])
+    def test_where_a_block_makes_chats_late_all_of_a_prompt_makes_them_late_once(self, late: Late) -> None:
         """A block ends after 0.0126 s; the first token would be late if the prompt ran block by block."""
-        decodes = [chat(f"a{number}", 0.0155, output=3) for number in range(5)]
-        assert ran(select(decodes, [chat("rt", 0.08, prompt=400)], [], moment()))[-1] == ("rt", 400)
-        hopeless = select(decodes, [chat("rt", 0.03, prompt=400)], [], moment())
+        at, decodes = moment(Policy(late=late)), [chat(f"a{number}", 0.0155, output=3) for number in range(5)]
+        assert ran(select(decodes, [chat("rt", 0.08, prompt=400)], [], at))[-1] == ("rt", 400)
+        hopeless = select(decodes, [chat("rt", 0.03, prompt=400)], [], at)
         assert ran(hopeless)[-1] == ("rt", 16)
 
     @pytest.mark.parametrize(("num", "size"), [(1, 400), (2, 400), (3, 20)])

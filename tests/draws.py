@@ -1,0 +1,85 @@
+"""New draws, by a budget of time: seeds of the fuzzer and examples of hypothesis that no run has tried before.
+
+    python -m tests.draws [--seconds 60] [--seed N]
+
+`make test` tries the same cases each time, so that a difference comes from a change. Here half of the time goes to fuzz
+seeds and half to property tests in an order drawn anew. All follows from the seed in the first line; what fails is
+printed with the one command that runs it again. A seed that failed becomes a named test: tests/simulator/test_fuzz.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from itertools import count
+from random import Random
+
+import pytest
+
+from alignedserve.simulator.fuzzing.fuzz import attempt
+from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from tests.near import Deadline
+from tests.times import ROOT
+
+# Folders whose property tests start soon: none needs torch, a server or a compiler.
+FOLDERS = (
+    *("config", "cost", "decode_worker", "jobs", "kvpool", "launch", "machine", "metrics", "prefill_worker"),
+    *("protocol", "router", "scheduling", "simulator", "transport", "worker"),
+)
+SEEDS = 10**12  # far more than were ever tried
+AT_A_TIME = 5
+
+
+def new_fuzz_seeds(start: int, until: float) -> list[int]:
+    """Try seeds from this one on until the time is over; return those that fail."""
+    failed, seed = [], start
+    for seed in count(start):
+        if time.monotonic() >= until:
+            break
+        if (failure := attempt(draw_scenario(seed)).failure) is not None:
+            failed.append(seed)
+            print(f"seed {seed} fails: {failure}\n    again: alignedserve fuzz --seed {seed}", flush=True)
+    print(f"fuzz: {seed - start} new seeds from {start}, {len(failed)} failed", flush=True)
+    return failed
+
+
+def property_tests(seed: int) -> list[str]:
+    """Return the files with property tests, in an order that the seed draws."""
+    paths = (path for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")))
+    found = [str(path.relative_to(ROOT)) for path in paths if "hypothesis" in path.read_text(encoding="utf-8")]
+    Random(seed).shuffle(found)
+    return found
+
+
+def new_examples(seed: int, until: float) -> bool:
+    """Run property tests on new examples until the time is over; return whether all hold."""
+    deadline, tests = Deadline(until), property_tests(seed)
+    given = ["-q", "--no-header", "--no-summary", "-p", "no:cacheprovider", "-m", "hypothesis"]
+    given.append(f"--hypothesis-seed={seed}")
+    os.environ["NEW_DRAWS"] = "1"  # tests/conftest.py
+    while tests and time.monotonic() < until:  # some files at a time: to collect all takes longer than to run many
+        pytest.main([*given, *tests[:AT_A_TIME]], plugins=[deadline])
+        tests = tests[AT_A_TIME:]
+    print(f"hypothesis: {deadline.num_run} tests with new examples, seed {seed}, {len(deadline.failed)} failed")
+    for test in deadline.failed:
+        print(f"    again: NEW_DRAWS=1 .venv/bin/pytest --hypothesis-seed={seed} '{test}'")
+    return not deadline.failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=None, help="of a run before; default: a new one")
+    given = parser.parse_args()
+    seed = secrets.randbelow(SEEDS) if given.seed is None else given.seed
+    print(f"python -m tests.draws --seed {seed}", flush=True)
+    began = time.monotonic()
+    failed = new_fuzz_seeds(seed, began + given.seconds / 2)
+    return int(not new_examples(seed, began + given.seconds) or bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

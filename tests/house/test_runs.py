@@ -1,0 +1,129 @@
+"""Tests of what stands around a run of the tests: times and budgets, flakes, and which tests are near a file."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import draws, flakes, times
+from tests.flakes import Flake, told, why_red
+from tests.near import UNKNOWN_S, Deadline, by_turns, near, that_fit
+from tests.simulator.planted import lost_release, planted
+from tests.times import ROOT, Timing, budgets_of, over
+
+pytest_plugins = ("pytester",)
+
+TIMINGS = [
+    Timing("tests/engine/test_a.py::test_slow[1]", 30.0, 20.0),
+    Timing("tests/engine/test_b.py::test_fast", 1.0, 1.0),
+    Timing("tests/owner/test_c.py::test_c", 9.0, 0.5),
+    Timing("tests/test_reference.py::test_d", 0.0, 0.0),
+]
+
+
+class TestTimes:
+    def test_what_each_process_of_a_run_kept_is_read_and_no_other_run(self, tmp_path: Path) -> None:
+        times.keep(TIMINGS[:1], "-gw0", tmp_path)
+        times.begin(tmp_path)
+        times.keep(TIMINGS[1:3], "-gw0", tmp_path)
+        times.keep(TIMINGS[3:], "-gw1", tmp_path)
+        assert times.last_run(tmp_path) == TIMINGS[1:]
+
+    def test_a_folder_beyond_its_budget_is_named_with_how_far(self) -> None:
+        assert over(TIMINGS, {"engine": 20, "owner": 1}) == {"engine": pytest.approx(1.05)}
+        assert over(TIMINGS, {"engine": 21}) == {}
+        assert over(TIMINGS, budgets_of(TIMINGS)) == {}
+
+    def test_the_table_has_the_slowest_folder_first_and_all_tests(self) -> None:
+        rows = times.table(TIMINGS, {"engine": 60}).splitlines()
+        assert rows[2] == "| engine | 2 | 0.3 | 1.0 | `test_slow[1]` 20 |"
+        assert rows[5].startswith("| **all** | 4 | 0.4 |  |")
+
+    def test_budgets_are_of_folders_that_exist(self) -> None:
+        known = times.numbers()
+        folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} | {"."}
+        assert known["budgets_s"].keys() <= folders
+
+
+def _commits(since: int | None) -> flakes.Age:
+    return lambda _commit: since
+
+
+class TestFlakes:
+    TEST = "tests/end_to_end/test_reuse.py::test_it"
+
+    def test_the_first_time_is_yellow_and_the_second_within_twenty_commits_is_red(self) -> None:
+        known = [Flake(self.TEST, "abc1234", "2026-11-20")]
+        assert why_red(self.TEST, [], _commits(3)) == ""
+        assert why_red(self.TEST, known, _commits(21)) == ""
+        assert "abc1234, 20 commits ago" in why_red(self.TEST, known, _commits(20))
+        assert "abc1234" in why_red(self.TEST, known, _commits(None)), "a shallow clone does not know"
+        assert why_red("tests/end_to_end/test_reuse.py::test_other", known, _commits(0)) == ""
+
+    def test_what_was_mended_counts_no_more(self) -> None:
+        assert why_red(self.TEST, [Flake(self.TEST, "abc1234", "2026-11-20", "def5678")], _commits(1)) == ""
+
+    @pytest.mark.parametrize("part", ["transport", "worker", "owner", "kvpool", "jobs"])
+    def test_a_part_that_must_not_race_is_red_at_once(self, part: str) -> None:
+        assert why_red(f"tests/{part}/step/test_a.py::test_b", [], _commits(None)) != ""
+
+    def test_the_summary_has_its_history(self) -> None:
+        known = [Flake(self.TEST, "abc1234", "2026-11-20")]
+        assert told(self.TEST, known, _commits(50)) == f"YELLOW {self.TEST}: before: 2026-11-20 at abc1234"
+        assert told(self.TEST, [], _commits(0)) == f"YELLOW {self.TEST}: before: never"
+        assert told(self.TEST, known, _commits(5)).startswith(f"RED {self.TEST}: before: 2026-11-20 at abc1234; ")
+
+    def test_the_kept_file_is_read(self) -> None:
+        assert all(flake.test.startswith("tests/") for flake in flakes.read())
+
+
+class TestNear:
+    def test_the_files_own_tests_come_first(self) -> None:
+        assert near("alignedserve/owner/core.py")[0].startswith("tests/owner/")
+        assert near("router/lifecycle.py")[0] == "tests/router/test_lifecycle.py"
+        assert near("tests/owner/test_owner.py") == ["tests/owner/test_owner.py"]
+        assert near("docs/architecture.md")[0] == "tests/house/test_pages.py"
+        assert "tests/router/test_lifecycle.py" in near("tests/samples.py")
+
+    def test_files_take_turns(self) -> None:
+        assert by_turns([["a", "b", "c"], ["d"], ["b", "e"]]) == ["a", "d", "b", "e", "c"]
+
+    def test_what_fits_into_the_time_runs_and_the_nearest_always(self) -> None:
+        known = {"a": 100.0, "b": 1.0, "c": 30.0}
+        assert that_fit("abc", known, 60) == ["a"]
+        assert that_fit("bac", known, 60) == ["b", "c"]
+        assert that_fit("xyz", {}, 9 + 2 * UNKNOWN_S) == ["x", "y"]
+
+    @pytest.mark.parametrize(("seconds", "num_run"), [(0.0, 1), (1e9, 3)])
+    def test_a_run_ends_when_its_time_is_over(self, pytester: pytest.Pytester, seconds: float, num_run: int) -> None:
+        pytester.makepyfile("import pytest\n@pytest.mark.parametrize('n', range(3))\ndef test_it(n): assert n < 2")
+        deadline = Deadline(seconds)
+        pytester.inline_run("-p", "no:cacheprovider", plugins=[deadline])
+        assert (deadline.num_run, len(deadline.left_out)) == (num_run, 3 - num_run)
+        assert len(deadline.failed) == (num_run == 3)
+
+
+class TestDraws:
+    @pytest.fixture(autouse=True)
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A second passes at each look."""
+        seconds = count()
+        monkeypatch.setattr(draws, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+
+    def test_a_seed_that_fails_is_printed_with_the_command_that_runs_it_again(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with planted(lost_release):
+            assert draws.new_fuzz_seeds(6, until=2) == [7]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("seed 7 fails: ")
+        assert lines[1:] == ["    again: alignedserve fuzz --seed 7", "fuzz: 2 new seeds from 6, 1 failed"]
+
+    def test_property_tests_come_in_an_order_that_the_seed_draws(self) -> None:
+        first, second = draws.property_tests(1), draws.property_tests(2)
+        assert first == draws.property_tests(1) != second
+        assert sorted(first) == sorted(second)
+        assert "tests/kvpool/test_pages.py" in first
