@@ -12,6 +12,7 @@ Then floods, each beside a deployment of its own, from a process of its own, wit
     batch_answer   a batch whose lines have such answers
     forms          16 uploads of forms without end and without content
     unread         40 clients that never read their streams of 4 choices
+    schemas        16 clients, each chat with a schema that is new and takes long to try
     long_texts     16 clients that have 240 kB tokenised, again and again
     texts          64 clients that have 24 kB tokenised
     ids            16 clients whose bodies have 200 prompts and name all tokens of the model (use --model)
@@ -24,6 +25,7 @@ took, and how many parts ended. Times need quiet cores.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import os
@@ -185,6 +187,15 @@ async def long_texts(http: httpx.AsyncClient) -> None:
     await posts(http, 16, "/tokenize", {"prompt": "word " * 48_000})
 
 
+async def schemas(http: httpx.AsyncClient) -> None:
+    async def ask(number: int) -> None:
+        for at in itertools.count(number, UPLOADS):
+            schema = {"type": "integer", "multipleOf": 100_003 + 2 * at}
+            await http.post(PATH, json=chat(max_tokens=8, guided_json=schema))
+
+    await asyncio.gather(*(ask(number) for number in range(UPLOADS)))
+
+
 async def texts(http: httpx.AsyncClient) -> None:
     await posts(http, 64, "/tokenize", {"prompt": "word " * 4_800})
 
@@ -198,7 +209,7 @@ async def ids(http: httpx.AsyncClient) -> None:
 
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
     flood.__name__: flood
-    for flood in (one_stream, answer, refused, batch_answer, forms, unread, long_texts, texts, ids)
+    for flood in (one_stream, answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids)
 }
 
 
@@ -221,8 +232,8 @@ def flooding(name: str, url: str, key: str) -> Iterator[None]:
     process.start()
     time.sleep(WARM_S)
     try:
-        assert process.is_alive(), f"the flood {name} ended"
         yield
+        assert process.is_alive(), f"the flood {name} ended"
     finally:
         process.kill()
         process.join()
