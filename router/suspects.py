@@ -1,4 +1,4 @@
-"""Where requests run that may be what ends their workers, and who is charged with the end of a silent worker.
+"""Run each request that may be ending its workers alone, and charge the ends of silent workers to what they had.
 
     suspect waits ── no other runs ──▶ a decode worker is reserved ── it says what it holds ──▶ the suspect runs alone
                                        (nothing is placed or joins there)

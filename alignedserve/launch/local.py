@@ -102,7 +102,7 @@ class OnThisMachine(Keeper):
 
     def start(self, spec: PartSpec) -> None:
         part = _PartProcess(spec, self.ended)
-        # A full machine gives no thread: then there is no process of which nobody would hear.
+        # A full machine gives no thread. Then no process begins either, whose end nobody would hear.
         threading.Thread(target=self._run, args=(spec, part), name=f"part-{spec.name}", daemon=True).start()
         self._processes[spec.name] = part
         self._loads(part, 0)

@@ -32,7 +32,7 @@ from alignedserve.errors import ModelError
 from alignedserve.safe_path import module_command
 from alignedserve.text.syntax import Syntaxes
 
-# A trial may use so much. A worker compiles the same syntax again, beside its steps: 500 properties take 0.02 s.
+# The limits of a trial. A worker compiles the same syntax again, beside its steps: 500 properties take 0.02 s.
 MOST_CPU_S = 2
 MOST_BYTES = 512 << 20
 _STACK_BYTES = 4 << 20  # a worker's threads have 8 MB

@@ -33,7 +33,7 @@ class Rooms:
         """`block_size` is the number of tokens in a block pair on the workers' devices."""
         self._block_size, self._by_band, self._retention = block_size, by_band, retention
         self._rooms: dict[str, _WorkerRoom] = {}
-        self._changed: set[str] = set()  # workers that the next two have yet to order anew
+        self._changed: set[str] = set()  # workers whose load has changed since the two orders below
         self._fullest_last, self._fullest_of_chats_last = Least(), Least()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
 
