@@ -97,6 +97,10 @@ class Joining(CorePart):
                 break
             self._candidates.take(first)
             self._note_seat(first, running)
+            if first.source is None and running.request.deaths:
+                # Its first step may end this process before a frame that is sent then has left: the router hears of it
+                # now, while its KV is still being copied, and charges the death to it.
+                self._notes.note("joined", first.key)
             running.came_with_kv = True
             self._tag(first, running, now)
             if first.is_rt and first.evicted is None:

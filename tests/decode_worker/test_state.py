@@ -119,6 +119,14 @@ def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> No
     assert worker.held == NOTHING_HELD
 
 
+def test_the_router_hears_of_a_request_with_a_death_before_its_kv_is_here(worker: DecodeCore) -> None:
+    """Its first step may end the process at once, and a frame that is sent just before would be lost with it: then the
+    router would charge the death to others."""
+    tried = replace(IN_A, request=replace(IN_A.request, deaths=1))
+    commands = worker.handle(said("pool-0", Batch((tried,))), 0.0)
+    assert Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)) in commands
+
+
 def test_a_step_is_chosen_when_the_copies_before_it_have_ended(worker: DecodeCore) -> None:
     """The request that joins is in it: its second token would be late by a step."""
     joins(worker)
