@@ -38,7 +38,7 @@ NEEDED = (  # beside torch
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _TORCH_LIMIT_S = 300  # it may compile all kernels of a GPU
-_PAGE = 256  # tokens; as kernels/dispatch/paged_libraries.py has it, which imports torch
+_PAGE, _FLASH_3 = 256, "FlashAttention 3"  # tokens; as kernels/dispatch/paged_libraries.py has it: that imports torch
 _MB = 1 << 20
 _BILLION = 10**9
 _AS = {
@@ -345,8 +345,11 @@ def _paged(tried: FoundKernels) -> Finding:
     what = "; ".join((*(f"{library} is there" for library in tried.paged), *tried.lacking))
     if (block_size := _block_size()) is None:
         return Finding("GPU attention", Presence.ABSENT, what)
-    if block_size % _PAGE:
-        how = f"they read blocks of a multiple of {_PAGE} tokens, engine.block_size is {block_size}: ours is used alone"
+    if _FLASH_3 not in tried.paged and block_size % _PAGE:
+        how = (
+            f"{_FLASH_3} is not installed (pip install 'alignedserve[flash]'), and the others read blocks "
+            f"of a multiple of {_PAGE} tokens, where engine.block_size is {block_size}: ours is used alone"
+        )
         return Finding("GPU attention", Presence.ABSENT, what, how)
     return Finding("GPU attention", Presence.FOUND if tried.paged else Presence.ABSENT, what)
 

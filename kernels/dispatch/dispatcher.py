@@ -13,7 +13,6 @@ from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import guard, replaced
 from alignedserve.kernels.common.int8_kv import KEPT_IN_INT8
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.dispatch.paged_libraries import misfit
 from alignedserve.kernels.dispatch.probing import KERNELS, broken, replace, working_libraries
 from alignedserve.kernels.library import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native.kernels import Native
@@ -66,8 +65,6 @@ def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) 
     faults = _broken(device, dtype)
     libraries, why_not = working_libraries(device, dtype, block_size)
     kernels = PagedKernels(libraries) if libraries else TritonKernels()
-    if why_not and block_size is not None and misfit(dtype, block_size) is None:
-        fell_back("attention of other libraries", "; ".join(why_not), "the other kernels attend")
     for name, why in faults.items():
         replaced(name, why)
     replace(kernels, faults)

@@ -25,6 +25,9 @@ from alignedserve.kernels.triton.kernels import TritonKernels
 log = logging.getLogger("alignedserve.kernels")
 
 _TURNS = 3
+# Tokens of the longest chunk's request, below which ours attends: such a step is as long as the host takes to launch
+# its kernels, and a call of another library takes the host longer.
+LEAST_TOKENS = 1_024
 _OURS = "Triton"
 Seconds = Callable[[Callable[[], object]], float]
 
@@ -73,32 +76,34 @@ class _Failed(Exception):
 class PagedKernels(TritonKernels):
     """The Triton kernels, with other libraries for attention."""
 
-    def __init__(self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None) -> None:
+    def __init__(
+        self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None, least_tokens: int = LEAST_TOKENS
+    ) -> None:
         self.name = f"{TritonKernels.name}, for attention also {' and '.join(library.name for library in libraries)}"
         self._libraries, self._fastest = list(libraries), fastest or Fastest()
+        self._least_tokens = least_tokens
 
     def _attend_some(
         self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scoring: Scoring, decodes: bool
     ) -> None:
         ours = partial(super()._attend_some, query, cache, spans, out, scoring, decodes)
-        fit = scoring.is_usual and fits(query, cache, spans)
-        able_to = fit and not isinstance(spans, StaticSpans)  # the libraries cannot read static spans
-        requests = requests_of(spans, cache.device, decodes=decodes) if able_to else None
-        able = (
-            [library for library in self._libraries if library.why_not(decodes) is None] if requests is not None else []
-        )
-        if requests is None or not able:
+        able = list[PagedLibrary]()
+        if scoring.is_usual and not isinstance(spans, StaticSpans):  # the libraries cannot read static spans
+            fit = [library for library in self._libraries if fits(library, query, cache, spans)]
+            able = [library for library in fit if library.why_not(decodes) is None]
+        requests = requests_of(spans, cache.device, decodes=decodes) if able else None
+        if requests is None or (not decodes and requests.most_tokens < self._least_tokens):
             ours()
             return
-        kind = spans.kept(("kind", decodes), lambda: _kind(requests, decodes))
-        key = f"{kind}, {query.shape[1]} heads of {query.shape[2]}, {cache.shape[-1] // query.shape[2]} of K"
+        kind = (decodes, query.shape[1:], cache.shape[-1], scoring.window)
+        key = spans.kept(kind, partial(_key, requests, decodes, query, cache, scoring))
         while True:
             ways = {_OURS: ours}
             ways |= {
                 library.name: partial(_attended_by, library, query, cache, requests, out, scoring) for library in able
             }
             try:
-                ways[self._fastest.find(key if scoring.window is None else f"{key}, window {scoring.window}", ways)]()
+                ways[self._fastest.find(key, ways)]()
                 return
             except _Failed as failed:
                 fell_back(f"attention of {failed.library.name}", str(failed), "the other kernels attend")
@@ -106,10 +111,13 @@ class PagedKernels(TritonKernels):
                 self._libraries.remove(failed.library)
 
 
-def _kind(requests: PagedRequests, decodes: bool) -> str:
-    """Return a key for requests that are likely to take about as long."""
+def _key(requests: PagedRequests, decodes: bool, query: Tensor, cache: Tensor, scoring: Scoring) -> str:
+    """Return a key for requests and heads that are likely to take about as long."""
     count, longest = (1 << (number - 1).bit_length() for number in (len(requests.tokens), requests.most_tokens))
-    return f"{'decodes' if decodes else 'chunks'} of up to {count} requests of up to {longest} tokens"
+    what = f"{'decodes' if decodes else 'chunks'} of up to {count} requests of up to {longest} tokens"
+    heads, head_dim = query.shape[1:]
+    window = "" if scoring.window is None else f", window {scoring.window}"
+    return f"{what}, {heads} heads of {head_dim}, {cache.shape[-1] // head_dim} of K{window}"
 
 
 def _attended_by(

@@ -1,8 +1,8 @@
-"""Attention of other libraries over paged blocks: flash-attn, and torch's for sequences of any lengths.
+"""Attention of other libraries over paged blocks: FlashAttention 3, flash-attn, and torch's for varying lengths.
 
-Both take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
+All take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
 request's pages. A layer's cache has this form without a copy: K of all pairs is every other block, V the rest.
-`why_not` says what else they require. They cannot read a page that a request fills from its right end.
+`misfit` and `why_not` say what else they require. They cannot read a page that a request fills from its right end.
 
 The libraries read what is in the cache already; nothing here writes to it.
 """
@@ -14,15 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import Spans
 
-PAGE = 256  # a page is a multiple of so many tokens
+PAGE = 256  # tokens that a page is a multiple of, for flash-attn and torch
 _MOST_HEAD_DIM = 256
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -75,6 +77,8 @@ def _sums(counts: Sequence[int]) -> Tensor:
 
 
 _NO_FLASH_ATTN = "flash-attn is not installed"
+_FLASH_3 = "flash_attn_interface"  # the module of each package of FlashAttention 3
+_NO_FLASH_3 = "FlashAttention 3 is not installed"
 
 
 def _varlen_of(torch_version: str) -> str:
@@ -90,6 +94,10 @@ class PagedLibrary(Protocol):
     def name(self) -> str:
         """Return the library's name with its version."""
 
+    @property
+    def page(self) -> int:
+        """Return the number of tokens that a page has to be a multiple of."""
+
     def why_not(self, decodes: bool) -> str | None:
         """Return why the library cannot attend for decodes or for chunks, or None where it can."""
 
@@ -99,7 +107,36 @@ class PagedLibrary(Protocol):
         """Return the causal attention of these requests' queries, as reference.py defines it."""
 
 
+class FlashAttn3:
+    """FlashAttention 3, for GPUs of compute capability 9.0. It takes pages of any size."""
+
+    name, page = "FlashAttention 3", 1
+
+    def __init__(self, module: Any) -> None:
+        self._attend = module.flash_attn_with_kvcache
+
+    def why_not(self, decodes: bool) -> str | None:
+        return "ours are as fast there (0.9 to 1.1 times on an H100)" if decodes else None
+
+    def attend(
+        self, query: Tensor, k: Tensor, v: Tensor, requests: PagedRequests, scale: float, window: int | None
+    ) -> Tensor:
+        attended: Tensor = self._attend(
+            *(query, k, v),
+            cache_seqlens=requests.tokens,
+            page_table=requests.table,
+            cu_seqlens_q=requests.starts,
+            max_seqlen_q=requests.most_queries,
+            softmax_scale=scale,
+            causal=True,
+            window_size=_window(window, -1),
+        )
+        return attended
+
+
 class FlashAttn:
+    page = PAGE
+
     def __init__(self, module: Any, version: str = "") -> None:
         """Take the package `flash_attn`, or a package with the same functions."""
         self.name = f"flash-attn {version}".rstrip()
@@ -133,6 +170,8 @@ class FlashAttn:
 
 class TorchVarlen:
     """Attention of torch.nn.attention.varlen, which takes page tables from torch 2.12 on."""
+
+    page = PAGE
 
     def __init__(self, varlen_attn: Callable[..., Tensor], version: str = "") -> None:
         self.name = _varlen_of(version)
@@ -169,18 +208,18 @@ def pages_of(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     return both[:, 0], both[:, 1]
 
 
-def misfit(dtype: torch.dtype, block_size: int) -> str | None:
-    """Return why no library can use such blocks, or None where they fit."""
+def misfit(library: PagedLibrary, dtype: torch.dtype, block_size: int) -> str | None:
+    """Return why the library cannot use such blocks, or None where they fit."""
     if dtype not in _DTYPES:
-        return f"numbers are {str(dtype).removeprefix('torch.')}, they want 16 bits"
-    if block_size % PAGE:
-        return f"blocks have {block_size} tokens, they want a multiple of {PAGE} (engine.block_size)"
+        return f"numbers are {str(dtype).removeprefix('torch.')}, it wants 16 bits"
+    if block_size % library.page:
+        return f"blocks have {block_size} tokens, it wants a multiple of {library.page} (engine.block_size)"
     return None
 
 
-def fits(query: Tensor, cache: Tensor, spans: Spans) -> bool:
+def fits(library: PagedLibrary, query: Tensor, cache: Tensor, spans: Spans) -> bool:
     head_dim = query.shape[-1]
-    if misfit(cache.dtype, cache.shape[1]) is not None or head_dim > _MOST_HEAD_DIM:
+    if misfit(library, cache.dtype, cache.shape[1]) is not None or head_dim > _MOST_HEAD_DIM:
         return False
     if head_dim % 8:  # the libraries would pad, and so copy the whole cache
         return False
@@ -199,6 +238,10 @@ _FIRST_PAGED_TORCH = (2, 12)
 def installed(torch_version: str) -> tuple[list[str], list[str]]:
     """Return the libraries that are installed and those that are not; nothing is imported, which would take seconds."""
     there, lacking = list[str](), list[str]()
+    if find_spec(_FLASH_3) is not None:
+        there.append(FlashAttn3.name)
+    else:
+        lacking.append(_NO_FLASH_3)
     try:
         there.append(f"flash-attn {version('flash-attn')}")
     except PackageNotFoundError:
@@ -215,13 +258,22 @@ def find() -> FoundLibraries:
     """Return the installed libraries that take page tables, and why the others are missing."""
     found: list[PagedLibrary] = []
     lacking: list[str] = []
-    for make in (_flash_attn, _torch_varlen):
+    for make in (_flash_attn_3, _flash_attn, _torch_varlen):
         library = make()
         if isinstance(library, str):
             lacking.append(library)
         else:
             found.append(library)
     return FoundLibraries(tuple(found), tuple(lacking))
+
+
+def _flash_attn_3() -> FlashAttn3 | str:
+    if find_spec(_FLASH_3) is None:
+        return _NO_FLASH_3
+    try:
+        return FlashAttn3(import_module(_FLASH_3))
+    except Exception as error:  # as of flash-attn, below
+        return f"{FlashAttn3.name} cannot be imported ({in_a_line(error)})"
 
 
 def _flash_attn() -> FlashAttn | str:
@@ -232,9 +284,7 @@ def _flash_attn() -> FlashAttn | str:
     try:
         return FlashAttn(import_module("flash_attn"), number)
     except Exception as error:  # built for another torch or CUDA, importing it may raise anything
-        return (
-            f"flash-attn {number} cannot be imported ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
-        )
+        return f"flash-attn {number} cannot be imported ({in_a_line(error)})"
 
 
 def _torch_varlen() -> TorchVarlen | str:

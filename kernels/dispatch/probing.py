@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from alignedserve.architectures.routing import Routing, Scores
+from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.experts import Clamped, ExpertWeights
@@ -23,7 +24,6 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.paged_libraries import (
-    PAGE,
     FoundLibraries,
     PagedLibrary,
     find,
@@ -42,12 +42,14 @@ def working_libraries(
     """Return the libraries that attend to such blocks as the reference does, and why the others are not used."""
     if block_size is None:
         return [], []
-    if (why := misfit(dtype, block_size)) is not None:
-        return [], [f"flash-attn and varlen_attn are not used: {why}"]
     found, reference, why_not = found or find(), Reference(), list[str]()
     working: list[PagedLibrary] = []
     for library in found.libraries:
-        if (fault := _fault_of_library(library, reference, device, dtype)) is not None:
+        if (why := misfit(library, dtype, block_size)) is not None:
+            why_not.append(f"{library.name} is not used: {why}")
+            continue
+        if (fault := _fault_of_library(library, reference, device, dtype, block_size)) is not None:
+            fell_back(f"attention of {library.name}", fault, "the other kernels attend")
             why_not.append(f"{library.name} is not used: {fault}")
             continue
         working.append(library)
@@ -57,7 +59,7 @@ def working_libraries(
 
 
 def _fault_of_library(
-    library: PagedLibrary, reference: Reference, device: torch.device, dtype: torch.dtype
+    library: PagedLibrary, reference: Reference, device: torch.device, dtype: torch.dtype, page: int
 ) -> str | None:
     """Return why the library is wrong, if it is: on decodes and chunks, with and without a window and NaN."""
     generator = torch.Generator().manual_seed(0)
@@ -65,15 +67,15 @@ def _fault_of_library(
     lengths = (300, 7, 600, 40, 520)
     made, pairs = list[Lie](), 0
     for queries, tokens in zip((1, 1, 1, 30, 11), lengths, strict=True):
-        its = tuple(range(pairs + (-(-tokens // PAGE)), pairs, -1))
+        its = tuple(range(pairs + (-(-tokens // page)), pairs, -1))
         pairs += len(its)
         made.append(Lie(queries, tokens, its))
-    spans = Spans(made, PAGE)
-    cache = torch.full((2 * (pairs + 1), PAGE, kv_heads * head_dim), torch.nan, dtype=dtype, device=device)
+    spans = Spans(made, page)
+    cache = torch.full((2 * (pairs + 1), page, kv_heads * head_dim), torch.nan, dtype=dtype, device=device)
     vectors = cache.view(-1, cache.shape[-1])
     for span in range(len(made)):
         slots = spans.slots(span).to(device)
-        for half in (slots, slots + PAGE):
+        for half in (slots, slots + page):
             vectors[half] = torch.randn(len(half), vectors.shape[1], generator=generator).to(device, dtype)
     query = torch.randn(spans.num_rows, 2 * kv_heads, head_dim, generator=generator).to(device, dtype)
     try:

@@ -180,7 +180,11 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
         Presence.ABSENT,
         "varlen_attn of torch 2.13 is there; flash-attn is not installed",
     )
-    assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
+    assert f"read blocks of a multiple of {PAGE} tokens, where engine.block_size is 16" in found.how
+    flash_3 = replace(tried, paged=["FlashAttention 3"], lacking=[])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], flash_3))
+    assert _found("GPU attention").state is Presence.FOUND, "it reads blocks of any size"
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
     monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
     assert _found("GPU attention").state is Presence.FOUND
 

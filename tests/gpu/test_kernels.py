@@ -131,25 +131,28 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [None, 100])
-def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: int | None) -> None:
-    """Compare each library on this machine with the reference: blocks of 256 tokens, all filled from the left."""
-    working, why_not = working_libraries(GPU, dtype, PAGE)
+@pytest.mark.parametrize("page", [16, PAGE])
+def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: int | None, page: int) -> None:
+    """Compare each library on this machine with the reference: blocks of this size, all filled from the left."""
+    working, why_not = working_libraries(GPU, dtype, page)
     if not working:
         pytest.skip(f"none is here: {'; '.join(why_not)}")
     lengths = ((1, 300), (20, 270), (1, 5), (3, 600), (1, 512), (1, 4000))
-    counts = [-(-tokens // PAGE) for _, tokens in lengths]
+    counts = [-(-tokens // page) for _, tokens in lengths]
     pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
     lies = [
         Lie(n, tokens, tuple(pairs.pop() for _ in range(c))) for (n, tokens), c in zip(lengths, counts, strict=True)
     ]
-    spans = Spans(lies, PAGE)
+    spans = Spans(lies, page)
     generator = torch.Generator().manual_seed(0)
-    cache = torch.randn(2 * sum(counts), PAGE, 4 * 64, generator=generator).to(dtype)
+    cache = torch.randn(2 * sum(counts), page, 4 * 64, generator=generator).to(dtype)
     query = torch.randn(spans.num_rows, 8, 64, generator=generator).to(dtype)
     expected = REFERENCE.attend(query.float(), cache.float(), spans, Scoring(0.125, window))
     for library in working:
         for fastest in (_Always(library.name), _Always("Triton")):
-            got = PagedKernels([library], fastest).attend(query.to(GPU), cache.to(GPU), spans, Scoring(0.125, window))
+            got = PagedKernels([library], fastest, least_tokens=0).attend(
+                query.to(GPU), cache.to(GPU), spans, Scoring(0.125, window)
+            )
             torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
 
 

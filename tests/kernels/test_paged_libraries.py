@@ -1,9 +1,8 @@
-"""Tests that flash-attn and torch's attention for varying lengths get the right arguments, and are used only where they
-work.
+"""Tests that FlashAttention 3, flash-attn and torch's attention for varying lengths get the right arguments, and are
+used only where they work.
 
-Neither library is needed: functions of the same names and arguments stand in their place, compute in torch, and refuse
-what
-the libraries refuse.
+None of them is needed: functions of the same names and arguments stand in their place, compute in torch, and refuse
+what the libraries refuse.
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch import paged_libraries
-from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.dispatch.paged_attention import LEAST_TOKENS, Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import (
     PAGE,
     FlashAttn,
+    FlashAttn3,
     FoundLibraries,
     PagedLibrary,
     PagedRequests,
@@ -54,12 +54,19 @@ def one_thread() -> Iterator[None]:
 
 
 def attended(
-    query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, tokens: int, scale: float, window: Any
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    table: torch.Tensor,
+    tokens: int,
+    scale: float,
+    window: Any,
+    page: int = PAGE,
 ) -> torch.Tensor:
     """Attend for one request: its queries, which are its last tokens, see as many tokens to each side as `window`
     says."""
     for pages in (k, v):
-        assert pages.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
+        assert pages.shape[1] % page == 0, "Paged KV cache block size must be divisible by 256"
         assert pages.stride(-1) == 1
         assert pages.dtype is query.dtype
     assert query.dtype in (torch.float16, torch.bfloat16)
@@ -76,6 +83,34 @@ def attended(
     if right >= 0:
         hidden |= at > right
     return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1).to(query.dtype)
+
+
+class FakeFlashAttn3:
+    """The part of flash_attn_interface of FlashAttention 3 that we call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def flash_attn_with_kvcache(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        cache_seqlens: torch.Tensor,
+        page_table: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        max_seqlen_q: int,
+        softmax_scale: float,
+        causal: bool,
+        window_size: tuple[int, int],
+    ) -> torch.Tensor:
+        assert causal
+        assert cache_seqlens.dtype is cu_seqlens_q.dtype is torch.int32
+        assert max_seqlen_q == max(cu_seqlens_q.diff().tolist())
+        self.calls += 1
+        own = zip(q.split(cu_seqlens_q.diff().tolist()), page_table, cache_seqlens.tolist(), strict=True)
+        window = (window_size[0], 0)
+        return torch.cat([attended(x, k_cache, v_cache, pages, n, softmax_scale, window, 1) for x, pages, n in own])
 
 
 class FakeFlashAttn:
@@ -228,17 +263,32 @@ def test_they_attend_as_the_reference_does(
     module = FakeFlashAttn()
     flash = FlashAttn(module, "2.8")
     case = _Case(lengths, kv_heads=kv_heads)
-    case.check(PagedKernels([flash], preferring(flash.name)), window)
+    case.check(PagedKernels([flash], preferring(flash.name), least_tokens=0), window)
     kinds = {"decode" if queries == 1 else "chunks" for queries, _ in lengths}
     assert set(module.calls) == kinds
     torchs = TorchVarlen(fake_varlen_attn)
-    case.check(PagedKernels([torchs], preferring(torchs.name)), window)
+    case.check(PagedKernels([torchs], preferring(torchs.name), least_tokens=0), window)
+    third = FakeFlashAttn3()
+    flash_3 = FlashAttn3(third)
+    for block_size in (16, PAGE):
+        _Case(lengths, kv_heads=kv_heads, block_size=block_size).check(
+            PagedKernels([flash_3], preferring(flash_3.name), least_tokens=0), window
+        )
+    assert third.calls == (2 if "chunks" in kinds else 0), "decodes are left to ours"
+
+
+def test_short_chunks_are_left_to_ours() -> None:
+    third = FakeFlashAttn3()
+    flash_3 = FlashAttn3(third)
+    for tokens, calls in ((LEAST_TOKENS - 1, 0), (LEAST_TOKENS, 1)):
+        _Case(((2, tokens),), block_size=64).check(PagedKernels([flash_3], preferring(flash_3.name)))
+        assert third.calls == calls
 
 
 def test_what_they_cannot_read_triton_attends_to() -> None:
     module = FakeFlashAttn()
     flash = FlashAttn(module)
-    kernels = PagedKernels([flash], preferring(flash.name))
+    kernels = PagedKernels([flash], preferring(flash.name), least_tokens=0)
     for case in (_Case(((1, 40), (3, 20)), block_size=16), _Case(((1, 40), (3, 20)), right=True)):
         case.check(kernels)
     wide = _Case(((1, 40),))
@@ -260,7 +310,7 @@ def test_the_fastest_is_measured_once_for_what_is_alike() -> None:
         timed.append(1)
         return quick[0] if len(module.calls) > before else 1.0
 
-    kernels = PagedKernels([flash], Fastest(seconds, lambda: cannot[0]))
+    kernels = PagedKernels([flash], Fastest(seconds, lambda: cannot[0]), least_tokens=0)
     case = _Case(((1, 30), (1, 28)))
     case.check(kernels)
     assert not timed, "a graph is captured: it is not known yet which is the faster"
@@ -284,7 +334,7 @@ def test_a_library_that_fails_goes_out_with_a_line_in_the_log(caplog: pytest.Log
             raise TypeError("got an unexpected keyword argument 'block_table'")
 
     flash = FlashAttn(Broken(), "1.0")
-    kernels = PagedKernels([flash], preferring(flash.name))
+    kernels = PagedKernels([flash], preferring(flash.name), least_tokens=0)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             _Case(DECODES).check(kernels)
@@ -323,9 +373,12 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     assert why_not[0].startswith("varlen_attn of torch 2.13 is not used for decodes: it would have to cut")
     assert why_not[1].startswith("varlen_attn of torch is not used: it is off by")
     assert why_not[2] == "something else is not installed"
-    why = "blocks have 16 tokens, they want a multiple of 256 (engine.block_size)"
-    assert told(torch.bfloat16, 16, flash) == ([], [f"flash-attn and varlen_attn are not used: {why}"])
-    assert told(torch.float32, 256, flash)[1][0].endswith("are not used: numbers are float32, they want 16 bits")
+    why = "blocks have 16 tokens, it wants a multiple of 256 (engine.block_size)"
+    flash_3 = FlashAttn3(FakeFlashAttn3())
+    names, why_not = told(torch.bfloat16, 16, flash, flash_3)
+    assert (names, why_not[0]) == (["FlashAttention 3"], f"flash-attn 2.8 is not used: {why}")
+    assert why_not[1].startswith("FlashAttention 3 is not used for decodes: ours are as fast there")
+    assert told(torch.float32, 256, flash)[1][0] == "flash-attn 2.8 is not used: numbers are float32, it wants 16 bits"
     assert told(torch.bfloat16, None, flash) == ([], [])
 
 
@@ -336,17 +389,19 @@ def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = find()
     assert found.libraries == ()
     assert found.lacking == (
+        "FlashAttention 3 is not installed",
         "flash-attn is not installed",
         f"varlen_attn of torch {torch.__version__} knows no pages (torch 2.12 does)",
     )
     monkeypatch.undo()
     monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
-    assert find().lacking[0].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")
+    assert find().lacking[1].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")
 
 
 def test_what_may_be_there_is_told_by_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     of_torch = "varlen_attn of torch 2.13.0+cpu"
-    assert paged_libraries.installed("2.13.0+cpu") == ([of_torch], ["flash-attn is not installed"])
+    no_flash_3 = "FlashAttention 3 is not installed"
+    assert paged_libraries.installed("2.13.0+cpu") == ([of_torch], [no_flash_3, "flash-attn is not installed"])
     monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
     old = "varlen_attn of torch 2.11.0 knows no pages (torch 2.12 does)"
-    assert paged_libraries.installed("2.11.0") == (["flash-attn 2.8.3"], [old])
+    assert paged_libraries.installed("2.11.0") == (["flash-attn 2.8.3"], [no_flash_3, old])
