@@ -194,7 +194,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         ("--requests-per-minute", "most requests in a minute"),
         ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
         ("--most-open", "most requests for tokens that are open at once"),
-        ("--most-logprobs", "most log-probabilities of an answer: choices x tokens x (1 + top_logprobs)"),
+        ("--most-logprobs", "most log-probabilities of answers open at once: choices x tokens x (1 + top_logprobs)"),
     ):
         parser.add_argument(flag, type=whole(1), metavar="N", help=limit)
     parser.set_defaults(run=_key, parser=parser)

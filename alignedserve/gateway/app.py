@@ -261,7 +261,7 @@ class _Routes:
             arguments = body, self._text, self._settings.max_model_len
             answer, num_tokens = await self._starter.in_thread(http, partial(convert, *arguments))
         tab_of(http).convert(num_tokens)
-        return JSONResponse(answer)
+        return json_response(answer, {}, self._settings.stalled_client_s)
 
     async def load_adapter(self, http: HttpRequest) -> Response:
         async with self._starter.read(http) as sent:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from alignedserve.core import Request
+from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
@@ -122,8 +122,9 @@ async def _read(
         async with aclosing(opened) as deliveries:
             async for delivered in deliveries:
                 findings.is_infeasible |= delivered.is_infeasible
+                if not meter.count_delivery(number, delivered) and delivered.finish is None:
+                    delivered = replace(delivered, finish=FinishReason.LENGTH)
                 piece = reader.read(delivered)
-                meter.count_delivery(number, delivered)
                 trace.deliver(delivered)
                 if piece.finish:
                     meter.finish_choice(number, piece.finish.value)

@@ -7,11 +7,13 @@ body ─▶ ResponseRequest ─▶ a chat, with the conversation that it continu
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -21,25 +23,29 @@ from alignedserve.gateway.batches import RUNNER_PATIENCE_S
 from alignedserve.gateway.exchanges import Event, Exchange
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.middleware import caller_of, record_of
-from alignedserve.gateway.openai.errors import ApiError, api_error, invalid, no_runner
+from alignedserve.gateway.openai.errors import ApiError, api_error, invalid, no_runner, rate_limited
 from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.types import ChatRequest
+from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.background import TIER, Background
 from alignedserve.gateway.responses.chats import make_chat, renamed, shown_fields
 from alignedserve.gateway.responses.items import PREFIX, Item, kept_item
-from alignedserve.gateway.responses.keeping import ResponseKeeper
+from alignedserve.gateway.responses.keeping import ResponseKeeper, Room
 from alignedserve.gateway.responses.types import ResponseRequest
 from alignedserve.gateway.starting import Starter
-from alignedserve.gateway.streaming import json_response
+from alignedserve.gateway.streaming import parts_response
+from alignedserve.store.response import StoredResponse
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
+MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at once; a single one may have more
 
 
 class ResponseRoutes:
     def __init__(self, starter: Starter, keeper: ResponseKeeper) -> None:
         self._starter, self._keeper = starter, keeper
+        self._sent_bytes = Counter[str]()  # of kept responses that are being sent, by owner
 
     @property
     def routes(self) -> Sequence[HttpRoute]:
@@ -65,7 +71,7 @@ class ResponseRoutes:
         if http.query_params.get("stream", "false") != "false":
             raise invalid("a response that is kept is not streamed: fetch it whole", "stream", "unsupported_parameter")
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
-        return json_response(found.answer, {}, self._starter.settings.stalled_client_s)
+        return self._answer(found)
 
     async def remove(self, http: HttpRequest) -> Response:
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
@@ -78,12 +84,13 @@ class ResponseRoutes:
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
         if found.job is None:
             raise invalid(f"{found.id} does not run in the background: only such responses can be cancelled", "id")
-        return JSONResponse((await self._need_background().cancel(found)).answer)
+        return self._answer(await self._need_background().cancel(found))
 
     async def input_items(self, http: HttpRequest) -> Response:
         page = parse_page(http, MOST_LISTED, USUALLY_LISTED)
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
-        items = found.input[::-1] if page.newest_first else found.input
+        items = [msgspec.json.decode(item) for item in found.input]
+        items = items[::-1] if page.newest_first else items
         if page.after is not None:
             ids = [item["id"] for item in items]
             if page.after not in ids:
@@ -98,7 +105,7 @@ class ResponseRoutes:
         except AlignedServeError as error:
             raise renamed(api_error(error)) from error
         head = self._head(http, body, started.promise.tier)
-        items = turn.kept_items(head["id"]) if body.store is not False else None
+        items = await self._kept_items(http, turn, head["id"]) if body.store is not False else None
         answer = ResponseAnswer.from_body(body, head, self._starter.text)
         teller = _KeptResponse(self._keeper, owner, answer, started.requests[0], items)
         return Exchange(started, teller, turn.headers(body, self._starter), self._starter.settings.stalled_client_s)
@@ -113,21 +120,47 @@ class ResponseRoutes:
             raise renamed(api_error(error)) from error
         head, sampling = self._head(http, body, TIER), requests[0].sampling
         head |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        response = self._keeper.make(caller.id, turn.kept_items(head["id"]), head, f"batch_{uuid4().hex}")
+        items = await self._kept_items(http, turn, head["id"])
+        response = await self._keeper.make(caller.id, items, head, f"batch_{uuid4().hex}")
         await self._keeper.add(response)
         try:
             await background.begin(caller, response, body, turn.items)
         except BaseException:
             await self._keeper.remove(response)
             raise
-        return JSONResponse(response.answer, headers=turn.headers(body, self._starter))
+        return JSONResponse(head, headers=turn.headers(body, self._starter))
 
     async def _turn(self, http: HttpRequest, body: ResponseRequest) -> _Turn:
         owner = caller_of(http).id
         self._starter.check_model(body.model)
-        own, earlier = await self._keeper.own_items(owner, body), await self._keeper.items_before(owner, body)
+        room = Room(self._starter.settings.body_limit_bytes)
+        own = await self._keeper.own_items(owner, body, room)
+        earlier = await self._keeper.items_before(owner, body, room)
         chat = await self._starter.in_thread(http, lambda: make_chat(body, [*earlier, *own]))
         return _Turn(own, earlier, chat)
+
+    async def _kept_items(self, http: HttpRequest, turn: _Turn, id: str) -> list[msgspec.Raw]:
+        """Return the items of a turn's input as they are kept with the response that has this id."""
+
+        def work() -> list[msgspec.Raw]:
+            return [kept_item(item, id, number) for number, item in enumerate(turn.own)]
+
+        return await self._starter.in_thread(http, work)
+
+    def _answer(self, found: StoredResponse) -> Response:
+        """Return the answer of a kept response, which is held in memory until its client has read it."""
+        sent = self._sent_bytes[found.owner]
+        if sent and sent + len(memoryview(found.answer)) > MOST_SENT_BYTES:
+            raise rate_limited(f"{MOST_SENT_BYTES} bytes of kept responses that are being sent", 1.0)
+        return parts_response(self._parts(found), {}, self._starter.settings.stalled_client_s)
+
+    def _parts(self, found: StoredResponse) -> Iterator[bytes]:
+        num_bytes = len(memoryview(found.answer))
+        self._sent_bytes[found.owner] += num_bytes
+        try:
+            yield from json_parts(found.answer)
+        finally:
+            self._sent_bytes[found.owner] -= num_bytes
 
     def _head(self, http: HttpRequest, body: ResponseRequest, tier: str) -> dict[str, Any]:
         id = PREFIX + record_of(http).id.removeprefix("req-")
@@ -153,10 +186,6 @@ class _Turn:
     def items(self) -> list[Item]:
         return [*self.earlier, *self.own]
 
-    def kept_items(self, id: str) -> list[dict[str, Any]]:
-        """Return the items of the input as they are kept with the response that has this id."""
-        return [kept_item(item, id, number) for number, item in enumerate(self.own)]
-
     def headers(self, body: ResponseRequest, starter: Starter) -> dict[str, str]:
         ignored = [*body.ignored, *shown_fields([*self.chat.ignored, *self.chat.unread_by(starter.text)])]
         return {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
@@ -171,7 +200,7 @@ class _KeptResponse:
         owner: str,
         answer: ResponseAnswer,
         request: Request,
-        items: Sequence[dict[str, Any]] | None,
+        items: Sequence[msgspec.Raw] | None,
     ) -> None:
         """`items` is the input as it is kept with the response; None: the response is not kept."""
         self._keeper, self._owner, self._answer, self._request, self._items = keeper, owner, answer, request, items
@@ -188,7 +217,7 @@ class _KeptResponse:
         if piece.finish:
             events += self._answer.end(piece.finish, int(time.time()))
             if self._items is not None:
-                self.tree["store"] = await self._keeper.keep(self._keeper.make(self._owner, self._items, self.tree))
+                self.tree["store"] = await self._keeper.keep(self._owner, self._items, self.tree)
         return events
 
     def fail(self, error: ApiError) -> list[Event]:

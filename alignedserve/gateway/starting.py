@@ -87,7 +87,7 @@ class Starter:
         tab.admit()
         async with self._bodies.read(http) as sent:
             http.state.body_bytes = len(sent)
-            async with self._turns.turn(tab.caller.id, len(sent)):
+            async with self._turns.turn(tab.caller.id, len(sent)) as http.state.turn:
                 yield sent
 
     def check_model(self, name: str | None) -> Adapter | None:
@@ -101,7 +101,10 @@ class Starter:
     async def in_thread(self, http: HttpRequest, work: Callable[[], T], has_form: bool = False) -> T:
         """Do work on a body's texts in one of few threads, because each may take much memory, and long prompts take
         long."""
-        return await self._turns.do(tab_of(http).caller.id, http.state.body_bytes, work, has_form)
+        caller, num_bytes = tab_of(http).caller.id, http.state.body_bytes
+        if has_form:
+            return await self._turns.try_form(caller, num_bytes, work, http.state.turn)
+        return await self._turns.do(caller, num_bytes, work)
 
     async def make(
         self, http: HttpRequest, body: ChatRequest | CompletionRequest
@@ -136,7 +139,9 @@ class Starter:
         promise, requests = await self.make(http, body)
         prompt_tokens, tab = sum(len(it.prompt) for it in requests[:: body.n or 1]), tab_of(http)
         tab.hold_places(len(requests))
-        requests = tab.pay(requests, prompt_tokens, has_limit=body.most_tokens is not None)
+        has_limit = body.most_tokens is not None
+        tab.hold_logprobs(requests, has_limit, is_streamed=bool(body.stream))
+        requests = tab.pay(requests, prompt_tokens, has_limit)
         following = self.follow(http, promise, requests, prompt_tokens)
         readers = [AnswerReader.from_body(body, self.text, request.prompt) for request in requests]
         generation = Generation(

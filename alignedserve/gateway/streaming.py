@@ -148,7 +148,11 @@ class WatchedStream(Response):
 
 def json_response(tree: Any, headers: Mapping[str, str], stalled_client_s: float) -> Response:
     """Return a tree as JSON: in parts, as it is written, where it is large."""
-    parts = json_parts(tree)
+    return parts_response(json_parts(tree), headers, stalled_client_s)
+
+
+def parts_response(parts: Iterator[bytes], headers: Mapping[str, str], stalled_client_s: float) -> Response:
+    """Return JSON that is already in parts."""
     first = next(parts)
     if (second := next(parts, None)) is None:
         return Response(first, media_type="application/json", headers=headers)

@@ -74,10 +74,10 @@ class Answers(Protocol):
 
 
 class KeyLimited(AlignedServeError):
-    """The line's key has no place or too few tokens left for it now."""
+    """The line's key has no place, too few tokens or too few log-probabilities left for it now."""
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"the key has no place or no tokens left: try again in {retry_after_s:g} s")
+        super().__init__(f"too few places, tokens or log-probabilities are left: try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
 
 
@@ -108,7 +108,9 @@ class Answering:
             finally:
                 tab.try_grammars(trials)
             prompt_tokens, choices = sum(len(request.prompt) for request in requests[:: body.n or 1]), len(requests)
-            requests = tab.pay(requests, prompt_tokens, has_limit=body.most_tokens is not None)
+            has_limit = body.most_tokens is not None
+            tab.hold_logprobs(requests, has_limit)
+            requests = tab.pay(requests, prompt_tokens, has_limit)
             self.metrics.count_choices(ServiceClass.BE, choices)
             own = asyncio.Semaphore(tab.hold_up_to(min(choices, LINE_AT_ONCE)))
             work = [partial(self._run, body, request, choices, on_running, tab.use) for request in requests]
@@ -221,7 +223,7 @@ class Answering:
         request: Request,
         choices: int,
         on_running: Callable[[], None],
-        use: Callable[[int], None],
+        use: Callable[[int], bool],
     ) -> AnswerPiece:
         """Run a request to its end; call `on_running` when it has its place on a decode worker."""
         reader = AnswerReader.from_body(body, self.text, request.prompt)

@@ -94,6 +94,18 @@ def test_the_list_of_models_names_the_parent(gateway: Gateway, tmp_path: Path) -
     assert cards[0].keys() < cards[1].keys()
 
 
+def test_more_adapters_than_gateways_can_share_are_refused(
+    text: TextModel, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.access.adapters._SIZE", len(str(tmp_path)) + 120)
+    gateway = Gateway(text, FakeOwner((2,)), adapters=adapters_of(model))
+    folder = written(tmp_path / "sql")
+    assert load(gateway, "sql", folder).status_code == 200
+    refused = load(gateway, "sql2", folder)
+    assert (refused.status_code, "too many adapters are loaded" in refused.text) == (400, True)
+    assert unload(gateway, "sql").status_code == load(gateway, "sql2", folder).status_code == 200
+
+
 def test_what_cannot_be_loaded_is_refused_in_a_line(gateway: Gateway, tmp_path: Path) -> None:
     sound = written(tmp_path / "sound")
     load(gateway, "taken", sound)

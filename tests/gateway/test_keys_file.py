@@ -104,6 +104,7 @@ def test_a_hash_may_stand_for_the_key_of_the_setting() -> None:
         ("keys: []", "must hold a list named keys"),
         (f"keys: [{{name: a, hash: '{DIGEST}'}}]\nmore: 1", "must hold a list named keys"),
         ("keys: [5]", "keys[0] must be an entry"),
+        (f"keys: [{'5, ' * 1001}]", "holds 1001 keys: 1000 is the most"),
         (f"keys: [{{hash: '{DIGEST}'}}]", "keys[0]: name must be"),
         (f"keys: [{{name: 'a b', hash: '{DIGEST}'}}]", "keys[0]: name must be"),
         (f"keys: [{{name: default, hash: '{DIGEST}'}}]", "the name default is reserved"),

@@ -8,7 +8,8 @@ import itertools
 import math
 import os
 from collections.abc import Callable
-from functools import partialmethod
+from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Request
+from alignedserve.core import Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyEntry, KeyRing, Limits, hash_key
-from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.http.limits import (
     CONVERTED_TOKENS,
     LUMP,
     REFUSALS_AT_ONCE,
     REFUSALS_PER_S,
     TRIAL_S,
+    USUAL_TOKENS,
     RefusalPace,
     Tab,
     format_time,
@@ -35,7 +37,10 @@ from alignedserve.owner.client import Overloaded
 from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
+from tests.gateway.test_vectors import EMBEDS, VectorOwner
 from tests.samples import request
+
+HI = [{"role": "user", "content": "Hi"}]
 
 
 def caller(name: str = "ann", **limits: int) -> Caller:
@@ -59,8 +64,19 @@ def asked(prompt: int, most: int) -> Request:
     return request(prompt=prompt, max_tokens=most)
 
 
+def scored(prompt: int, most: int, top: int) -> Request:
+    return replace(asked(prompt, most), sampling=Sampling(logprobs=top))
+
+
 def pay(tab: Tab, asked: Request) -> None:
     tab.pay([asked], len(asked.prompt), has_limit=True)
+
+
+class WritingOwner(FakeOwner):
+    """Writes by its script, and makes vectors at once."""
+
+    def steps_of(self, request: Request) -> tuple[Any, ...]:
+        return self.steps if request.pooling is None else VectorOwner().steps_of(request)
 
 
 class TestTabs:
@@ -79,7 +95,7 @@ class TestTabs:
         now, ledger = [100.0], Ledger()
         tab = Tab(ledger, caller(tokens_per_minute=600), lambda: now[0])
         tab.admit()
-        tab.use(1000 - LUMP)
+        assert not tab.use(1000)
         assert refused_for(tab.admit) == 41
         assert left(tab) == 0
         now[0] += 40.2
@@ -123,6 +139,42 @@ class TestTabs:
         assert left(tab) == 1000 - 740
         unlimited = Tab(Ledger(), caller(), lambda: 100.0).pay([asked(40, 2000)], prompt_tokens=40, has_limit=False)
         assert [request.max_tokens for request in unlimited] == [2000]
+
+    def test_what_arrives_beyond_is_taken_while_there_is_some(self) -> None:
+        now, ledger = [100.0], Ledger()
+        tab, other = (Tab(ledger, caller(tokens_per_minute=600), lambda: now[0]) for _ in range(2))
+        pay(other, asked(1, 499))
+        assert [tab.use(tokens) for tokens in (30, LUMP, 5, 1, 1)] == [True, True, True, True, False]
+        assert left(tab) == 0
+        now[0] += 1.0
+        assert tab.use(1), "what comes back may be used"
+        assert other.use(499), "it has paid before"
+
+    def test_log_probabilities_in_flight_are_limited_and_come_back(self) -> None:
+        ledger, ann = Ledger(), caller(most_logprobs=1000)
+        first, second, third = (Tab(ledger, ann) for _ in range(3))
+        first.hold_logprobs([scored(30, 100, top=5)], has_limit=True)
+        assert refused_for(lambda: second.hold_logprobs([scored(30, 67, top=5)], has_limit=True)) == 1
+        second.hold_logprobs([scored(30, 66, top=5)], has_limit=True)
+        third.hold_logprobs([scored(30, 4000, top=5)], has_limit=False, is_streamed=True)
+        third.hold_logprobs([asked(30, 4000)], has_limit=True)
+        Tab(ledger, caller("bob", most_logprobs=1000)).hold_logprobs([scored(30, 100, top=9)], has_limit=True)
+        assert refused_for(lambda: third.hold_logprobs([scored(30, 1, top=5)], has_limit=True)) == 1
+        first.close()
+        first.close()
+        second.close()
+        third.hold_logprobs([scored(30, 100, top=9)], has_limit=True)
+
+    def test_log_probabilities_of_outputs_without_a_limit_are_held_as_they_come(self) -> None:
+        most = 5 * 2 * USUAL_TOKENS
+        ledger, ann = Ledger(), caller(most_logprobs=most)
+        first, second = (Tab(ledger, ann) for _ in range(2))
+        for tab in (first, second):
+            tab.hold_logprobs([scored(30, most // 5, top=4)], has_limit=False)
+        assert first.use(USUAL_TOKENS)
+        assert not first.use(1), "there is no more room for both"
+        second.close()
+        assert first.use(USUAL_TOKENS - 1), "alone it has all of it"
 
     def test_a_body_takes_a_place_for_each_choice(self) -> None:
         ledger, ann = Ledger(), caller(most_open=5)
@@ -188,6 +240,14 @@ class TestSeveralGateways:
         assert [refused_for(tab.admit) for tab in tabs] == [0, 0, 0, 1]
         tabs[1].close()
         assert refused_for(tabs[3].admit) == 0
+
+    def test_lines_of_jobs_leave_chats_their_places_and_take_what_chats_leave(self, tmp_path: Path) -> None:
+        ann = caller(most_open=3)
+        lines, chats = (Tab(Ledger(tmp_path / "limits", place), ann) for place in (JOB_RUNNER, 0))
+        assert (lines.hold_up_to(2), chats.hold_up_to(9)) == (2, 3)
+        assert lines.hold_up_to(9) == 2, "three chats have all places now"
+        chats.close()
+        assert lines.hold_up_to(9) == 3
 
     def test_the_places_of_a_dead_gateway_are_free_again(self, tmp_path: Path) -> None:
         first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
@@ -272,10 +332,15 @@ class TestOverHttp:
         ("path", "body"),
         [
             ("/v1/completions", {"prompt": "Hi", "n": 2}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 2}),
+            ("/v1/chat/completions", {"messages": HI, "n": 2}),
+            ("/v1/responses", {"input": "Hi"}),
+            ("/v1/messages", {"messages": HI, "max_tokens": 5}),
+            ("/v1/embeddings", {"input": ["Hi", "Hello"]}),
+            ("/v1/score", {"text_1": "Hi", "text_2": ["Hello", "Hey"]}),
+            ("/v1/rerank", {"query": "Hi", "documents": ["Hello", "Hey"]}),
             ("/tokenize", {"prompt": "Hi"}),
             ("/detokenize", {"tokens": [5]}),
-            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
+            ("/v1/messages/count_tokens", {"messages": HI}),
         ],
     )
     def test_every_choice_and_every_use_of_a_thread_takes_a_place(
@@ -283,7 +348,7 @@ class TestOverHttp:
     ) -> None:
         async def asked() -> None:
             go_on = asyncio.Event()
-            gateway = self.gateway(text, FakeOwner(go_on, (2,)), most_open=3)
+            gateway = self.gateway(replace(text, pooled=EMBEDS), WritingOwner(go_on, (2,)), most_open=3)
             async with gateway.client() as client:
                 headers = {"Authorization": "Bearer key"}
 
@@ -376,6 +441,66 @@ class TestOverHttp:
                 assert len((await answer).json()["choices"]) == 1024
             arrivals = [request.arrival_at for request in gateway.owner.opened]
             assert arrivals[-1] > arrivals[0], "the deadlines of those that waited count from when they run"
+
+        asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
+
+    def test_many_bodies_without_a_limit_get_what_is_left_together(self, text: TextModel) -> None:
+        limits = KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(tokens_per_minute=1000))])
+
+        def used(number: int) -> tuple[int, set[str]]:
+            """Ask for so many chats at once; return what the key paid, and how they ended."""
+
+            async def asked() -> tuple[int, set[str]]:
+                go_on = asyncio.Event()
+                gateway = Gateway(text, FakeOwner(go_on, *[(5,)] * 2000), max_model_len=2048, keys=limits)
+                headers, body = {"Authorization": "Bearer key"}, {"model": "demo", "messages": HI, "ignore_eos": True}
+                async with gateway.client() as client:
+                    post = partial(client.post, "/v1/chat/completions", json=body, headers=headers)
+                    chats = [asyncio.create_task(post()) for _ in range(number)]
+                    while len(gateway.owner.opened) + sum(chat.done() for chat in chats) < number:
+                        await asyncio.sleep(0.001)
+                    go_on.set()
+                    answers = [await chat for chat in chats]
+                served = [answer.json() for answer in answers if answer.status_code == 200]
+                assert {answer.status_code for answer in answers} <= {200, 429}
+                assert set(gateway.owner.cancelled) <= {request.id for request in gateway.owner.opened}
+                assert not gateway.owner.open_now
+                ends = {answer["choices"][0]["finish_reason"] for answer in served}
+                return sum(answer["usage"]["total_tokens"] for answer in served), ends
+
+            return asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
+
+        assert used(1) == (1000, {"length"})
+        together, ends = used(20)
+        assert 1000 <= together <= 1000 + 20, "each may have had a token more before it ended"
+        assert ends == {"length"}
+
+    def test_ordinary_log_probabilities_run_beside_each_other_without_keys_and_a_flood_does_not(
+        self, text: TextModel
+    ) -> None:
+        async def asked() -> None:
+            go_on = asyncio.Event()
+            gateway = Gateway(text, FakeOwner(go_on, (5,), (2,)), max_model_len=40_000)
+            async with gateway.client() as client:
+
+                def ask(**fields: Any) -> asyncio.Task[httpx.Response]:
+                    body = {"model": "demo", "messages": HI, "logprobs": True, "top_logprobs": 20, **fields}
+                    return asyncio.create_task(client.post("/v1/chat/completions", json=body))
+
+                chats = [ask() for _ in range(16)]
+                while len(gateway.owner.opened) < 16:
+                    await asyncio.sleep(0.001)
+                refused = await ask(max_tokens=39_000)
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+                go_on.set()
+                assert [(await chat).status_code for chat in chats] == [200] * 16
+                go_on.clear()
+                flood = [ask(max_tokens=39_000) for _ in range(32)]
+                while sum(body.done() for body in flood) < 31:
+                    await asyncio.sleep(0.001)
+                go_on.set()
+                assert sorted([(await body).status_code for body in flood]) == [200] + [429] * 31
+                assert (await ask(max_tokens=39_000)).status_code == 200, "what is over is given back"
 
         asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 

@@ -134,6 +134,12 @@ def test_usage_says_what_of_the_prompt_was_known(text: TextModel) -> None:
     assert used["input_tokens"] + 3 == ask(gateway, f"{PATH}/count_tokens").json()["input_tokens"]
 
 
+def test_what_changes_nothing_is_named_as_its_client_names_it(gateway: Gateway) -> None:
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    answer = ask(gateway, max_tokens=1500, thinking=thinking, workspace_id="a")
+    assert answer.headers["x-ignored-fields"] == "workspace_id, thinking"
+
+
 def test_tokens_are_counted_without_an_answer(gateway: Gateway) -> None:
     counted = ask(gateway, f"{PATH}/count_tokens").json()
     assert gateway.owner.opened == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,16 @@ from pydantic import TypeAdapter
 
 from alignedserve.config.config import JobsConfig
 from alignedserve.core import FinishReason, Opening
+from alignedserve.gateway import responding
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.owner.client import Delivered
+from alignedserve.store.response import StoredResponse
+from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import MODEL, FakeOwner, Gateway, ids_of
+from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, ids_of
 from tests.gateway.test_openai_sdk import HELLO, run, sdk
 from tests.gateway.test_tools import PARAMETERS, SAID_BY_HERMES, hermes, prompt_of  # noqa: F401  (a fixture)
 
@@ -260,3 +266,116 @@ def test_input_items_come_page_by_page(gateway: Gateway) -> None:
             break
         after = {"after": page["last_id"]}
     assert seen == ["0", "1", "2", "3", "4"]
+
+
+# --- What is kept may be large, and a small body may name it many times
+
+
+LOGPROBS: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
+TOKENS = 1_000
+
+
+@pytest.fixture
+def large(text: TextModel, tmp_path: Path) -> Gateway:
+    owner = FakeOwner(*((300 + number % 100,) for number in range(TOKENS)))
+    return Gateway(text, owner, keeper=keeping(tmp_path), max_model_len=1 << 17, body_limit_bytes=100_000)
+
+
+def most_memory(work: Callable[[], httpx.Response]) -> tuple[httpx.Response, int]:
+    """Return the answer of some work, and the most memory that it had."""
+    tracemalloc.start()
+    answer = work()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return answer, most
+
+
+def references(answer: httpx.Response, number: int) -> Any:
+    return [{"type": "item_reference", "id": answer.json()["output"][0]["id"]}] * number
+
+
+def test_a_response_is_read_once_however_often_a_body_names_it(large: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reference once decoded all of it: 20 of them held up the gateway for six seconds, 150 took 1.9 GB."""
+    first = ask(large, max_output_tokens=TOKENS, **LOGPROBS)
+    reads: list[str] = []
+    read = SqliteStore.response
+
+    async def counted(self: SqliteStore, owner: str, id: str) -> StoredResponse | None:
+        reads.append(id)
+        return await read(self, owner, id)
+
+    monkeypatch.setattr(SqliteStore, "response", counted)
+    named, most = most_memory(lambda: ask(large, input=references(first, 20), max_output_tokens=1))
+    assert (named.status_code, reads) == (200, [first.json()["id"]])
+    assert most < 12 * len(first.content)
+    said = first.json()["output"][0]["content"][0]["text"]
+    assert prompt_of(large).count(said.strip()) == 20
+    kept = large.get(f"{PATH}/{named.json()['id']}/input_items")
+    assert [item["content"][0]["text"] for item in kept.json()["data"]] == [said] * 20
+    assert len(kept.content) < len(first.content), "the log-probabilities are not kept again"
+
+
+def test_what_a_body_brings_in_is_limited_as_a_body_is(large: Gateway) -> None:
+    long = ask(large, input=[{"role": "user", "content": "a" * 30_000}], max_output_tokens=1).json()["id"]
+    item = large.get(f"{PATH}/{long}/input_items").json()["data"][0]["id"]
+    refused = ask(large, input=[{"id": item}] * 4)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_large")
+    assert "more than 100000 bytes" in refused.json()["error"]["message"]
+    assert ask(large, input=[{"id": item}] * 3, max_output_tokens=1).status_code == 200
+    for _ in range(3):
+        continued = ask(large, previous_response_id=long, input="a" * 30_000, max_output_tokens=1)
+        long = continued.json()["id"]
+    refused = ask(large, previous_response_id=long)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+
+
+def test_a_kept_response_is_shown_and_continued_without_being_decoded(large: Gateway) -> None:
+    """As trees, an answer with log-probabilities takes six times its length, and more than one holds up heartbeats."""
+    first = ask(large, max_output_tokens=TOKENS, **LOGPROBS)
+    id = first.json()["id"]
+    shown, most = most_memory(lambda: large.get(f"{PATH}/{id}"))
+    assert shown.json() == first.json()
+    assert most < 5 * len(first.content)
+    continued, most = most_memory(lambda: ask(large, previous_response_id=id, max_output_tokens=1))
+    assert continued.status_code == 200
+    assert most < 5 * len(first.content)
+    assert first.json()["output"][0]["content"][0]["text"].strip() in prompt_of(large)
+
+
+def test_a_key_that_reads_slowly_holds_few_kept_responses(large: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{PATH}/{ask(large, max_output_tokens=TOKENS, **LOGPROBS).json()['id']}"
+    monkeypatch.setattr(responding, "MOST_SENT_BYTES", 1_500_000)  # it has a megabyte
+
+    async def check() -> None:
+        go, begun = asyncio.Event(), asyncio.Event()
+        slow = Connection(path, b"")
+        slow.scope["method"] = "GET"
+
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                begun.set()
+                await go.wait()
+            await slow.send(message)
+
+        async with large.client() as client:
+            reading = asyncio.create_task(large.app(slow.scope, slow.receive, send))
+            await asyncio.wait_for(begun.wait(), PATIENT_S)
+            refused = await client.get(path)
+            assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+            go.set()
+            await asyncio.wait_for(reading, PATIENT_S)
+            assert (await client.get(path)).content == b"".join(it.get("body", b"") for it in slow.sent)
+
+    asyncio.run(check())
+
+
+def test_log_probabilities_that_a_client_sends_back_are_not_kept(gateway: Gateway) -> None:
+    part = {"type": "output_text", "text": "Hm", "logprobs": [{"token": "Hm"}] * 1000}
+    for item in (
+        {"role": "assistant", "content": [part]},
+        {"type": "function_call_output", "call_id": "call_1", "output": [part]},
+        {"type": "reasoning", "summary": [part]},
+    ):
+        id = ask(gateway, input=[item, {"role": "user", "content": "Go on"}]).json()["id"]
+        assert "Hm" in (kept := gateway.get(f"{PATH}/{id}/input_items").text)
+        assert "token" not in kept

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
 
+from alignedserve.gateway.openai.tokenising import MOST_CONVERTED
+from alignedserve.gateway.openai.writing import PART_BYTES
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway, ids_of
+from tests.gateway.conftest import MODEL, MOST, Connection, FakeOwner, Gateway, ids_of
 
 SAID = [{"role": "user", "content": "naïve 😀"}]
 
@@ -85,3 +89,25 @@ def test_a_text_that_is_much_too_long_is_not_tokenised(gateway: Gateway) -> None
     answer = gateway.ask("POST", "/tokenize", json={"prompt": "ab " * 100_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert tokenize(gateway, prompt="ab " * 500)["count"] > MOST, "but one that is a little"
+
+
+def test_a_long_context_is_not_tokenised_many_times_over(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner(), max_model_len=MOST_CONVERTED // 2)
+    for path, body in (("/tokenize", {"prompt": "a " * 1_900_000}), ("/detokenize", {"tokens": [5] * 1_900_000})):
+        answer = gateway.ask("POST", path, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_large_answer_comes_in_parts(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner(), max_model_len=2048)
+    body = json.dumps({"prompt": "ab " * 12_000, "return_token_strs": True}).encode()
+
+    async def parts() -> list[bytes]:
+        connection = Connection("/tokenize", body)
+        await gateway.app(connection.scope, connection.receive, connection.send)
+        return [message.get("body", b"") for message in connection.sent]
+
+    sent = asyncio.run(parts())
+    assert max(map(len, sent)) < 2 * PART_BYTES < sum(map(len, sent))
+    answer = json.loads(b"".join(sent))
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"]) > 12_000

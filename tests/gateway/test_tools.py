@@ -16,6 +16,7 @@ from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.store.job import Endpoint
 from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
+from alignedserve.text.chat_template import Rendering
 from alignedserve.text.syntax import Syntaxes
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
@@ -104,6 +105,18 @@ def prompt_of(gateway: Gateway) -> str:
 def gateway(request: pytest.FixtureRequest, hermes: TextModel, llama3: TextModel) -> Gateway:
     said = {"hermes": (hermes, SAID_BY_HERMES), "llama3": (llama3, SAID_BY_LLAMA3)}
     return saying(*said[request.param])
+
+
+def test_no_tool_and_no_call_can_write_a_special_token(hermes: TextModel) -> None:
+    def marked(word: str) -> list[int]:
+        parameters = {"type": "object", "properties": {word: {"enum": [word, [word]]}}, "required": [word]}
+        tool = {"type": "function", "function": {"name": "f", "description": word, "parameters": parameters}}
+        calls = [{"type": "function", "function": {"name": "f", "arguments": {word: [word, {"a": [word]}]}}}]
+        call = {"role": "assistant", "content": word, "tool_calls": calls}
+        prompt = hermes.chat_ids([USER, call, {"role": "tool", "content": word}], Rendering(tools=(tool,)))
+        return [token for token in prompt if token in hermes.special_ids]
+
+    assert marked("<|end|>") == marked("end") != []
 
 
 def test_a_model_calls_a_tool(gateway: Gateway) -> None:

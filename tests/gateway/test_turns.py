@@ -16,7 +16,7 @@ from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 
-KEYS = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+KEYS = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob", "cat")])
 LONG = "a" * (LONG_BYTES + 1)
 MANY = 40  # bodies of a caller at once, more than may be parsed at once
 
@@ -45,9 +45,9 @@ class Held:
             await asyncio.sleep(0.001)
 
 
-def ask_each(text: TextModel, work: Callable[[Ask], Awaitable[None]]) -> None:
+def ask_each(text: TextModel, work: Callable[[Ask], Awaitable[None]], keys: KeyRing = KEYS) -> None:
     """Run the work with what asks the same gateway as a caller: ask(caller, path, **fields)."""
-    gateway = Gateway(text, FakeOwner((5,), (2,)), keys=KEYS)
+    gateway = Gateway(text, FakeOwner((5,), (2,)), keys=keys)
 
     async def asked() -> None:
         async with gateway.client() as client:
@@ -126,3 +126,36 @@ def test_a_callers_slow_grammars_are_tried_one_at_a_time(text: TextModel, monkey
     assert held.most == 1
     assert held.begun[:2] == ["ann", "bob"]
     assert len(held.begun) == MANY + 1
+
+
+@pytest.mark.parametrize("keys", [KEYS, KeyRing([])], ids=["keys", "no keys"])
+def test_what_waits_for_a_trial_holds_no_turn_of_others(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch, keys: KeyRing
+) -> None:
+    held = Held()
+
+    def held_back(_: SyntaxTrial, syntax: str) -> tuple[None, float]:
+        held.hold("long" if len(syntax) > LONG_BYTES else "short")
+        return None, 0.0
+
+    monkeypatch.setattr(SyntaxTrial, "_try", held_back)
+    monkeypatch.setattr(SyntaxTrial, "find_fault", lambda self, syntax, _: self._try(syntax)[0])
+
+    async def work(ask: Ask) -> None:
+        slow = [
+            asyncio.create_task(ask(caller, "/v1/completions", prompt="Hi", guided_regex=f"{caller}{number}"))
+            for caller in ("ann", "bob")
+            for number in range(MANY)
+        ]
+        await held.begins()
+        for caller in ("cat", "ann"):
+            assert (await ask(caller, "/v1/completions", prompt="Hi")).status_code == 200
+            assert (await ask(caller, "/tokenize", prompt="Hi")).status_code == 200
+        slow.append(asyncio.create_task(ask("ann", "/v1/completions", prompt="Hi", guided_regex=LONG)))
+        while "long" not in held.begun:
+            await asyncio.sleep(0.001)
+        held.go_on.set()
+        assert {(await answer).status_code for answer in slow} == {200}
+
+    ask_each(text, work, keys)
+    assert len(held.begun) == 2 * MANY + 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.core import Estimate
 from alignedserve.gateway.access.keys import ANONYMOUS, MOST_OPEN, Caller, Limits
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.openai.errors import ApiError
@@ -50,6 +51,23 @@ def test_lines_of_many_choices_run_some_at_a_time(text: TextModel) -> None:
     asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
 
 
+def test_a_line_is_as_long_as_its_client_says_or_as_those_before_it(text: TextModel) -> None:
+    said, known = {"expected_tokens": 40}, Estimate(10, 12)
+
+    async def opened(said: dict[str, int], estimate: Estimate | None) -> Estimate | None:
+        owner = FakeOwner((2,))
+        answering = Answering(owner, text, (MODEL,), MOST, RequestMetrics())
+        body = {"model": MODEL, "prompt": [5], **said}
+        await answering.answer(LineRequest("a", Endpoint.COMPLETIONS, body, 60.0, estimate, ANONYMOUS), lambda: None)
+        return owner.opened[0].estimate
+
+    def estimate(said: dict[str, int], known: Estimate | None) -> Estimate | None:
+        return asyncio.run(asyncio.wait_for(opened(said, known), PATIENT_S))
+
+    assert (estimate({}, None), estimate({}, known)) == (None, known)
+    assert estimate(said, known) == estimate(said, None) != known
+
+
 def test_a_line_costs_its_key_tokens(text: TextModel) -> None:
     """A key with 90 tokens a minute: a line of 3 and at most 80 runs, the next of these must wait, and after the first
     has ended with 1 token the rest is there again. A line of 100 never runs."""
@@ -78,6 +96,31 @@ def test_a_line_costs_its_key_tokens(text: TextModel) -> None:
         with pytest.raises(ApiError, match="may cost 103 tokens"):
             await answer(100)
         assert await answer(80)
+
+    asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
+
+
+def test_lines_hold_no_more_log_probabilities_than_their_key_may(text: TextModel) -> None:
+    caller = Caller("ann", limits=Limits(most_logprobs=1000))
+
+    async def answered() -> None:
+        go_on = asyncio.Event()
+        owner = FakeOwner(go_on, (2,))
+        answering = Answering(owner, text, (MODEL,), MOST, RequestMetrics(), ledger=Ledger(place=JOB_RUNNER))
+
+        async def answer() -> dict[str, object]:
+            body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 100, "logprobs": 5}
+            line = LineRequest("line", Endpoint.COMPLETIONS, body, 60.0, None, caller)
+            return await answering.answer(line, lambda: None)
+
+        first = asyncio.create_task(answer())
+        while not owner.opened:
+            await asyncio.sleep(0.001)
+        with pytest.raises(KeyLimited):
+            await answer()
+        go_on.set()
+        assert await first
+        assert await answer()
 
     asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
 

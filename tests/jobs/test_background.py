@@ -41,9 +41,11 @@ async def over(client: httpx.AsyncClient, id: str) -> Any:
 def test_a_response_is_made_in_the_background_and_goes_on(service: Service) -> None:
     async def check() -> None:
         async with service.client() as client, service.running():
-            begun = await begin(client, metadata={"for": "ann"})
+            shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+            begun = await begin(client, metadata={"for": "ann"}, **shown)
             body = await over(client, begun["id"])
             assert (body["status"], body["output"][0]["content"][0]["text"]) == ("completed", HELLO)
+            assert {len(entry["top_logprobs"]) for entry in body["output"][0]["content"][0]["logprobs"]} == {2}
             assert body["id"] == begun["id"]
             assert body["output"][0]["id"].startswith(f"msg_{begun['id'].removeprefix('resp_')}")
             assert (body["metadata"], body["service_tier"]) == ({"for": "ann"}, "flex")

@@ -35,6 +35,8 @@ OTHER = Holder("host/other/jobs", 1, "other")
 
 
 def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
+    longest = {"k" * 64: "v" * 512}
+
     async def drive() -> None:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(service.app)) as http, service.running():
             client = AsyncOpenAI(api_key="ann", base_url="http://localhost/v1", http_client=http, max_retries=0)
@@ -43,9 +45,9 @@ def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
             assert await client.files.retrieve(file.id) == file
             assert [listed.id async for listed in client.files.list(purpose="batch")] == [file.id]
             batch = await client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "ann"}
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata=longest
             )
-            assert (batch.status, batch.metadata) == ("validating", {"for": "ann"})
+            assert (batch.status, batch.metadata) == ("validating", longest)
             while batch.status != "completed":
                 assert batch.output_file_id is None
                 await asyncio.sleep(0.02)

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from alignedserve.errors import Conflict, Fenced, StoreError
@@ -408,7 +409,8 @@ def test_an_older_schema_is_migrated_and_a_newer_schema_refused(kind: Kind) -> N
 
 def response(number: int, owner: str = ME, said: str = "ü" * 100) -> StoredResponse:
     item = {"type": "message", "content": [{"type": "output_text", "text": said}]}
-    return StoredResponse(f"resp_{number}", owner, 1_000 + number, 5_000 + number, [item], {"output": [item]}, "resp_0")
+    kept, answer = msgspec.Raw(msgspec.json.encode(item)), msgspec.Raw(msgspec.json.encode({"output": [item]}))
+    return StoredResponse(f"resp_{number}", owner, 1_000 + number, 5_000 + number, [kept], answer, "resp_0")
 
 
 def test_a_response_is_kept_for_its_owner_until_it_is_removed_or_expires(kind: Kind) -> None:
@@ -426,6 +428,11 @@ def test_a_response_is_kept_for_its_owner_until_it_is_removed_or_expires(kind: K
         assert kept == [None, None, None, response(3)]
 
     kind.run(check)
+
+
+def test_what_expires_is_gone_at_that_second() -> None:
+    for kept, at in ((response(1), 5_001), (stored(1, expires_at=5_001), 5_001)):
+        assert [kept.has_expired(now) for now in (at - 0.1, at)] == [False, True]
 
 
 def test_the_oldest_responses_make_room_for_new_ones(kind: Kind) -> None:

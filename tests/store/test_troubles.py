@@ -185,6 +185,24 @@ def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
         blobs.open("file-1")
 
 
+def test_all_bytes_are_with_the_disk_when_it_is_asked_to_confirm_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmed, sync = dict[str, int](), os.fsync
+
+    def noted(fd: int) -> None:
+        confirmed[os.readlink(f"/proc/self/fd/{fd}")] = os.fstat(fd).st_size
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    blobs = Blobs(str(tmp_path))
+    writing = blobs.begin("file-1")
+    writing.write(b"four")
+    writing.commit()
+    file, folder = confirmed
+    assert (confirmed[file], folder) == (4, str(tmp_path))
+
+
 def test_a_url_that_nobody_knows_is_refused() -> None:
     with pytest.raises(StoreError, match="files cannot be kept at nowhere://x"):
         Blobs("nowhere://x")

@@ -10,7 +10,7 @@ are needed for passwords only, because people choose them.
         requests_per_minute: 60    over all gateways together; no limit if left out
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
         most_open: 32              requests for tokens at once; 256 if left out
-        most_logprobs: 200000      of an answer: choices x tokens x (1 + top_logprobs); 1,048,576 if left out
+        most_logprobs: 200000      of answers open at once: choices x tokens x (1 + top_logprobs); else 1,048,576
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from alignedserve.errors import ConfigError
 HASHED = "sha256:"
 MOST_KEYS = 1000
 MOST_OPEN = 256  # requests for tokens that a key may have open at once, if its entry sets no number
+# Of a caller's answers at once, at each gateway, if its entry sets no number: 8,192 tokens with 20 have 172,032.
+MOST_LOGPROBS_AT_ONCE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_PREFIX = "as-"
@@ -58,7 +60,11 @@ class Limits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
     most_open: int | None = None  # requests for tokens at once
-    most_logprobs: int | None = None  # of an answer
+    most_logprobs: int | None = None  # of answers open at once
+
+    @property
+    def logprobs_at_once(self) -> int:
+        return MOST_LOGPROBS_AT_ONCE if self.most_logprobs is None else self.most_logprobs
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import logging
 import mmap
 import os
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class Ledger:
         """`place` is the gateway's number, or JOB_RUNNER."""
         self.place = place
         size = _NUM_ROWS * _ROW.size
+        self.logprobs: Counter[str] = Counter()  # in this process's answers, by caller: they take its memory alone
         self._path, self._is_stuck = path or Path(), False
         self._fd = -1 if path is None else open_shared(path, size)
         self._memory = mmap.mmap(self._fd, size)

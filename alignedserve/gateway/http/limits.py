@@ -1,12 +1,13 @@
-"""Hold each caller to its limits: requests and tokens in a minute, requests open at once.
+"""Hold each caller to its limits: requests and tokens in a minute, requests and log-probabilities at once.
 
     head read     a request of the minute, a place, and whether a token is left
-    body read     a place for each other choice, and all tokens that the body may cost
+    body read     a place for each other choice, all log-probabilities and all tokens that the body may cost
     choices end   the tokens that it did not use come back; a body that was refused has used none
-    answer ends   the places come back
+    answer ends   the places and the log-probabilities come back
 
 A body that sets no limit of output tokens may cost as much as the model's context. It takes USUAL_TOKENS for each
-choice before it begins and the rest as they arrive, and all of its choices together get a minute's worth at most.
+choice before it begins and the rest as they arrive, and all of its choices together get a minute's worth at most. Where
+none is left, they end as at a limit: many such bodies together cost what is left, and not a minute's worth each.
 
 Other work of a gateway costs a token for about 50 µs, taken as the work is done. A body pays a minute's worth of it at
 most, so that no text or file is too large for its caller for ever.
@@ -26,7 +27,7 @@ from dataclasses import replace
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, CallerRow, Ledger
-from alignedserve.gateway.openai.errors import rate_limited, too_costly, too_many_choices
+from alignedserve.gateway.openai.errors import rate_limited, too_costly, too_many_choices, too_many_logprobs_at_once
 
 USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
 USUAL_PART = 8
@@ -48,6 +49,8 @@ class Tab:
     def __init__(self, ledger: Ledger, caller: Caller, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self.caller, self._limits, self._now = ledger, caller, caller.limits, now
         self._places = 0
+        self._logprobs = 0  # that are held
+        self._logprobs_each, self._foreseen = 0, 0  # of a token; tokens still to come whose log-probabilities are held
         self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
         self._worked = 0.0  # tokens that other work costs, before they are rounded and limited
         self._tried = 0  # tokens used for trials, which a refusal does not give back
@@ -98,6 +101,26 @@ class Tab:
         lines = 0 if self._ledger.place == JOB_RUNNER else row.open_at[JOB_RUNNER]
         return most_open - (row.num_open - lines)
 
+    def hold_logprobs(self, requests: Sequence[Request], has_limit: bool, is_streamed: bool = False) -> None:
+        """Hold the log-probabilities that the answer to these requests may have, until it has ended; raise if its
+        caller's other answers leave too few. A stream has sent them; but those of its prompts come together."""
+        top = requests[0].sampling.logprobs
+        if top is None:
+            return
+        prompts = sum(len(request.prompt) for request in requests if request.sampling.prompt_logprobs is not None)
+        if not is_streamed:
+            most = [request.max_tokens for request in requests]
+            self._foreseen = sum(most if has_limit else (min(tokens, USUAL_TOKENS) for tokens in most))
+            self._logprobs_each = 0 if has_limit else 1 + top
+        number, limit = (prompts + self._foreseen) * (1 + top), self._limits.logprobs_at_once
+        if number and self._ledger.logprobs[self.caller.id] + number > limit:
+            raise too_many_logprobs_at_once(limit)
+        self._hold_logprobs(number)
+
+    def _hold_logprobs(self, number: int) -> None:
+        self._ledger.logprobs[self.caller.id] += number
+        self._logprobs += number
+
     def pay(self, requests: Sequence[Request], prompt_tokens: int, has_limit: bool) -> tuple[Request, ...]:
         """Take the tokens that the requests of a body may cost, and return the requests as they may run.
 
@@ -116,11 +139,32 @@ class Tab:
         self._take_tokens(prompt_tokens + sum(min(request.max_tokens, usual) for request in limited))
         return limited
 
-    def use(self, tokens: int) -> None:
-        """Count tokens of an output that have arrived."""
+    def use(self, tokens: int) -> bool:
+        """Count tokens of an output that have arrived, and return whether its caller may have more."""
         self._used += tokens
-        if self._used > self._taken and self._limits.tokens_per_minute is not None:
-            self._settle(self._used + LUMP)
+        self._foreseen -= tokens
+        has_room = self._foreseen >= 0 or not self._logprobs_each or self._foresee_more()
+        return has_room and (self._used <= self._taken or self._take_more())
+
+    def _foresee_more(self) -> bool:
+        """Hold more log-probabilities; return whether there is room. An answer alone has it: its body was let in."""
+        self._hold_logprobs((LUMP - self._foreseen) * self._logprobs_each)
+        self._foreseen = LUMP
+        held = self._ledger.logprobs[self.caller.id]
+        return held <= self._limits.logprobs_at_once or held == self._logprobs
+
+    def _take_more(self) -> bool:
+        """Take the tokens that were used beyond those taken, and a lump; return whether any was left."""
+        per_minute = self._limits.tokens_per_minute
+        if per_minute is None:
+            return True
+        with self._ledger.row(self.caller.id) as row:
+            row.tokens.fill(per_minute, self._now())
+            left = row.tokens.left - (self._used - self._taken)
+            lump = max(0, min(LUMP, math.floor(left)))
+            row.tokens.left = left - lump
+        self._taken = self._used + lump
+        return lump > 0
 
     def convert(self, tokens: int) -> None:
         """Pay for tokens that were counted, or converted."""
@@ -152,8 +196,10 @@ class Tab:
         self._settle(self._used)
 
     def close(self, is_refused: bool = False) -> None:
-        """Give back the places and the unused tokens: all but those of trials where the body was refused."""
+        """Give back the places, the log-probabilities and the unused tokens: all but those of trials where the body
+        was refused."""
         self._settle(self._tried if is_refused else self._used)
+        self._hold_logprobs(-self._logprobs)
         if self._places:
             with self._ledger.row(self.caller.id) as row:
                 row.open_at[self._ledger.place] -= self._places

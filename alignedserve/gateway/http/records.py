@@ -84,14 +84,15 @@ class BodyMeter:
         self._meters[choice] = meter = RequestMeter(self._metrics, request, self._tier, self._now)
         return meter
 
-    def count_delivery(self, choice: int, delivered: Delivered) -> None:
+    def count_delivery(self, choice: int, delivered: Delivered) -> bool:
+        """Count a delivery, and return whether the body's caller may have more tokens."""
         if not self._first_at:
             self._first_at, self._waited_s = self._now(), delivered.opening.waited_s
         num_tokens = len(delivered.tokens)
         self._record.cached_tokens += delivered.opening.num_cached
         self._record.output_tokens += num_tokens
-        self._tab.use(num_tokens)
         self._meters[choice].deliver(num_tokens, delivered.opening)
+        return self._tab.use(num_tokens)
 
     def count_write(self, choice: int) -> None:
         meter = self._meters[choice]

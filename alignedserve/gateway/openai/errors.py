@@ -164,6 +164,12 @@ def too_many_choices(number: int, most: int) -> ApiError:
     return ApiError(400, message, code="beyond_key_limit")
 
 
+def too_many_logprobs_at_once(most: int) -> ApiError:
+    message = f"answers that one caller has open may have {most} log-probabilities together: try again in 1 s, "
+    message += "stream, or ask for fewer"
+    return ApiError(429, message, param="logprobs", code="rate_limit_exceeded", headers={"Retry-After": "1"})
+
+
 def too_costly(tokens: int, per_minute: int) -> ApiError:
     message = f"the body may cost {tokens} tokens, and this API key is limited to {per_minute} in a minute: "
     message += "ask for fewer tokens or choices, or send a shorter prompt"

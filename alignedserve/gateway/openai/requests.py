@@ -20,9 +20,11 @@ from alignedserve.text.text_model import SamplingDefaults, TextModel
 from alignedserve.text.token_sets import pack_tokens
 
 _SEEDS = 1 << 64
-MOST_LOGPROBS_AT_ONCE = 1 << 20  # of an answer, unless its key sets another number: 8,192 tokens with 20 have 172,032
 MOST_CONTEXTS = 16  # the length of a prompt that need not fit into the model's context, in contexts
 MOST_RULE_BYTES = 4 << 20  # of memory that the rules of all choices of a body may take in a part: each choice has them
+# Tokens that the prompts of all choices of a body may have: each choice has its prompt in each part, where a token
+# takes 36 bytes, and 4 or more in the body. So a few choices, which any prompt may have, take less than 50 times that.
+MOST_CHOICE_TOKENS, FEW_CHOICES = 1 << 18, 5
 _TOKEN_BYTES, _BIAS_BYTES = 36, 120  # of memory, for a token in a tuple, and for a token with its bias
 
 
@@ -74,9 +76,9 @@ def make_requests(
     rules = _make_rules(body, text, origin.on_trial)
     _check_rules(rules, num_choices * (1 if isinstance(body, ChatRequest) else len(body.prompts)))
     prompts = _prompts(body, text)
+    _check_choices(num_choices, sum(map(len, prompts)))
     made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
-    own = origin.caller.limits.most_logprobs
-    _check_logprobs(body, made, MOST_LOGPROBS_AT_ONCE if own is None else own)
+    _check_logprobs(body, made, origin.caller.limits.logprobs_at_once)
     return tuple(
         _make_choice(request, origin.id, at * num_choices + number, number)
         for at, request in enumerate(made)
@@ -132,6 +134,14 @@ def _check_rules(rules: _Rules, num_choices: int) -> None:
         message = f"each choice has the body's lists of tokens, biases and form, which take {rules.num_bytes} bytes: "
         message += f"of {num_choices} choices {num_bytes}, and {MOST_RULE_BYTES} is the most. Send them in parts"
         raise invalid(message, code="too_large")
+
+
+def _check_choices(num_choices: int, num_tokens: int) -> None:
+    """Raise where a small body would be large in every part, since each of its choices has its whole prompt there."""
+    if num_choices > FEW_CHOICES and num_choices * num_tokens > MOST_CHOICE_TOKENS:
+        message = f"n: {num_choices} choices of {num_tokens} prompt tokens have {num_choices * num_tokens}, and "
+        message += f"{MOST_CHOICE_TOKENS} is the most for more than {FEW_CHOICES} choices: ask for fewer at a time"
+        raise invalid(message, "n", "too_large")
 
 
 def _make_choice(request: Request, origin: str, place: int, number: int) -> Request:

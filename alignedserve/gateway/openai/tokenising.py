@@ -7,12 +7,16 @@ from typing import Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.requests import MOST_CONTEXTS, check_length, check_token_ids
+from alignedserve.gateway.openai.requests import MOST_CONTEXTS, check_length, check_token_ids, too_long
 from alignedserve.gateway.openai.strict import ListOf, Strict
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
 from alignedserve.gateway.openai.types import MOST_MESSAGES, Message, TokenId
 from alignedserve.text.chat_template import Rendering, all_texts
 from alignedserve.text.text_model import TextModel
+
+# A body's tokens need not fit into the context. MOST_CONTEXTS of a long one would take a thread for ten seconds:
+# they are no more than this, or one context.
+MOST_CONVERTED = 1 << 18
 
 
 class TokenizeRequest(Strict):
@@ -52,11 +56,14 @@ class DetokenizeRequest(Strict):
 def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
     """Return the answer of /tokenize, and the number of tokens."""
     texts = [*all_texts([body.prompt, [message.shown for message in body.messages or ()]])]
-    most_tokens = MOST_CONTEXTS * max_model_len
-    check_length(texts, text, max_model_len, most_tokens, "messages" if body.messages else "prompt")
+    check_length(texts, text, max_model_len, _most_tokens(max_model_len), "messages" if body.messages else "prompt")
     ids = _ids(body, text)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
+
+
+def _most_tokens(max_model_len: int) -> int:
+    return min(MOST_CONTEXTS * max_model_len, max(max_model_len, MOST_CONVERTED))
 
 
 def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
@@ -70,8 +77,11 @@ def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
     return text.chat_ids([message.shown for message in body.messages or ()], rendering)
 
 
-def detokenize(body: DetokenizeRequest, text: TextModel, _: int) -> tuple[dict[str, Any], int]:
+def detokenize(body: DetokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
     """Return the answer of /detokenize, and the number of tokens. It is the tokens' text with its special tokens, so
     that it reverses `tokenize`."""
+    if len(body.tokens) > (most := _most_tokens(max_model_len)):
+        fault = f"there are {len(body.tokens)} tokens, and {most} are the most: send them in parts"
+        raise too_long(fault, max_model_len, "tokens")
     check_token_ids("tokens", body.tokens, text.vocab_size)
     return {"prompt": text.decode_all(body.tokens)}, len(body.tokens)

@@ -61,6 +61,9 @@ def _walk(tree: Any) -> Iterator[bytes]:
         for at in range(0, len(tree), _SLICE):
             yield (b"," if at else b"[") + _encode(tree[at : at + _SLICE])[1:-1]
         yield b"]"
+    elif isinstance(tree, msgspec.Raw):
+        for at in range(0, len(written := memoryview(tree)), PART_BYTES):
+            yield bytes(written[at : at + PART_BYTES])
     else:
         yield _encode(tree)
 

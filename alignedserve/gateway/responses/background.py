@@ -11,9 +11,10 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
+
+import msgspec
 
 from alignedserve.config.config import JobsConfig
 from alignedserve.errors import BytesGone, Conflict
@@ -55,7 +56,8 @@ class Background:
         assert response.job is not None
         storage, owner, now = await self._open_storage(), _owner(caller.id), int(time.time())
         await check_shared(storage.store, self._config, storage.holder, now, may_take=False)
-        file = await self._add_file(storage, owner, response.id, _line(response.id, body, items))
+        line = await asyncio.to_thread(_line, response.id, body, items)
+        file = await self._add_file(storage, owner, response.id, line)
         window = (body.background_options or BackgroundOptions()).completion_window
         job = Job(
             id=response.job,
@@ -75,19 +77,17 @@ class Background:
 
     async def refresh(self, response: StoredResponse) -> StoredResponse:
         """Return the response as it is now, and save it once it has ended."""
-        if response.job is None or response.answer["status"] in _ENDED:
+        if response.job is None or response.status in _ENDED:
             return response
         storage = await self._open_storage()
         job = await storage.store.job(_owner(response.owner), response.job)
         if job is not None and job.is_open:
-            status = _STATUSES[job.status]
-            return replace(response, answer={**response.answer, "status": status})
+            return response.with_answer({"status": _STATUSES[job.status]})
         try:
-            answer = await self._ended(storage, response.answer, job)
+            ended = await self._ended(storage, response, job)
         except BytesGone:  # another gateway has saved the response and removed the job's files
             again = await storage.store.response(response.owner, response.id)
             return response if again is None else again
-        ended = replace(response, answer=answer)
         await storage.store.save_response(ended)
         if job is not None:
             await self._remove_files(storage, job)
@@ -96,7 +96,7 @@ class Background:
     async def cancel(self, response: StoredResponse) -> StoredResponse:
         """Cancel the response if it has not ended, and return it as it is then."""
         storage = await self._open_storage()
-        while (now := await self.refresh(response)).answer["status"] not in _ENDED:
+        while (now := await self.refresh(response)).status not in _ENDED:
             job = await storage.store.job(_owner(response.owner), response.job or "")
             if job is not None and job.status in (JobStatus.VALIDATING, JobStatus.IN_PROGRESS):
                 try:
@@ -124,21 +124,15 @@ class Background:
             raise ApiError(413, message, param="background", code="quota_exceeded") from None
         return file
 
-    async def _ended(self, storage: Storage, answer: dict[str, Any], job: Job | None) -> dict[str, Any]:
+    async def _ended(self, storage: Storage, response: StoredResponse, job: Job | None) -> StoredResponse:
         """Return the response of a job that has ended, or is gone."""
-        answer = dict(answer)
         if job is not None and job.status is JobStatus.CANCELLED:
-            return answer | {"status": "cancelled"}
+            return response.with_answer({"status": "cancelled"})
         if job is not None and job.status is JobStatus.COMPLETED:
-            status, body = await asyncio.to_thread(_read_answer, storage, job.output_file_id or job.error_file_id or "")
-            if status < 400:
-                answer |= {name: body[name] for name in _OF_ANSWER}
-                return answer | {"output": own_ids(answer["id"], body["output"])}
-            fail(answer, ApiError(status, body["error"]["message"]))
-        else:
-            problems = [] if job is None else [problem.message for problem in job.problems]
-            fail(answer, ApiError(500, (problems or ["it did not end within its completion window"])[0]))
-        return answer
+            file_id = job.output_file_id or job.error_file_id or ""
+            return response.with_answer(await asyncio.to_thread(_read_answer, storage, file_id, response.id))
+        problems = [] if job is None else [problem.message for problem in job.problems]
+        return response.with_answer(_failed(500, (problems or ["it did not end within its completion window"])[0]))
 
     async def _remove_files(self, storage: Storage, job: Job) -> None:
         for id in (job.input_file_id, job.output_file_id, job.error_file_id):
@@ -160,10 +154,30 @@ def _line(id: str, body: ResponseRequest, items: Sequence[Item]) -> bytes:
     return json.dumps({"custom_id": id, "method": "POST", "url": Endpoint.RESPONSES.value, "body": tree}).encode()
 
 
-def _read_answer(storage: Storage, file_id: str) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body that answer the only line of a job."""
+class _LineResponse(msgspec.Struct):
+    status_code: int
+    body: dict[str, msgspec.Raw]
+
+
+class _LineAnswer(msgspec.Struct):
+    response: _LineResponse | None
+    error: msgspec.Raw
+
+
+def _read_answer(storage: Storage, file_id: str, id: str) -> dict[str, Any]:
+    """Return the fields of a response by the answer to the only line of its job, whose bulk stays JSON."""
     with storage.blobs.open(file_id) as file:
-        line = json.loads(file.read())
-    if line["response"] is None:
-        return 500, {"error": line["error"]}
-    return line["response"]["status_code"], line["response"]["body"]
+        line = msgspec.json.decode(file.read(), type=_LineAnswer)
+    if line.response is None:
+        return _failed(500, msgspec.json.decode(line.error)["message"])
+    body = line.response.body
+    if line.response.status_code >= 400:
+        return _failed(line.response.status_code, msgspec.json.decode(body["error"])["message"])
+    output = msgspec.json.decode(body["output"], type=list[dict[str, msgspec.Raw]])
+    return {**{name: body[name] for name in _OF_ANSWER}, "output": own_ids(id, output)}
+
+
+def _failed(status: int, message: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    fail(fields, ApiError(status, message))
+    return fields

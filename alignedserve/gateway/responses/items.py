@@ -10,11 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import Discriminator, Field, Tag
+import msgspec
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from alignedserve.gateway.openai.strict import ListOf, SentBack
 
-_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})([io])([0-9]{1,5})")
+_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io][0-9]{1,5}")
 PREFIX = "resp_"  # of the ids of responses
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -26,7 +27,7 @@ class TextContent(SentBack):
     type: _TextType
     text: str
     annotations: Any = None
-    logprobs: Any = None
+    logprobs: Annotated[Any, BeforeValidator(lambda _: None)] = None  # models never see them, and they are large
     prompt_cache_breakpoint: Any = None  # changes nothing: the beginnings of prompts are cached anyway
 
 
@@ -138,7 +139,7 @@ def output_id(response: str, kind: str, number: int) -> str:
     return f"{_PREFIXES[kind]}_{response.removeprefix(PREFIX)}o{number}"
 
 
-def kept_item(item: Item, response: str, number: int) -> dict[str, Any]:
+def kept_item(item: Item, response: str, number: int) -> msgspec.Raw:
     """Return an item of a response's input as it is kept and listed: with an id, and its content as parts."""
     tree = item.tree
     tree["id"] = f"{_PREFIXES[item.type]}_{response.removeprefix(PREFIX)}i{number}"
@@ -147,7 +148,7 @@ def kept_item(item: Item, response: str, number: int) -> dict[str, Any]:
         parts = [item.content] if isinstance(item.content, str) else item.content
         tree["content"] = [_kept_part(part, kind) for part in parts]
     tree.setdefault("status", "completed")
-    return tree
+    return msgspec.Raw(msgspec.json.encode(tree))
 
 
 def _kept_part(part: str | TextContent | RefusalContent, kind: str) -> dict[str, Any]:
@@ -157,10 +158,10 @@ def _kept_part(part: str | TextContent | RefusalContent, kind: str) -> dict[str,
     return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
 
 
-def place_of(item_id: str) -> tuple[str, bool, int] | None:
-    """Return the response that an item belongs to, whether to its output, and its number there; None: of nobody."""
+def response_of(item_id: str) -> str:
+    """Return the id of the response that an item belongs to, "" if to none."""
     found = _ID.fullmatch(item_id)
-    return None if found is None else (PREFIX + found[1], found[2] == "o", int(found[3]))
+    return "" if found is None else PREFIX + found[1]
 
 
 def call_id(response: str, number: int) -> str:
@@ -168,10 +169,12 @@ def call_id(response: str, number: int) -> str:
     return f"call_{response.removeprefix(PREFIX)}{number}"
 
 
-def own_ids(response: str, output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def own_ids(response: str, output: Sequence[Mapping[str, msgspec.Raw]]) -> list[dict[str, Any]]:
     """Return a response's output, which was made under another id, with ids of its own."""
-    items = [{**item, "id": output_id(response, item["type"], number)} for number, item in enumerate(output)]
-    calls = [number for number, item in enumerate(items) if item["type"] == "function_call"]
-    for number in calls:
-        items[number]["call_id"] = call_id(response, number)
+    items: list[dict[str, Any]] = []
+    for number, item in enumerate(output):
+        kind = msgspec.json.decode(item["type"], type=str)
+        items.append({**item, "id": output_id(response, kind, number)})
+        if kind == "function_call":
+            items[number]["call_id"] = call_id(response, number)
     return items

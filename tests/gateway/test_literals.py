@@ -1,0 +1,40 @@
+"""Values that models write as Python does are read as Python reads them, and written in JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+
+from alignedserve.text.calls.literals import NoValue, read_literal, to_json
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"'\x41\u00e9\U0001F600 \n\t\r\b\f\v\a\0 \' \" \\'",
+        r'"\U0010FFFF" "beside" ' + "'it'",
+        "'over \\\nlines'",
+        "{'a': [1, -2.5, 1e3, True, None], 'b': {'c': ('x', 1), 'd': []}}",
+        "[(1, 2), {'a': 'b',},]",
+    ],
+)
+def test_literals_are_read_as_python_reads_them(written: str) -> None:
+    assert json.dumps(read_literal(written)) == json.dumps(ast.literal_eval(written))
+
+
+def test_a_code_that_no_character_has_stays_as_it_is() -> None:
+    assert read_literal(r"'\U00110000 \x4'") == r"\U00110000 \x4"
+
+
+def test_json_s_words_count_too_and_nothing_is_computed() -> None:
+    assert read_literal("[true, false, null, None]") == [True, False, None, None]
+    for written in ("1 + 1", "f()", "'a' 1", "[1 2]", "{1: 2, [3]: 4}", "{'a' 1}", "[" * 65 + "]" * 65):
+        with pytest.raises(NoValue):
+            read_literal(written)
+
+
+@pytest.mark.parametrize(("code", "is_half"), [(0xD7FF, False), (0xD800, True), (0xDFFF, True), (0xE000, False)])
+def test_half_a_character_is_written_as_an_escape(code: int, is_half: bool) -> None:
+    assert to_json([chr(code)]) == json.dumps([chr(code)], ensure_ascii=is_half)
