@@ -4,5 +4,6 @@ state.py  The decode worker's core: fetches batches from the pool and decodes th
 actor.py  The decode worker as a process.
 
 The core is made of parts (parts/). They share stores of the requests that are here (requests/), a memory, which says
-what requests may take of the device (memory/), and a packing, which says which of them run (packing/).
+what requests may take of the device (memory/), and a scheduler, which plans their steps
+(alignedserve/schedulers/).
 """

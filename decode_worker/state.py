@@ -8,7 +8,8 @@
                (no room)    (known pages, then its chunks)
 
 Parts hear each event; then the acts of a turn follow, in their order. Stores know which requests are where (requests/),
-a memory knows what they may take of the device (memory/), and a packing knows which of them run (packing/).
+a memory knows what they may take of the device (memory/), and a scheduler plans their steps
+(alignedserve/schedulers/).
 """
 
 from __future__ import annotations

@@ -13,17 +13,18 @@ from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command, SetTimer
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.schedulers.table import scheduler_of
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.step_end import begin_step
-from alignedserve.worker.step.chunks import chunk_of
 from alignedserve.worker.step.device_pages import NextPages
-from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.ranks import last
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.selection import first_come, select
+from alignedserve.worker.step.step_builder import chunk_of
+from alignedserve.worker.step.view import Selection, StepView
 
 _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
@@ -87,6 +88,7 @@ class NextStep:
         buffers: Buffers,
         writing: PoolWriting,
     ) -> None:
+        self._scheduler = scheduler_of(SchedulerSetup(common.policy, common.limits.max_batch), is_prefill=True)
         self._prefixes, self._decisions = prefixes, common.decisions
         self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
         self._memory, self._pages, self._writer = common.memory, common.pages, common.writer
@@ -126,12 +128,14 @@ class NextStep:
     def _select(self, now: float) -> Selection:
         waiting = self._queue.waiting
         seating = self._seating(0 if self._memory.is_crowded else len(waiting))
-        return select((), tuple(self._prompts.running), waiting, self._pace.moment(now), seating)
+        return self._scheduler.plan(
+            StepView((), tuple(self._prompts.running), waiting, self._pace.context(now), seating)
+        )
 
     def _seat_first_come(self) -> list[Command]:
         """Seat prompts that need not be chosen, as far as there is room. No prompt overtakes the first for memory."""
-        prompts = first_come(self._policy, self._queue.waiting)
-        if self._memory.is_stuck or not prompts:
+        prompts = self._queue.waiting
+        if self._memory.is_stuck or not (self._policy.is_plain and prompts):
             return []
         seating = self._seating(len(self._queue.waiting))
         for running in prompts:
@@ -197,7 +201,7 @@ class NextStep:
                 return False
         elif len(prompts) < 2:
             return False
-        leaving = last(prompts, self._pace.moment(now))
+        leaving = last(prompts, self._pace.context(now))
         self._counts.count_preempted(leaving, PreemptionCause.CROWDED)
         self._prompts.crowd_out(leaving)
         return True

@@ -6,59 +6,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from alignedserve.core import ServiceClass, Slo
 from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, ByOwnPolicy, Ordering
 from alignedserve.scheduling.orders import Order as Order
 from alignedserve.scheduling.slo import Late
-
-
-class Precedence:
-    """The precedence between real-time and best-effort requests where a step is chosen; here they are equal."""
-
-    def may_displace(self, is_rt: bool) -> bool:
-        """Return whether a request of this class may take the seat and the memory of best-effort requests."""
-        return False
-
-    def may_replace(self, is_rt: bool) -> bool:
-        """Return whether a decode of this class may take the place in a step of a real-time decode that has slack."""
-        return False
-
-    def holds_up_all(self, is_rt: bool) -> bool:
-        """Return whether a request of this class that waits for memory holds up requests of both classes."""
-        return True
-
-    def holds_long(self, unfinished: ServiceClass, waiting: ServiceClass, is_urgent: bool) -> bool:
-        """Return whether an unfinished long prompt of one class holds back a long prompt of another, or the same
-        (ERA, AccelGen §4.2)."""
-        return not is_urgent
-
-    def worth_s(self, pending_s: float) -> float:
-        """Return what it is worth to serve a best-effort request that has been pending for so long."""
-        return pending_s
-
-
-class RealTimeFirst(Precedence):
-    """Best-effort requests run in what real-time ones leave, and give their memory up for them (BROS §4.2)."""
-
-    def may_displace(self, is_rt: bool) -> bool:
-        return is_rt
-
-    def may_replace(self, is_rt: bool) -> bool:
-        return not is_rt
-
-    def holds_up_all(self, is_rt: bool) -> bool:
-        return is_rt
-
-    def holds_long(self, unfinished: ServiceClass, waiting: ServiceClass, is_urgent: bool) -> bool:
-        """A document holds no chat back, and nothing holds an urgent prompt back."""
-        holds_chat_for_document = waiting is ServiceClass.RT and unfinished is ServiceClass.BE
-        return not is_urgent and not holds_chat_for_document
-
-    def worth_s(self, pending_s: float) -> float:
-        return min(pending_s, Slo().tbt_s)
 
 
 class Chunking(str, Enum):
@@ -200,14 +153,14 @@ class HybridPairs(PlainPairs):
     keeps_apart = False
 
     def problem(self, policy: Policy) -> str | None:
-        if policy.packing is not Packing.KNAPSACK and not policy.precedence.may_displace(is_rt=True):
+        if policy.packing is not Packing.KNAPSACK and not policy.is_rt_first:
             return "cache hybrid goes by how long requests have waited: it needs packing knapsack, or rt_be by slack"
         if policy.room is Room.CHUNKS:
             return "cache hybrid decides once what a prompt is kept as: it needs room whole or growing"
         return None
 
 
-_ALIKE, _REAL_TIME_FIRST, _PLAIN, _HYBRID = Precedence(), RealTimeFirst(), PlainPairs(), HybridPairs()
+_PLAIN, _HYBRID = PlainPairs(), HybridPairs()
 
 
 @dataclass(frozen=True)
@@ -283,10 +236,9 @@ class Policy:
         return self.pairs.why_not_ahead
 
     @cached_property  # read at every step
-    def precedence(self) -> Precedence:
-        """Return how real-time and best-effort requests stand to each other where a step is chosen."""
-        is_first = self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
-        return _REAL_TIME_FIRST if is_first else _ALIKE
+    def is_rt_first(self) -> bool:
+        """Return whether real-time requests take seats and memory of best-effort ones; else both are equal."""
+        return self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
 
     @cached_property  # read at every step
     def ranks_be_by_slack(self) -> bool:
@@ -328,10 +280,7 @@ class Policy:
 
     @cached_property  # read at every step
     def is_plain(self) -> bool:
-        """Return whether requests are served as they come: neither promises nor the cost model count.
-
-        worker/step/selection.py chooses by it how steps are put together.
-        """
+        """Return whether requests are served as they come: neither promises nor the cost model count."""
         plain = self.ordering.is_by_arrival and self.selection is PromptChoice.IN_ORDER
         return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 

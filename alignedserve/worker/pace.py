@@ -12,9 +12,9 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import CostModel, Shape
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.coming import Coming
-from alignedserve.worker.step.limits import Moment, rules_of
+from alignedserve.worker.step.arrival_forecast import ArrivalForecast
 from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.view import StepContext
 
 _PATIENCE = 16  # steps that go well before a larger step is tried
 
@@ -48,13 +48,12 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
         self.policy, self.copying, self._limits = setup.policy, setup.copying, setup.limits
-        self._rules = rules_of(setup.policy)
         self._cost = OnlineCost(()) if setup.cost is None else setup.cost
         self._recent = RecentSteps(_first_times(self._cost.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
         self._pivot = self._cost.model.pivot(setup.limits.max_step_tokens)
         self.room = StepRoom(setup.limits.max_step_tokens)
-        self.coming = Coming()
+        self.coming = ArrivalForecast()
         self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
 
     @property
@@ -76,11 +75,13 @@ class Pace:
         """Return the mean and the longest time of recent steps."""
         return self._recent.now
 
-    def moment(self, now: float) -> Moment:
-        """Return what a choice depends on beside the requests."""
-        times, chunk = self._rules.times(self._recent.now), max(1, round(self._mean_chunk))
+    def context(self, now: float) -> StepContext:
+        """Return what the plan of a step depends on beside the requests."""
+        times, chunk = self._recent.now, max(1, round(self._mean_chunk))
+        if self.policy.as_in_paper:
+            times = StepTimes(times.most_s, times.most_s)  # AccelGen reckons with T_max throughout
         room, block_size = self.room.tokens, self._limits.block_size
-        at = Moment(now, self._cost.model, times, room, block_size, chunk, self.policy, self._pivot)
+        at = StepContext(now, self._cost.model, times, room, block_size, chunk, self.policy, self._pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
         return at
 

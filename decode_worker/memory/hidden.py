@@ -1,4 +1,4 @@
-"""Memory that keeps some requests as hidden vectors (Apt-Serve §4.3, under the packing of BROS; worth.py).
+"""Memory that keeps some requests as hidden vectors (Apt-Serve §4.3, under the rules of BROS; worth.py).
 
     waits ── it pays, memory is short ──▶ hidden ── memory comes free ──▶ KV: made once, without a second prefill
       └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
@@ -15,22 +15,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import CacheKind, Chunk, PreemptionCause, WorkerLimits, half_blocks, units_for
+from alignedserve.core import CacheKind, Chunk, PreemptionCause, Slo, WorkerLimits, half_blocks, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating
 from alignedserve.decode_worker.memory.plain import PlainMemory, Preempts
 from alignedserve.decode_worker.memory.worth import MemoryWish, assign, pays_as_hidden
-from alignedserve.decode_worker.packing.order import ServingOrder
-from alignedserve.decode_worker.packing.packer import TypeChoice
 from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.decode_worker.requests.serving_order import ServingOrder
 from alignedserve.protocol.commands import Command, ProjectKv
 from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Blocks, Running
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.view import Selection
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 _LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are dropped to the end
 
@@ -72,7 +71,7 @@ class WeighedMemory(PlainMemory):
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so
         self.num_projected = 0  # that have become KV
 
-    def _begin(self, waiting: Waiting, now: float) -> None:
+    def _begin(self, waiting: WaitingPrompts, now: float) -> None:
         """Note what a token costs all requests that a longer step delays, where it is kept as hidden."""
         num_here = self._here.num_seated + len(waiting)
         self._now, self._token_s = now, num_here * self._pace.cost.hidden_token_s
@@ -103,7 +102,7 @@ class WeighedMemory(PlainMemory):
             return _LATE_WORTH * pending_s
         if promise.dues is not None:
             return pending_s * promise.dues.worth
-        return self._policy.precedence.worth_s(pending_s)
+        return min(pending_s, Slo().tbt_s) if self._policy.is_rt_first else pending_s
 
     @property
     def _headroom(self) -> int:
@@ -112,13 +111,13 @@ class WeighedMemory(PlainMemory):
 
     # --- Seats
 
-    def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
+    def _packed_seating(self, waiting: WaitingPrompts, now: float) -> Callable[..., PackedSeating]:
         self._begin(waiting, now)
         return partial(HybridSeating, hides=self._pays, headroom=self._headroom)
 
     # --- Which requests have memory at all
 
-    def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:
+    def assign(self, preempts: Preempts, waiting: WaitingPrompts, now: float) -> list[Command]:
         """Choose which requests keep memory and which waiting ones get some, each as what it is worth most as
         (Apt-Serve §5).
 
@@ -131,8 +130,7 @@ class WeighedMemory(PlainMemory):
         commands += self.grow(preempts, now)
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
-        types.choose(prompts_s, sum(map(self._pending_s, decodes)))
-        if types.takes_prompts:
+        if self._order.scheduler.takes_prompts(prompts_s, sum(map(self._pending_s, decodes))):
             self._seat_by_worth(prompts, preempts)
         return commands
 

@@ -3,7 +3,7 @@ of all that begin alike.
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
 to leave for lack of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
-none is free a request leaves (packing/):
+none is free a request leaves, which the scheduler names:
 
     resident ── pages at hand ──▶ evicted to the pool (writing.py)
        └── none ──▶ waiting, and what it had is computed anew
@@ -18,19 +18,18 @@ from typing import Protocol
 
 from alignedserve.core import PreemptionCause, ServiceClass, WorkerLimits, units_for
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating, RecentNeed
-from alignedserve.decode_worker.packing.order import ServingOrder
-from alignedserve.decode_worker.packing.packer import TypeChoice
 from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.decode_worker.requests.serving_order import ServingOrder
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.device_pages import NextPages
-from alignedserve.worker.step.limits import Selection, rules_of
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.view import Selection
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class Preempts(Protocol):
@@ -74,11 +73,12 @@ class PlainMemory(DeviceMemory):
 
     def long_classes(self) -> set[ServiceClass]:
         """Return the classes of the long prompts that are unfinished here."""
-        here = self._here
-        unfinished = rules_of(self._policy).unfinished(here.prompts.values(), here.residents.values())
+        unfinished = [*self._here.prompts.values()]
+        if self._policy.as_in_paper:  # AccelGen: a long request holds up others until it ends
+            unfinished += self._here.residents.values()
         return {running.request.service for running in unfinished if running.num_tokens >= self._policy.long_prompt}
 
-    def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+    def seat(self, running: Running, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
         """Give the request memory for so many tokens; return whether there was as much."""
         pairs = self.blocks.take(max(0, units_for(tokens, self.limits.block_size) - len(running.pairs)))
         if pairs is None:
@@ -87,7 +87,7 @@ class PlainMemory(DeviceMemory):
         running.add_pairs(pairs)
         return True
 
-    def seat_from_pool(self, joining: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+    def seat_from_pool(self, joining: Running, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
         """Give a request memory whose KV the pool has, beside what it shares with others; return whether there was."""
         lacking = units_for(tokens, self.limits.block_size) - self.pages.num_read_of_kv(joining)
         if self.pages.page_size:
@@ -97,7 +97,7 @@ class PlainMemory(DeviceMemory):
             self.pages.share_kv(joining)
         return self.seat(joining, tokens, waiting, now)
 
-    def seat_prompt(self, prompt: Running, waiting: Waiting, now: float) -> bool:
+    def seat_prompt(self, prompt: Running, waiting: WaitingPrompts, now: float) -> bool:
         """Give a prompt memory for all its tokens, beside what it shares with others; return whether there was."""
         tokens = self.room_for(prompt)
         if self.pages.page_size:
@@ -107,7 +107,7 @@ class PlainMemory(DeviceMemory):
             self.pages.share(prompt)
         return self.seat(prompt, tokens, waiting, now)
 
-    def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
+    def seating(self, seats: int, waiting: WaitingPrompts, now: float) -> Seating:
         """Return what the choice of a step may take: memory, and so many seats."""
         offered = (
             self.blocks,
@@ -120,7 +120,7 @@ class PlainMemory(DeviceMemory):
             self.pages,
             self.next_pages(waiting),
         )
-        if not self._policy.precedence.may_displace(is_rt=True):
+        if not self._policy.is_rt_first:
             return Seating(*offered)
         seated = self._here.seated if waiting else []
         held = self.num_freed(running for running in seated if running.promise.is_rt)
@@ -132,11 +132,11 @@ class PlainMemory(DeviceMemory):
             in_order=lambda requests: self._order.as_they_leave(requests, now),
         )
 
-    def next_pages(self, waiting: Waiting) -> NextPages:
+    def next_pages(self, waiting: WaitingPrompts) -> NextPages:
         """Return the pages that seated prompts compute or fetch next, for which prompts may wait."""
         return NextPages(self.pages, self._here.unfinished if waiting else ())
 
-    def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
+    def _packed_seating(self, waiting: WaitingPrompts, now: float) -> Callable[..., PackedSeating]:
         return PackedSeating
 
     def yielding(self, tokens: int, now: float) -> list[Running]:
@@ -161,7 +161,7 @@ class PlainMemory(DeviceMemory):
         if self._steps.running is not None:
             return None
         line, leaving, free = [*lower], list[Running](), self.num_free
-        wanted, has_seat = units_for(tokens, self.limits.block_size), self._order.packer.has_seat
+        wanted, has_seat = units_for(tokens, self.limits.block_size), self._order.scheduler.has_seat
         while wanted > free or not has_seat(self._here.num_seated - len(leaving)):
             if not line:
                 return None
@@ -187,11 +187,11 @@ class PlainMemory(DeviceMemory):
                     running.add_pairs(more)
                 else:
                     prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-                    leaving = self._order.packer.leaving(prompts, decodes, now)
+                    leaving = self._order.scheduler.leaving(prompts, decodes, now)
                     commands += preempts.preempt(leaving, PreemptionCause.MEMORY, now)
         return commands
 
-    def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:
+    def assign(self, preempts: Preempts, waiting: WaitingPrompts, now: float) -> list[Command]:
         """Choose which requests have memory, by what they are worth."""
         raise AssertionError("only a hybrid cache weighs requests (stores.memory_for)")
 

@@ -21,16 +21,16 @@ from alignedserve.core import Chunk, PreemptionCause, WorkerLimits
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.memory.blocks import SharedBlocks, Side
 from alignedserve.decode_worker.memory.plain import PlainMemory, Preempts
-from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.decode_worker.requests.serving_order import ServingOrder
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.slo import Standing, by_standing
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.view import Selection
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class SharedMemory(PlainMemory):
@@ -47,12 +47,12 @@ class SharedMemory(PlainMemory):
 
     # --- Seats
 
-    def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+    def seat(self, running: Running, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
         seated = self.slots.claim(running, side_of(running), tokens)
         self.is_stuck |= not seated
         return seated
 
-    def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
+    def seating(self, seats: int, waiting: WaitingPrompts, now: float) -> Seating:
         return SharedSeating(
             self.blocks,
             self.limits.num_pairs,
@@ -62,7 +62,7 @@ class SharedMemory(PlainMemory):
             self.room_for,
             self.long_classes,
             slots=self.slots,
-            is_open=self._policy.precedence.may_displace(is_rt=True) and not self.is_crowded,
+            is_open=self._policy.is_rt_first and not self.is_crowded,
             takes_any=not self.lacking(),
         )
 
@@ -183,7 +183,7 @@ class SharedMemory(PlainMemory):
     def _as_they_return(self, now: float) -> list[Running]:
         """Return requests that lack slots in the order of the choice: of one level, those restored soonest come first
         (algorithms §1, §7)."""
-        at = self._order.moment(now)
+        at = self._order.context(now)
 
         def standing(running: Running) -> Standing:
             restore_s = self.slots.num_missing(running) * self._pace.copy_token_s

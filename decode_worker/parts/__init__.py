@@ -9,6 +9,8 @@ prefetching.py  KV of candidates that prefill workers fetch from the pool ahead 
 taking_in.py    Prompts that were run on a node without a pool: they are taken in for the pool of this node.
 seats.py        The seats of a decode worker: waiting prompts get them, and what the pool has of those is fetched.
 stepping.py     How a decode worker plans a step, and a step ahead of the one in flight.
+step_ahead.py   Steps that are planned while the one before them runs.
+own_choice.py   The choice of a policy of one's own among the seated requests.
 ending.py       What a step brings to requests: tokens, their end, or the loss of an attempt.
 keeping.py      Prompts that are through, answers, and requests that leave next: the pool gets their full pages.
 preempting.py   How a request that may be in a step leaves for lack of memory, by whatever rule it was chosen.

@@ -55,7 +55,7 @@ class Joining(CorePart):
 
     def _prompt_is_before(self, candidate: JoinCandidate, now: float) -> bool:
         """Return whether a prompt of a higher level waits for memory."""
-        prompt, level = self._order.first_waiting(self._queue.waiting, now), self._order.packer.level
+        prompt, level = self._order.first_waiting(self._queue.waiting, now), self._order.scheduler.level
         return prompt is not None and level(prompt, now) < level(self._as_running(candidate), now)
 
     def _as_running(self, candidate: JoinCandidate) -> Running:
@@ -69,7 +69,7 @@ class Joining(CorePart):
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
         """Return whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its
         slack has run out since."""
-        if not self._pace.policy.precedence.may_displace(candidate.is_rt):
+        if not (candidate.is_rt and self._pace.policy.is_rt_first):
             return False
         return candidate.is_pinned or self._line.is_urgent(candidate, now)
 

@@ -158,7 +158,7 @@ class WritingAhead:
         for _ in range(min(_MOST_AHEAD, len(residents) - 1)):
             if free >= self._short:
                 return
-            leaving = self._order.packer.leaving((), residents, now)
+            leaving = self._order.scheduler.leaving((), residents, now)
             residents.remove(leaving)
             free += self._memory.num_freed((leaving,))
             yield leaving

@@ -75,7 +75,7 @@ class Leaving(CorePart):
         here, commands = self._here, list[Command]()
         lacking = self._pairs_needed(AHEAD_STEPS) - self._memory.num_free - self._memory.num_freed(self.occupants())
         while lacking > 0 and len(here.residents) > 1:
-            running = self._order.packer.leaving((), (*here.residents.values(),), now)
+            running = self._order.scheduler.leaving((), (*here.residents.values(),), now)
             to = None if self._is_bound(running) else self._partner_for(running)
             if to is None:
                 break
@@ -93,7 +93,7 @@ class Leaving(CorePart):
         """Return whether a request does not leave ahead of need: others may take its pairs at once, or it has them not
         as a prefill worker would hold them."""
         may_go = running.has_tokens and not running.blocks and not running.folded
-        return not may_go or self._pace.policy.precedence.may_displace(running.promise.is_rt)
+        return not may_go or (running.promise.is_rt and self._pace.policy.is_rt_first)
 
     def has_room_for(self, steps: int) -> bool:
         """Return whether the decodes can go on for so many steps before a request has to leave ahead of need."""

@@ -97,7 +97,7 @@ class Preempting:
         """Let requests of lower levels leave so that this one finds memory for so many tokens, and a seat.
 
         Return None where there are none, or too few: it waits like all others."""
-        lower = self._order.packer.gives_way(self._here.seated, running, now)
+        lower = self._order.scheduler.gives_way(self._here.seated, running, now)
         leaving = self._memory.leaving_for(tokens, lower) if lower else None
         if leaving is None:
             return None

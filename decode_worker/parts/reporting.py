@@ -15,7 +15,7 @@ class Reporting:
         self._roster, self._pace, self._steps = stores.roster, stores.pace, stores.steps
         self._here, self._candidates, self._batch = stores.here, stores.candidates, stores.batch
         self._memory, self._order = stores.memory, stores.order
-        self._gives = stores.policy.precedence.may_displace(is_rt=True)
+        self._gives = stores.policy.is_rt_first
         self._reported = 0  # the newest step when the router got a report
 
     def report(self, now: float) -> list[Command]:
@@ -33,7 +33,7 @@ class Reporting:
             num_running=self._here.num_seated,
             band=self._batch.band(self._here.with_kv) or span_of(self._here.with_kv),
             free_pairs=self._memory.num_free,
-            batch=self._order.packer.batch,
+            batch=self._order.scheduler.batch,
             times=self._pace.times,
             num_requests=self._candidates.num_requests,
             num_batch=self._candidates.num_in_batch,

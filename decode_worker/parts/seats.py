@@ -17,7 +17,6 @@ from alignedserve.protocol.events import CopiedIn, Event, MemberLost, Received, 
 from alignedserve.protocol.messages import Attempt, Expect
 from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.selection import first_come
 
 
 class Fetching(CorePart):
@@ -128,7 +127,7 @@ class Seats(CorePart):
         """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
         for prompt in self._first_come():
             is_blocked = not prompt.promise.is_rt and bool(self._memory.lacking())
-            if is_blocked or not self._order.packer.has_seat(self._here.num_seated):
+            if is_blocked or not self._order.scheduler.has_seat(self._here.num_seated):
                 break
             if not self._memory.seat_prompt(prompt, self._queue.waiting, now):
                 break
@@ -141,11 +140,11 @@ class Seats(CorePart):
         No prompt overtakes the first one that does not wait for a page: otherwise a large prompt could wait for ever.
         Yield none while nothing has changed."""
         waiting = self._queue.waiting
-        if not first_come(self._policy, waiting):
+        if not (self._policy.is_plain and waiting):
             return
         next_pages = self._memory.next_pages(waiting)
         while not self._memory.is_stuck:
-            first = self._order.packer.first(waiting, lambda prompt: not next_pages.holds_up(prompt))
+            first = self._order.scheduler.first(waiting, lambda prompt: not next_pages.holds_up(prompt))
             if first is None:
                 return
             yield first
@@ -155,7 +154,7 @@ class Seats(CorePart):
         """Return whether there is a seat for the request, free or of a best-effort request that it may displace."""
         if self._here.num_seated < self._limits.max_batch:
             return True
-        displaces = self._policy.precedence.may_displace(running.promise.is_rt)
+        displaces = running.promise.is_rt and self._policy.is_rt_first
         others = len(self._here.best_effort) if displaces else 0
         return self._here.num_seated - others < self._limits.max_batch
 

@@ -6,21 +6,19 @@ from dataclasses import replace
 
 from alignedserve.core import CacheKind, Decode, StepPlan
 from alignedserve.cost.model import Kind
-from alignedserve.decode_worker.packing.ahead import StepAhead, ahead_of
-from alignedserve.decode_worker.packing.crowding import crowded_s
-from alignedserve.decode_worker.packing.own import own_packing
-from alignedserve.decode_worker.packing.packer import Runnable, TypeChoice
 from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
+from alignedserve.decode_worker.parts.own_choice import own_packing
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.seats import Fetching
+from alignedserve.decode_worker.parts.step_ahead import StepAhead, ahead_of
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command, SetTimer
+from alignedserve.scheduling.policy import Packing
 from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.step_end import begin_step
-from alignedserve.worker.step.limits import Selection, caution, rules_of
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.selection import select
+from alignedserve.worker.step.view import Selection, StepView
 
 _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
@@ -38,7 +36,7 @@ class Stepping:
         self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
         self._here, self._counts, self._queue = stores.here, stores.step_counts, stores.queue
         self._memory, self._order = stores.memory, stores.order
-        self._own = own_packing(stores.policy, stores.here)  # None: the packing chooses among all
+        self._own = own_packing(stores.policy, stores.here)  # None: the scheduler chooses among all
         self._prefixes, self._writer = prefixes, stores.writer
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._fetching, self._copies_beside = fetching, stores.copies_beside
@@ -56,7 +54,7 @@ class Stepping:
             return []
         if now < self._prefixes.answered_by and (self._here.num_seated or self._queue.waiting):
             return [SetTimer(_ANSWER, self._prefixes.answered_by)]
-        before = self._order.packer.prepare(self, now)
+        before = self._give_memory(now)
         selection = self._next_step(before, now)
         before += self._fetching.fetch(now)
         if selection is None:
@@ -83,23 +81,22 @@ class Stepping:
 
     # --- Memory
 
-    def grow(self, now: float) -> list[Command]:
-        """Give each decode a place for its next token; let requests leave ahead of need."""
-        grown = self._memory.grow(self._preempting, now) if self._pace.policy.grows else []
-        return [*grown, *self._leaving.evict_ahead(now)]
+    def _give_memory(self, now: float) -> list[Command]:
+        """Give each decode a place for its next token; where memory is short, requests leave."""
+        policy = self._pace.policy
+        if policy.packing is Packing.KNAPSACK:
+            return self._memory.assign(self._preempting, self._queue.waiting, now)
+        commands = self._memory.grow(self._preempting, now) if policy.grows else []
+        commands += self._leaving.evict_ahead(now)
+        return [*commands, *self._swap(now)] if policy.swaps else commands
 
-    def assign(self, types: TypeChoice, now: float) -> list[Command]:
-        """Choose which requests have memory, by what they are worth."""
-        return self._memory.assign(types, self._preempting, self._queue.waiting, now)
-
-    def swap(self, now: float) -> list[Command]:
-        """Do as `grow`; then seat prompts that take memory from requests of lower levels, each of them once.
+    def _swap(self, now: float) -> list[Command]:
+        """Seat prompts that take memory from requests of lower levels, each of them once.
 
         A request that left has less to do while its pages may be found again than when it is to be computed anew: two
         of those could take the same memory from each other for ever.
         """
-        commands, waiting = self.grow(now), self._queue.waiting
-        seated = set[Running]()
+        commands, waiting, seated = list[Command](), self._queue.waiting, set[Running]()
         while (prompt := self._order.first_waiting(waiting, now)) is not None and prompt not in seated:
             left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
             if left is None or not self._memory.seat_prompt(prompt, waiting, now):
@@ -142,30 +139,25 @@ class Stepping:
     def _choose(self, before: list[Command], now: float) -> Selection:
         """Choose what may run in the next step, and give prompts seats."""
         seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
-        packer, waiting = self._order.packer, self._queue.waiting
-        decodes, prompts = self._runnable()
+        scheduler, waiting = self._order.scheduler, self._queue.waiting
+        decodes, prompts = self._memory.runnable()
+        if self._own is not None:
+            decodes, prompts = self._own.chosen(decodes, prompts) or (decodes, prompts)
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
-        at = self._order.moment(now + self._copies_s)
-        at.calm_s = min(at.calm_s, crowded_s(self._here.seated, self._limits.num_pairs, at))
-        selection = select(decodes, prompts, waiting, at, seating)
+        at = self._order.context(now + self._copies_s)
+        selection = scheduler.plan(StepView(decodes, prompts, waiting, at, seating, self._here.seated))
         for running in selection.unseated:
             before += self._preempting.preempt_replaced(running, next(iter(selection.seated), None))
         num_fetching = len(self._here.fetching)
         for prompt in selection.seated:
             self._preempting.seat(prompt)
         if len(self._here.fetching) == num_fetching:
-            packer.planned(selection)
+            scheduler.planned(selection)
             if self._own is not None:
                 self._own.planned(selection)
         selection, commands = self._memory.settle(selection, now)
         before += commands
         return selection
-
-    def _runnable(self) -> Runnable:
-        """Return the seated requests that may run in the next step."""
-        seated = self._memory.runnable()
-        chosen = None if self._own is None else self._own.chosen(*seated)
-        return self._order.packer.runnable(*seated) if chosen is None else chosen
 
     def _lets_all_run(self) -> bool:
         """Let all seated requests run where a policy of one's own chose some that cannot; return whether it did."""
@@ -178,14 +170,14 @@ class Stepping:
         if not self._looks_ahead or self._steps.has_next or not self._is_settled(running, now):
             return []
         ahead = ahead_of(running, self._here.residents.values(), self._memory.blocks, self._limits.block_size)
-        if ahead is None or not 0 < len(ahead.going) <= min(self._pace.room.tokens, self._order.packer.batch):
+        if ahead is None or not 0 < len(ahead.going) <= min(self._pace.room.tokens, self._order.scheduler.batch):
             return []
         shape = ahead.shape
         predicted_s = self._pace.cost.seconds(shape)
         if not self._is_in_time(ahead, running.predicted_s, predicted_s, now):
             return []
         selection = Selection(ahead.going, (), shape, predicted_s)
-        self._order.packer.planned(selection)
+        self._order.scheduler.planned(selection)
         self._counts.count(ahead.going)
         self.num_ahead_steps += 1
         return begin_step(self._steps, selection, tuple(ahead.decodes))
@@ -202,10 +194,10 @@ class Stepping:
 
     def _is_in_time(self, ahead: StepAhead, running_s: float, ahead_s: float, now: float) -> bool:
         """Return whether no gap is longer than promised, and no new request waits for two steps longer than for one."""
-        if not rules_of(self._pace.policy).bounds_steps(self._pace.policy):
+        if not self._order.scheduler.bounds_steps:
             return True
-        at = self._order.moment(now)
-        careful = caution(at, Kind.DECODE)
+        at = self._order.context(now)
+        careful = at.caution(Kind.DECODE)
         one_s, both_s = careful * ahead_s, careful * (running_s + ahead_s)
         gaps = [(running, one_s) for running in ahead.going] + [(running, both_s) for running in ahead.sitting_out]
         is_kept = all(gap_s <= running.request.slo.tbt_s for running, gap_s in gaps if running.promise.is_rt)

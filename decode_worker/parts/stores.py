@@ -8,11 +8,11 @@ from alignedserve.core import WorkerLimits
 from alignedserve.decode_worker.memory.hidden import WeighedMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.memory.shared import SharedMemory
-from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.requests.candidates import CandidateLists
 from alignedserve.decode_worker.requests.line import CandidateOrder
 from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.decode_worker.requests.serving_order import ServingOrder
 from alignedserve.decode_worker.requests.step_counts import StepCounts
 from alignedserve.scheduling.policy import Cache, Layout, Packing, Policy
 from alignedserve.worker.in_flight import StepsInFlight

@@ -8,9 +8,10 @@ from math import inf
 
 import pytest
 
-from alignedserve.decode_worker.packing.crowding import LEAST, crowded_s
+from alignedserve.schedulers.aligned import LEAST, crowded_s
 from alignedserve.worker.step.running import Running
-from tests.worker.step.test_selection import chat, document, moment, select
+from alignedserve.worker.step.view import StepContext, StepView
+from tests.worker.step.test_selection import chat, document, moment, seating, select, waits
 
 PAIRS = 100
 CHATS_S = 0.014  # of a step of four chats
@@ -24,8 +25,12 @@ def chats_with(pairs: int, num: int = 4) -> list[Running]:
     return chats
 
 
+def view_of(here: Sequence[Running], at: StepContext) -> StepView:
+    return StepView((), (), waits((), at), at, replace(seating(0, at), total=PAIRS), here)
+
+
 def bound_s(seated: Sequence[Running]) -> float:
-    return crowded_s(seated, PAIRS, moment())
+    return crowded_s(view_of(seated, moment()))
 
 
 def test_documents_have_all_time_where_memory_is_plenty() -> None:
@@ -47,6 +52,6 @@ def test_the_more_memory_chats_hold_the_shorter_steps_are() -> None:
 def test_a_crowded_step_is_short() -> None:
     at = moment()
     seated = [*chats_with(96), *(document(f"d{number}", output=3) for number in range(20))]
-    crowded = replace(at, calm_s=crowded_s(seated, PAIRS, at))
+    crowded = replace(at, calm_s=crowded_s(view_of(seated, at)))
     assert select(seated, [], [], at).predicted_s > 2 * CHATS_S
     assert select(seated, [], [], crowded).predicted_s <= LEAST * CHATS_S

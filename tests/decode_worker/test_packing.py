@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.memory.packed_seating import RecentNeed
-from alignedserve.decode_worker.packing.own import MOST_LEFT_OUT
-from alignedserve.decode_worker.packing.packer import PackingSetup
-from alignedserve.decode_worker.packing.promises import FIRST_BATCH
-from alignedserve.decode_worker.packing.table import PACKINGS, packer
-from alignedserve.decode_worker.packing.turns import RoundRobin
+from alignedserve.decode_worker.parts.own_choice import MOST_LEFT_OUT
 from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.policies.guard import OwnPolicies
@@ -26,16 +22,20 @@ from alignedserve.policies.source import PolicySource
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
+from alignedserve.schedulers.aligned import FIRST_BATCH
+from alignedserve.schedulers.round_robin import RoundRobin
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.schedulers.table import BY_ARRIVAL, scheduler_of
 from alignedserve.scheduling.policy import Chunking, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.limits import Moment, Selection
+from alignedserve.worker.step.decode_order import DecodeOrder
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seated import Seated
+from alignedserve.worker.step.view import Selection, StepContext, StepView
 from tests.conftest import examples
 from tests.samples import request
-from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, select
+from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, seating, select, waits
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
 PLAIN = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)
@@ -110,7 +110,7 @@ def parts(plan: StepPlan) -> list[str]:
 
 
 def test_every_packing_is_in_the_table() -> None:
-    assert set(PACKINGS) == set(Packing)
+    assert {*BY_ARRIVAL, Packing.RT_BE} == set(Packing)
 
 
 class TestOwnPolicy:
@@ -178,10 +178,11 @@ class TestRoundRobin:
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
     def test_nobody_runs_twice_while_the_other_waits(self, there: list[tuple[bool, bool]]) -> None:
-        turns, last = RoundRobin(PackingSetup(ROUND, 8)), None
+        turns, last = RoundRobin(SchedulerSetup(ROUND, 8)), None
         for has_rt, has_be in there:
             decodes = [chat("c", 1.0, output=3)] * has_rt + [document("d", output=3)] * has_be
-            chosen, _ = turns.runnable(decodes, ())
+            at_once = moment(ROUND)
+            chosen = turns.plan(StepView(decodes, (), waits((), at_once), at_once, seating(0, at_once))).decodes
             assert bool(chosen) is (has_rt or has_be)
             if chosen:
                 is_rt = chosen[0].promise.is_rt
@@ -211,7 +212,8 @@ class TestLongest:
         batch.comes([6, 9])
         batch.begins(2)
         old.batch, new.batch, longest.batch = 1, 2, 2
-        leaves = packer(PackingSetup(replace(PLAIN, packing=Packing.LONGEST), 8, batch=batch)).leaving
+        setup = SchedulerSetup(replace(PLAIN, packing=Packing.LONGEST), 8, old_of=batch.old_of)
+        leaves = scheduler_of(setup).leaving
         assert leaves((), (longest, old, new), 0.0) is old
         assert leaves((), (longest, new), 0.0) is longest
 
@@ -417,16 +419,16 @@ class TestRealTimeFirst:
 class TestTheSizeOfAStep:
     @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
     def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
-        batch_packer = packer(PackingSetup(Policy(), most))
+        scheduler = scheduler_of(SchedulerSetup(Policy(), most))
         expected = min(FIRST_BATCH, most)
-        assert batch_packer.batch == expected
+        assert scheduler.batch == expected
         for stopped in on_time:
-            batch_packer.planned(Selection((), (), EMPTY, 0.0, ran_out_of_time=stopped))
+            scheduler.planned(Selection((), (), EMPTY, 0.0, ran_out_of_time=stopped))
             expected = min(FIRST_BATCH, most) if stopped else min(2 * expected, most)
-            assert batch_packer.batch == expected
+            assert scheduler.batch == expected
 
     def test_nobody_else_knows_one(self) -> None:
-        assert all(packer(PackingSetup(policy, 500)).batch == 500 for policy in (PLAIN, ROUND))
+        assert all(scheduler_of(SchedulerSetup(policy, 500)).batch == 500 for policy in (PLAIN, ROUND))
 
     def test_requests_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]
@@ -442,7 +444,7 @@ class TestTheSizeOfAStep:
         assert {name for name, _ in ran(select(decodes, [], [], at(batch=2)))} == {"a", "b"}
 
 
-def at(batch: int, policy: Policy = Policy()) -> Moment:  # noqa: B008  (frozen)
+def at(batch: int, policy: Policy = Policy()) -> StepContext:  # noqa: B008  (frozen)
     return replace(moment(policy), batch=batch)
 
 
@@ -504,7 +506,7 @@ def test_everybody_ends_however_they_are_packed(
 def test_a_long_document_is_served_among_endless_short_documents() -> None:
     """The document rises a level for each age that it waits; a step has one place."""
     policy = Policy(expected_output=1000, age_s=1.0)
-    seated, served_at, now = Seated(policy), [NOW], NOW
+    seated, served_at, now = DecodeOrder(policy), [NOW], NOW
 
     def short(number: int) -> Running:
         return documents(f"short{number}", most=20)

@@ -13,16 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from alignedserve.core import Estimate
 from alignedserve.cost.model import Coefficients, CostModel, Kind
+from alignedserve.schedulers.aligned import step_bounds
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
-from alignedserve.worker.step.limits import Moment, step_bounds
+from alignedserve.worker.step.decode_order import DecodeOrder
 from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seated import Seated
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.view import StepContext, StepView
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.conftest import examples
-from tests.worker.step.test_selection import NOW, chat, document
+from tests.worker.step.test_selection import NOW, chat, document, seating
 
 ROUNDING_S = 1e-9
 COST = CostModel({kind: Coefficients(fixed=0.01, decode=1e-4, prefix=1e-5) for kind in Kind})
@@ -33,7 +34,7 @@ class Kept(RuleBasedStateMachine):
     @initialize(late=st.sampled_from(Late), group=st.sampled_from((1, 3)))
     def start(self, late: Late, group: int) -> None:
         self.policy = Policy(late=late, age_s=0.5, token_group=group)
-        self.seated, self.decodes, self.number = Seated(self.policy), list[Running](), 0
+        self.seated, self.decodes, self.number = DecodeOrder(self.policy), list[Running](), 0
         self.now, self.times = NOW, TIMES[0]
 
     def _join(self, running: Running) -> None:
@@ -107,12 +108,13 @@ class Kept(RuleBasedStateMachine):
     def the_bound_is_the_one_of_all(self) -> None:
         """Check the step's bound against the bound over all requests; late requests that are dropped bind nothing."""
         self.seated.refresh(self.decodes, self.now, self.times)
-        at = Moment(self.now, COST, self.times, 2048, 16, 256, self.policy, 256)
+        at = StepContext(self.now, COST, self.times, 2048, 16, 256, self.policy, 256)
         dropped = self.policy.late is Late.DROP_LAST
         real_time = [running for running in self.decodes if running.promise.is_rt]
         counted = [running for running in real_time if not (dropped and running.promise.is_late(self.now))]
-        kept_s = step_bounds(self.decodes, (), Waiting(self.policy), at, self.seated).all_s
-        assert kept_s == pytest.approx(step_bounds(counted, (), Waiting(self.policy), at).all_s, abs=ROUNDING_S)
+        view = StepView(self.decodes, (), WaitingPrompts(self.policy), at, seating(0, at))
+        kept_s = step_bounds(view, self.seated).all_s
+        assert kept_s == pytest.approx(step_bounds(view._replace(decodes=counted)).all_s, abs=ROUNDING_S)
 
     def ranked(self) -> Iterable[Ranked]:
         seated, most_s = self.seated, self.times.most_s
@@ -129,7 +131,7 @@ TestKept.settings = settings(max_examples=examples(40), stateful_step_count=25, 
 
 def test_a_request_that_was_not_ordered_is_not_kept() -> None:
     """Most workers have places for all their requests, and such workers order no requests."""
-    seated = Seated(Policy())
+    seated = DecodeOrder(Policy())
     for number in range(100):
         seated.refile(chat(f"moved-{number}", 1.0, output=3))
         seated.forget()

@@ -47,7 +47,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.coming import JOINS
+from alignedserve.worker.step.arrival_forecast import JOINS
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from alignedserve.config.topology import Topology
+from alignedserve.lab.fuzzing.fuzz import attempt
+from alignedserve.lab.fuzzing.invariants import Rule
+from alignedserve.lab.fuzzing.scenario import from_tree, to_tree
+from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.loads.workload import Workload
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.policies.source import PolicySource
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.fuzzing.fuzz import attempt
-from alignedserve.simulator.fuzzing.invariants import Rule
-from alignedserve.simulator.fuzzing.scenario import from_tree, to_tree
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Workload
 
 IMPORTS = "from alignedserve.policies import *\n"
 # kind -> what its method is called, and an answer that every deployment can follow

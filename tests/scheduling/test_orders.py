@@ -16,7 +16,7 @@ from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
 TIMES = StepTimes(0.01, 0.02)
@@ -81,7 +81,7 @@ def test_only_promises_put_a_class_first() -> None:
 def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(order: Order, names: list[str]) -> None:
     """The order by slack let a long prompt take the steps of a short one that was nearly through: both were late."""
     policy = Policy(order)
-    waiting = Waiting(policy)
+    waiting = WaitingPrompts(policy)
     for name, tokens, arrival_at in (("short", 4, 0.0), ("long", 40, 0.1)):
         asked = replace(request(name, prompt=tokens), arrival_at=arrival_at, slo=Slo(ttft_s=2.0))
         waiting.add(Running(asked, promise(asked, policy), []))
@@ -92,7 +92,7 @@ def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(order: Or
 def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ORDERINGS, Order.SHORTEST_REMAINING, ByLongest())
     policy = Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER)
-    waiting = Waiting(policy)
+    waiting = WaitingPrompts(policy)
     for name, tokens in (("short", 2), ("long", 9), ("middle", 5)):
         asked = request(name, prompt=tokens)
         waiting.add(Running(asked, promise(asked, policy), []))

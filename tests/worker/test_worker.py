@@ -21,13 +21,16 @@ from alignedserve.core import (
     StepResult,
 )
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.protocol.events import LinkGap, MemberJoined, StepDone, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
+    AskDecisions,
     Cancel,
+    Decisions,
     Figures,
     Holding,
     Inquire,
@@ -169,7 +172,7 @@ def test_a_step_without_memory_is_followed_by_smaller_steps(worker: AnyCore) -> 
 
 
 def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> None:
-    """The owner hears of the loss from the router, and the worker goes on with the other requests."""
+    """The owner hears of the loss from the router, and who asks hears why; the worker goes on with other requests."""
     plan = planned(worker.handle(said(ROUTER, Prefill(A)), 0.0))
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     while plan.num_tokens > 1:
@@ -178,6 +181,11 @@ def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> Non
     assert [message.lost for message in progress_in(commands)] == [((lost.request, 0),)]
     assert [part.request for part in planned(commands).parts] == ["b" if lost.request == "a" else "a"]
     assert sorted(worker.pairs) == list(range(8)), "no pair has gone, none is there twice"
+    [told] = worker.handle(said("gateway-0", AskDecisions(1, lost.request)), 0.0)
+    assert isinstance(told, Send)
+    assert isinstance(told.message, Decisions)
+    last = told.message.findings.decisions[-1]
+    assert (last.kind, last.why) == (Kind.LOST, "the device has too little memory for a single token")
 
 
 def progress_in(commands: list[Command]) -> list[Progress]:

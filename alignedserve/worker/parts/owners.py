@@ -16,7 +16,7 @@ from alignedserve.protocol.messages import Acknowledge, Resend
 from alignedserve.worker.dropping import Dropping
 from alignedserve.worker.outputs import Outputs
 from alignedserve.worker.parts.part import REFRESH, CorePart
-from alignedserve.worker.step.coming import Coming
+from alignedserve.worker.step.arrival_forecast import ArrivalForecast
 from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.running import Running
 
@@ -25,7 +25,7 @@ Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
 class Owners(CorePart):
-    def __init__(self, coming: Coming, pages: DevicePages, dropping: Dropping) -> None:
+    def __init__(self, coming: ArrivalForecast, pages: DevicePages, dropping: Dropping) -> None:
         self.outputs = Outputs()
         self._coming, self._pages, self._dropping = coming, pages, dropping
 

@@ -11,13 +11,13 @@ from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class PromptQueue(CorePart):
     def __init__(self, common: Common, release: Callable[[Running], list[Command]]) -> None:
         """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
-        self.waiting = Waiting(common.policy, common.pages)
+        self.waiting = WaitingPrompts(common.policy, common.pages)
         self._pace, self._steps, self._memory, self._release = common.pace, common.steps, common.memory, release
         self._decisions = common.decisions
         self._came_in_step: list[Running] = []  # real-time prompts that came since the step in flight began

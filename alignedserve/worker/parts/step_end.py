@@ -16,8 +16,8 @@ from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.view import Selection
 
 
 class Runs(Protocol):

@@ -10,13 +10,13 @@ from typing import Any
 
 from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.slo import Rank
-from alignedserve.worker.step.limits import Moment
+from alignedserve.worker.step.decode_order import DecodeOrder
 from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seated import Seated
+from alignedserve.worker.step.view import StepContext
 
 
-def ranked(seated: Sequence[Running], at: Moment) -> Iterable[Ranked]:
+def ranked(seated: Sequence[Running], at: StepContext) -> Iterable[Ranked]:
     """Return seated requests with their keys, as they are to be served."""
     ordering = at.policy.ordering
     if ordering.goes_by_promises:
@@ -24,12 +24,12 @@ def ranked(seated: Sequence[Running], at: Moment) -> Iterable[Ranked]:
     return ranked_by_key(seated, at, ordering) if isinstance(ordering, ByKey) else ranked_by_arrival(seated)
 
 
-def in_order(seated: Iterable[Running], at: Moment) -> list[Running]:
+def in_order(seated: Iterable[Running], at: StepContext) -> list[Running]:
     """Return seated requests as they are to be served."""
     return [running for _, running in ranked(tuple(seated), at)]
 
 
-def last(prompts: Iterable[Running], at: Moment) -> Running:
+def last(prompts: Iterable[Running], at: StepContext) -> Running:
     """Return the seated prompt that is served last."""
     return in_order(prompts, at)[-1]
 
@@ -39,7 +39,7 @@ def ranked_by_arrival(seated: Iterable[Running]) -> list[Ranked]:
     return [((-1,), running) for running in seated]
 
 
-def ranked_by_key(seated: Iterable[Running], at: Moment, ordering: ByKey) -> list[Ranked]:
+def ranked_by_key(seated: Iterable[Running], at: StepContext, ordering: ByKey) -> list[Ranked]:
     """Return seated requests in an order by a fixed key."""
 
     def place(running: Running) -> Ranked:
@@ -60,7 +60,7 @@ class RankedRequests:
     late: list[Ranked] = field(default_factory=list)
 
     @classmethod
-    def build(cls, seated: Iterable[Running], at: Moment) -> RankedRequests:
+    def build(cls, seated: Iterable[Running], at: StepContext) -> RankedRequests:
         found, late, by_slack = cls(), at.policy.late, at.policy.ranks_be_by_slack
         lists = {
             Rank.URGENT_RT: found.urgent_rt,
@@ -101,7 +101,7 @@ class RankedRequests:
 class KeptRanks:
     """The same for decodes whose order is kept between steps, and for prompts. Only what is asked for is ranked."""
 
-    def __init__(self, kept: Seated, prompts: Iterable[Running], at: Moment) -> None:
+    def __init__(self, kept: DecodeOrder, prompts: Iterable[Running], at: StepContext) -> None:
         self._kept, self._prompts, self._at = kept, RankedRequests.build(prompts, at), at
 
     def __iter__(self) -> Iterator[Ranked]:
@@ -127,3 +127,8 @@ class KeptRanks:
 
 def key_of(ranked: Ranked) -> Any:
     return ranked[0]
+
+
+def in_turn(*orders: Iterable[Ranked]) -> Iterable[Ranked]:
+    """Return several orders as one."""
+    return merge(*orders, key=key_of)

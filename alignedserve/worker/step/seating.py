@@ -23,7 +23,7 @@ class Seating:
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
-    # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.
+    # Tells whether the step has time to project the hidden vectors of this many tokens; the step sets it.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: Running) -> int:
@@ -43,14 +43,17 @@ class Seating:
         return True
 
     def demand(self, running: Running, size: int) -> int:
-        """Return how many tokens of memory, rounded to blocks, so many more tokens of a request need beside its own,
-        and beside what it shares with others that are seated."""
+        """Return the memory that `size` more tokens of a request need, in tokens rounded up to blocks.
+
+        What the request has already, and what it shares with seated requests, is not counted. For example, a prompt
+        with 20 tokens in two blocks of 16 needs 16 more for a chunk of 20 tokens.
+        """
         if running.pairs and not self.by_chunk:  # most requests
             return 0
         return max(0, self._pairs_for(running, size) - self._num_held(running)) * self.block_size
 
     def _pairs_for(self, running: Running, size: int) -> int:
-        """Return how many pairs a request has with so many more tokens."""
+        """Return how many pairs a request has with `size` more tokens."""
         tokens = running.num_held + size if self._grows(running) else self.room_for(running)
         return units_for(tokens, self.in_pair(running))
 
@@ -80,7 +83,7 @@ class Seating:
         return max(0, self._num_held(running) * self.block_size + left - running.num_held)
 
     def take(self, running: Running, size: int) -> None:
-        """Take memory for so many tokens of a request, which `most` has found; seat it if it waits."""
+        """Take memory for `size` more tokens of a request, which `most` has found; seat it if it waits."""
         wanted = self._pairs_for(running, size)
         if not running.pairs:
             self.seats -= 1

@@ -13,15 +13,26 @@ from hypothesis import strategies as st
 
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.prefill_worker.next_step import PoolSeating
+from alignedserve.schedulers.best_fit import Left, Window, windows
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.selection import select as choose
-from alignedserve.worker.step.waiting import Waiting
-from alignedserve.worker.step.windows import Left, Window, windows
-from tests.worker.step.test_selection import COST, NOW, TIMES, chat, document, moment, ran, seating, select, waits
+from alignedserve.worker.step.view import Selection, StepContext
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from tests.worker.step.test_selection import (
+    COST,
+    NOW,
+    TIMES,
+    chat,
+    choose,
+    document,
+    moment,
+    ran,
+    seating,
+    select,
+    waits,
+)
 
 BLOCK = 16
 BEST_FIT = Policy(selection=PromptChoice.MULTI_RESOURCE)
@@ -305,7 +316,7 @@ class TestTheBudget:
 @pytest.mark.parametrize("policy", [Policy(), BEST_FIT, Policy(Order.FCFS), Policy(chunking=Chunking.FIXED)])
 def test_nobody_starves_under_overload(policy: Policy) -> None:
     """One large prompt waits among ever new small prompts, which need twice as much memory as there is."""
-    blocks, waiting, now = Blocks(64), Waiting(policy), NOW
+    blocks, waiting, now = Blocks(64), WaitingPrompts(policy), NOW
     large = chat("large", 1.0, prompt=640)  # 40 pairs
     large.pairs = ()
     holding: list[tuple[float, Running]] = []
@@ -330,7 +341,9 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
     pytest.fail("the large prompt never got a seat")
 
 
-def chosen(prompts: Sequence[Running], waiting: Waiting, blocks: Blocks, policy: Policy, now: float) -> Selection:
+def chosen(
+    prompts: Sequence[Running], waiting: WaitingPrompts, blocks: Blocks, policy: Policy, now: float
+) -> Selection:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
     room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, set)
     found = choose((), prompts, waiting, at, room)
@@ -418,7 +431,7 @@ def pages_of(running: Running) -> int:
     return -(-running.num_tokens // 64)
 
 
-def pool_seating(blocks: Blocks, at: Moment, spare: int, idle: list[Running]) -> PoolSeating:
+def pool_seating(blocks: Blocks, at: StepContext, spare: int, idle: list[Running]) -> PoolSeating:
     by_chunk = at.policy.room is Room.CHUNKS
     return PoolSeating(
         blocks,

@@ -8,7 +8,7 @@ from math import inf
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.step.coming import COUNTED, LONGEST_S, MOST, SHORTEST_S, Coming
+from alignedserve.worker.step.arrival_forecast import COUNTED, LONGEST_S, MOST, SHORTEST_S, ArrivalForecast
 from alignedserve.worker.step.running import Running
 from tests.samples import request
 
@@ -19,7 +19,7 @@ def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> Running:
 
 
 def test_nothing_is_bound_before_a_request_came_and_long_after() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     assert known.bound_s(0.0) == inf
     known.count(coming(1.0, ServiceClass.BE), 0.1, 0.0)
     assert known.bound_s(0.0) == inf
@@ -29,7 +29,7 @@ def test_nothing_is_bound_before_a_request_came_and_long_after() -> None:
 
 
 def test_the_request_with_least_to_spare_counts() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     known.count(coming(1.0), 0.1, 0.0)
     known.count(coming(0.5), 0.3, 1.0)
     known.count(coming(2.0), 0.1, 2.0)
@@ -38,7 +38,7 @@ def test_the_request_with_least_to_spare_counts() -> None:
 
 
 def test_a_kind_that_comes_no_more_is_forgotten_though_others_go_on_coming() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     known.count(coming(0.25), 0.0, 0.0)
     for number in range(COUNTED - 1):
         known.count(coming(1.0), 0.0, 1.0 + number)
@@ -48,7 +48,7 @@ def test_a_kind_that_comes_no_more_is_forgotten_though_others_go_on_coming() -> 
 
 
 def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     for number in range(COUNTED):
         known.count(coming(0.5), 0.0, 2.0 * number)
     last = 2.0 * (COUNTED - 1)
@@ -59,21 +59,21 @@ def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
 
 
 def test_requests_of_a_burst_are_expected_for_some_time_after_it() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     for _ in range(COUNTED):
         known.count(coming(0.5), 0.0, 7.0)
     assert known.bound_s(7.0 + 0.99 * SHORTEST_S) < inf
     assert known.bound_s(7.0 + SHORTEST_S) == inf
 
 
-def began(known: Coming, ttft_s: float, late_s: float, held_up_s: float = 10.0) -> None:
+def began(known: ArrivalForecast, ttft_s: float, late_s: float, held_up_s: float = 10.0) -> None:
     running = coming(ttft_s)
     running.held_up_s = held_up_s
     known.learn(running, running.request.arrival_at + ttft_s + late_s)
 
 
 def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in_time() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     known.count(coming(1.0), 0.0, 0.0)
     began(known, 1.0, 0.001)
     once = known.bound_s(0.0)
@@ -92,7 +92,7 @@ def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in
 
 
 def test_a_request_that_would_have_been_late_in_any_case_changes_nothing() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     known.count(coming(1.0), 0.0, 0.0)
     began(known, 1.0, 0.2, held_up_s=0.0)
     began(known, 1.0, 0.2, held_up_s=0.1)
@@ -102,7 +102,7 @@ def test_a_request_that_would_have_been_late_in_any_case_changes_nothing() -> No
 
 
 def test_a_request_with_much_time_is_not_held_to_what_requests_with_little_taught() -> None:
-    known = Coming()
+    known = ArrivalForecast()
     known.count(coming(1.0), 0.0, 0.0)
     for _ in range(100):
         began(known, 0.25, 0.1)

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.promise import TokenPromise, promise
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.selection import select as choose
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.view import Selection, StepContext, StepView
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
 NOW = 100.0
@@ -29,26 +30,33 @@ TIMES = StepTimes(mean_s=0.01, most_s=0.02)
 COST = CostModel({kind: Coefficients(fixed=0.01, token=(1e-4,), decode=9e-4) for kind in Kind})
 
 
-def moment(policy: Policy = Policy(), room: int = 512) -> Moment:  # noqa: B008  (frozen)
-    return Moment(NOW, COST, TIMES, room, 16, 256, policy, COST.pivot(room))
+def moment(policy: Policy = Policy(), room: int = 512) -> StepContext:  # noqa: B008  (frozen)
+    return StepContext(NOW, COST, TIMES, room, 16, 256, policy, COST.pivot(room))
 
 
 def select(
-    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Sequence[Running], at: Moment, free: int = 0
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Sequence[Running], at: StepContext, free: int = 0
 ) -> Selection:
     """Choose a step on a device with this many free pairs; waiting prompts have no pairs."""
     return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]))
 
 
-def waits(these: Sequence[Running], at: Moment) -> Waiting:
-    found = Waiting(at.policy)
+def choose(
+    decodes: Sequence[Running], prompts: Sequence[Running], waiting: WaitingPrompts, at: StepContext, room: Seating
+) -> Selection:
+    """Return the plan of a new scheduler of the context's policy."""
+    return scheduler_of(SchedulerSetup(at.policy, 1000)).plan(StepView(decodes, prompts, waiting, at, room))
+
+
+def waits(these: Sequence[Running], at: StepContext) -> WaitingPrompts:
+    found = WaitingPrompts(at.policy)
     for running in these:
         running.pairs = ()
         found.add(running)
     return found
 
 
-def seating(free: int, at: Moment, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
+def seating(free: int, at: StepContext, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
     def long_classes() -> set[ServiceClass]:
         prompts = [running for running in seated if not running.decodes]
         return {running.request.service for running in prompts if running.num_tokens >= at.policy.long_prompt}
@@ -219,7 +227,7 @@ class TestTheBound:
 class TestUncertainPredictions:
     UNCERTAIN = replace(COST, uncertainty=dict.fromkeys(Kind, Uncertainty(0.5, 1.0)))
 
-    def at(self) -> Moment:
+    def at(self) -> StepContext:
         return replace(moment(), cost=self.UNCERTAIN)
 
     def test_all_chats_that_decode_run_as_long_as_they_are_predicted_to_be_in_time(self) -> None:
@@ -441,7 +449,7 @@ def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Runn
 
 def test_a_request_that_has_left_is_forgotten_though_its_first_token_is_due_much_later() -> None:
     at = moment()
-    waiting = Waiting(at.policy)
+    waiting = WaitingPrompts(at.policy)
     for number in range(500):
         running = chat(f"left-{number}", 86_400.0)
         waiting.add(running)

@@ -11,7 +11,7 @@ from alignedserve.scheduling.orders import Order
 from alignedserve.scheduling.policy import Packing, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
 BY_ARRIVAL = Policy(Order.FCFS, packing=Packing.FCFS)
@@ -27,6 +27,6 @@ def test_a_document_that_lost_its_seat_comes_first_where_it_gets_the_next_one(
     """Where promises decide, a prompt without output waits for all shorter ones. A document that could have gone on
     waited for such a prompt, and stood still for 38 s."""
     asked = replace(request("document", prompt=40), service=ServiceClass.BE)
-    waiting = Waiting(policy)
+    waiting = WaitingPrompts(policy)
     waiting.add_first(Running(asked, promise(asked, policy, len(output)), output))
     assert waiting.come_first is comes_first

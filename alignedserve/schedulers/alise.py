@@ -1,4 +1,4 @@
-"""ALISE's packing (Algorithm 2): a request takes memory from requests of lower levels, which are swapped out for it.
+"""ALISE (Algorithm 2): a request takes memory from requests of lower levels, which are swapped out for it.
 
 As many requests are on the device as its memory and its seats hold: that is the paper's limit M. What is beyond it lies
 in the pool, where the request with the longest expected wait goes first (EWT, ALISE §3.2), and comes back when its turn
@@ -9,26 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.decode_worker.packing.packer import MaySeat, MemoryGiver, Packer, PackingSetup
-from alignedserve.protocol.commands import Command
+from alignedserve.schedulers.in_order import InOrder
+from alignedserve.schedulers.scheduler import MaySeat, SchedulerSetup
 from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
 from alignedserve.scheduling.levels import level_of
 from alignedserve.scheduling.slo import Standing
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
-class Swapping(Packer):
+class Alise(InOrder):
     """Requests run by level; the one with the longest expected wait leaves."""
 
-    def __init__(self, setup: PackingSetup) -> None:
+    def __init__(self, setup: SchedulerSetup) -> None:
         super().__init__(setup)
-        self._policy, self._times = setup.policy, setup.times
+        self._times = setup.times
 
-    def prepare(self, room: MemoryGiver, now: float) -> list[Command]:
-        return room.swap(now)
-
-    def first(self, waiting: Waiting, may_seat: MaySeat) -> Running | None:
+    def first(self, waiting: WaitingPrompts, may_seat: MaySeat) -> Running | None:
         return next((prompt for _, prompt in waiting.line.in_order(0.0, 0.0) if may_seat(prompt)), None)
 
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
@@ -43,7 +40,7 @@ class Swapping(Packer):
 
     def _by_wait(self, seated: Sequence[Running], now: float) -> list[Running]:
         """Return seated requests by how long they would wait for their next step if they were in line."""
-        policy, times = self._policy, self._times()
+        policy, times = self.policy, self._times()
         line = list(policy.ordering.sort(seated, lambda seat: self._standing(seat, now), times, policy.late))
 
         def in_line(seat: Running) -> InLine:

@@ -3,7 +3,7 @@
 To rank all of them at every step would take longer than the step where thousands wait. What their order depends on
 moves alike for all, but for three things: a due that passes, a level that rises with age, and the step times that work
 is reckoned with. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
-its level rises; all are filed anew when the step times or the size of chunks have moved by a fifth (BROS §4.2).
+its level rises; all are filed again when the step times or the size of chunks have moved by a fifth (BROS §4.2).
 
     in time ─ by slack, real-time prompts whose due still counts: the first of them that can make it bounds the step
     line    ─ as they are served (lines.py)
@@ -27,7 +27,7 @@ from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, WaitingLine
 from alignedserve.worker.step.running import Running
 
-_DRIFT = 0.2  # of step times and chunks, before all are filed anew
+_DRIFT = 0.2  # of step times and chunks, before all are filed again
 _HOPELESS = 32  # prompts that are looked at for one that can still be in time
 _FEW = 64  # changes that are kept, whether their prompts are here or not
 
@@ -39,7 +39,7 @@ class Serial(Protocol):
 class Changes:
     """A heap of the moments when places change by themselves.
 
-    Entries of requests that were filed anew since, or have left, count no more.
+    Entries of requests that were filed again since, or have left, count no more.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Changes:
             heapify(self._heap)
 
 
-class Waiting:
+class WaitingPrompts:
     def __init__(self, policy: Policy, pages: DevicePages = NOTHING_SHARED) -> None:
         self._policy, self._pages = policy, pages
         # Requests in the order of arrival, each with the tokens that it was counted with, since its known beginning may
@@ -72,7 +72,7 @@ class Waiting:
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
         self._again: dict[Running, None] = {}  # those that had a seat before, and go before others of their class
-        self._fetched: dict[Running, None] = {}  # those of which the pool has what is copied here
+        self._fetched: dict[Running, None] = {}  # those with pages in the pool, which are copied here
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
@@ -161,7 +161,7 @@ class Waiting:
 
     @property
     def fetched(self) -> Iterable[Running]:
-        """Return the prompts of which something is copied from the pool when they are seated."""
+        """Return the prompts whose first pages are copied from the pool when they are seated."""
         return self._fetched
 
     def add_first(self, running: Running) -> None:
@@ -205,7 +205,7 @@ class Waiting:
         return self._named.get(request, ())
 
     def refile(self, running: Running) -> None:
-        """File a prompt anew because what its order depends on has changed, if it waits here."""
+        """File a prompt again because what its order depends on has changed, if it waits here."""
         if running in self._all:
             self._take_out(running)
             self._unfiled[running] = None
@@ -216,7 +216,7 @@ class Waiting:
         """Bring the order up to date. This comes before `line`, or anything below, is asked at this moment."""
         if _has_moved(self._times.most_s, times.most_s) or _has_moved(self._chunk, chunk):
             self._times, self._chunk = times, chunk
-            self._file_all_anew()
+            self._refile_all()
         for running in (*self._moved, *self._dues.before(now, self._filed)):
             self._take_out(running)
             self._unfiled[running] = None
@@ -226,7 +226,7 @@ class Waiting:
         self._moved.clear()
         self._dues.sweep(self._filed)
 
-    def _file_all_anew(self) -> None:
+    def _refile_all(self) -> None:
         self._filed.clear()
         self.line = self._new_line()
         self._in_time = []
@@ -255,7 +255,7 @@ class Waiting:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
-        """Return R, as far as the prompts that wait are concerned (slo.step_room_s).
+        """Return the most time that the prompts that wait leave for a step (slo.step_room_s).
 
         A prompt that could not even run its next chunk in time, which takes `chunk_s`, binds only if all of it in one
         step would be in time; else not at all. Such prompts are at the front, and where there are more than a few,

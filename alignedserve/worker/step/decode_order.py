@@ -21,9 +21,9 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, StepTimes, Work
 from alignedserve.worker.step.lines import Place, Ranked
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.waiting import Changes
+from alignedserve.worker.step.waiting_prompts import Changes
 
-_DRIFT = 0.2  # of step times, before all are filed anew
+_DRIFT = 0.2  # of step times, before all are filed again
 _ONE = Work()  # token
 
 
@@ -69,7 +69,7 @@ class _FiledDecode:
     changes_at: float  # when its place changes by itself
 
 
-class Seated:
+class DecodeOrder:
     def __init__(self, policy: Policy) -> None:
         self._late, self._group = policy.late, policy.token_group
         self._times = StepTimes(-1.0, -1.0)  # that decodes are filed by
@@ -116,7 +116,7 @@ class Seated:
         self._changes.sweep(filed)
 
     def refile(self, running: Running) -> None:
-        """File a decode anew because what its order depends on has changed, if it is here."""
+        """File a decode again because what its order depends on has changed, if it is here."""
         if running in self._filed:
             self._moved[running] = None
 
@@ -197,7 +197,7 @@ class Seated:
             yield (Rank.LATE, place[0] - now, *place[1:-2]), place[-1]
 
     def real_time(self, most: int | None = None) -> Sequence[Running]:
-        """Return real-time decodes that are not dropped, by slack; no more than so many."""
+        """Return at most `most` real-time decodes that are not dropped, by slack."""
         return [place[-1] for place in islice(self._valid(self._lists.rt), most)]
 
     def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[Running]:

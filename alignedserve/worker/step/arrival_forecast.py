@@ -1,19 +1,17 @@
-"""Real-time requests that are still to come: a step that has just begun must not cost them their first token.
+"""Chats that are still to come: a step that has just begun must not cost them their first token.
 
-While no real-time prompt is here nothing bounds a step, and best-effort prompts would fill it up to the budget. A
-prompt that comes in its middle waits for its end. So no step takes more than a share of what the prompts that came last
-left of the time to their first token. How much of it they need is not known beforehand: they wait for each other, and
-run in pieces beside chats that decode. So the share falls whenever a first token was late that would not have been, had
-its request not come in the middle of such a step, and rises a little with each that was in time. It is learned for each
-length of that time apart (within a factor of two): a request that has a second needs less of it than one that has a
-quarter.
+While no chat is here nothing bounds a step, and documents would fill it up to the budget; a chat that arrives in its
+middle waits for its end. So a step with documents takes at most a share of the spare time of the last 20 chats: of
+their time to the first token, less what their prompt takes by itself. The share is 25 % at first. It falls by 30 %
+with each first token that was late for a step with documents, down to 12.5 %, and rises by 0.7 % with each that was in
+time. For example, a chat with a ttft of 1 s whose prompt takes 0.2 s has 0.8 s to spare: steps take at most 0.2 s.
 
-Only the last few that came count, so that others are not held to what a kind of request needs that comes no more: of
-one more than `COUNTED`, the newest is the tightest as often as any other. And where none comes for ten times as long
-as one usually comes after another, none is expected until one does.
+Chats with a ttft within a factor of two share one share. Only the last 20 chats count, so that a kind of chat that
+comes no more binds nobody. Where none came for ten times the usual interval (10 s at least, 60 s at most), none is
+expected until the next one.
 
-Requests that a prefill worker hands on to this worker are to come, too: this worker hears of them at the end of a step,
-and their next token is due soon.
+Chats that a prefill worker hands on are to come, too: this worker hears of them at the end of a step, and their next
+token is due soon.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ AFTER_LATE, AFTER_IN_TIME = 0.7, 1.007
 JOINS = 0.65  # of the time between two tokens: the rest is for copies, and for the next step
 
 
-class Coming:
+class ArrivalForecast:
     def __init__(self) -> None:
         self._last: deque[tuple[float, float, int]] = deque(maxlen=COUNTED)  # when, what it left, how long its TTFT is
         self._shares: dict[int, float] = {}  # by how long TTFTs are
@@ -78,7 +76,7 @@ class Coming:
         return self._bound_s if self.are_expected(now) else inf
 
     def are_expected(self, now: float) -> bool:
-        """Return whether more real-time prompts may come soon, as far as those that came tell."""
+        """Return whether more chats may come soon."""
         return now < self._until
 
     def _bind(self) -> None:

@@ -1,4 +1,4 @@
-"""Choose the prompt that best fills what is left of a step (AccelGen §4.4): nearest in compute and memory together.
+"""The best fit (AccelGen §4.4): of prompts about as urgent, those that best fill the tokens and the memory left.
 
 A window holds the prompts whose slack is little more than the first prompt's. The prompt whose demand has the
 least Euclidean distance to the tokens and the memory that are left, each as a share of its total, is taken, again and
@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import NamedTuple
 
+from alignedserve.schedulers.aligned import Aligned
+from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.step_builder import StepBuilder
 
 MOST = 128  # prompts of a window: to look through more of them would take longer than a step may
 
@@ -108,3 +111,61 @@ class Window:
             return None
         memory = member.memory if most == member.tokens else self._seating.demand(member.running, most)
         return left.distance(most, memory), most
+
+
+class BestFit(Aligned):
+    """The default, with the best fit for prompts of chats."""
+
+    def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
+        if is_rt:
+            add_best_fit(step, ((key[1:3], running) for key, running in prompts))  # by priority and slack
+        else:
+            step.add(prompts, is_rt)
+
+
+def add_best_fit(
+    step: StepBuilder, prompts: Iterable[tuple[tuple[int, float], Running]], is_in_paper: bool = False
+) -> None:
+    """Add what fills the step best of prompts that are about as urgent, window by window.
+
+    With `is_in_paper`, distances are of tokens, and not of shares of all tokens and all memory."""
+    for members in windows(prompts, step.policy.window_s):
+        if not step.takes_prompts or not step.takes(members[0]):
+            return
+        tokens = _left_tokens(step, members[0])
+        step.has_cut |= tokens < 1
+        if tokens:
+            _add_window(step, Window(members, step.seating), tokens, members[0], is_in_paper)
+
+
+def _left_tokens(step: StepBuilder, first: Running) -> int:
+    """Return what is left of the budget for a window that begins with this prompt."""
+    bound_s, left = step.prompts_s if first.promise.is_rt else step.bound_s, min(step.tokens, step.budget)
+    fits, most = 0 if step.has_cut else step.fitting(bound_s, 0, left), min(left, first.most_in_chunk)
+    if fits < most and not step.has_cut and step.is_worth_gaps(first, fits, most):
+        return most
+    if fits < step.at.block_size and step.may_exceed(first):
+        return min(left, step.at.block_size)
+    return fits
+
+
+def _add_window(step: StepBuilder, window: Window, tokens: int, first: Running, is_in_paper: bool) -> None:
+    seating = step.seating
+    scales = (1, 1) if is_in_paper else (max(tokens, step.at.room), seating.total * seating.block_size)
+
+    def most_of(running: Running, size: int) -> int:
+        if running.request.runs_whole and size < running.num_ahead:
+            size = 0 if step.chunks else running.num_ahead
+        return 0 if step.must_wait(running) or not size else step.with_memory(running, size)
+
+    while tokens > 0 and step.seats > 0:
+        found = window.take_nearest(Left(tokens, seating.left_for(first), *scales), step.may_cut, most_of)
+        if found is None:
+            # A prompt that fits in time but finds no memory, or no seat, is not overtaken by prompts of later windows.
+            if any(not seating.most(running, 1) for running in window if seating.may_seat(running)):
+                step.note_no_memory(first)
+            return
+        running, size = found
+        tokens -= step.add_chunk(running, size)
+        if step.has_cut:
+            return

@@ -1,7 +1,7 @@
-"""A policy of one's own that says which seated requests run in a step; all else is the packing's.
+"""A policy of one's own that says which seated requests run in a step; all else is the scheduler's.
 
     the policy names some    these may run, and those that it has left out of MOST_LEFT_OUT steps in a row
-    none of them can run     for lack of memory, say: the packing chooses among all
+    none of them can run     for lack of memory, say: the scheduler chooses among all
     it has no answer         the same
 
 So whatever the policy says, each request with memory runs sooner or later, and every step runs something that can run.
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.decode_worker.packing.packer import Runnable
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.policies.facts import SeatedRequest
 from alignedserve.policies.guard import USUAL_DECIDES, Guard
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.view import Selection
 
 MOST_LEFT_OUT = 64  # steps in a row that a request with memory is left out of
 
@@ -29,8 +28,10 @@ class OwnPacking:
         self._left_out: dict[str, int] = {}  # request -> steps in a row without it
         self._has_chosen = self._passes = False  # whether the last choice was the policy's; whether the next is not
 
-    def chosen(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Runnable | None:
-        """Return the requests that may run in the next step; None where the packing says which."""
+    def chosen(
+        self, decodes: Sequence[Running], prompts: Sequence[Running]
+    ) -> tuple[list[Running], list[Running]] | None:
+        """Return the requests that may run in the next step; None where the scheduler says which."""
         passes, self._passes = self._passes, False
         answer = None if passes else self._answer((*decodes, *prompts))
         self._has_chosen = answer is not None
@@ -44,7 +45,7 @@ class OwnPacking:
         return None if answer is USUAL_DECIDES else answer
 
     def lets_all_run(self) -> bool:
-        """Leave the next choice to the packing, where the last one was the policy's; return whether it was."""
+        """Leave the next choice to the scheduler, where the last one was the policy's; return whether it was."""
         self._passes, self._has_chosen = self._has_chosen, False
         return self._passes
 

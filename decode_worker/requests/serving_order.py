@@ -5,29 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.core import WorkerLimits
-from alignedserve.decode_worker.packing.packer import PackingSetup
-from alignedserve.decode_worker.packing.table import packer
 from alignedserve.decode_worker.requests.band import RunningBatch
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.schedulers.table import scheduler_of
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.limits import Moment
+from alignedserve.worker.step.decode_order import DecodeOrder
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seated import Seated
-from alignedserve.worker.step.waiting import Waiting
+from alignedserve.worker.step.view import StepContext
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class ServingOrder:
     def __init__(self, limits: WorkerLimits, pace: Pace, batch: RunningBatch) -> None:
         self._pace, self._batch = pace, batch
-        self._seated = Seated(pace.policy)  # decodes in their order, where a step has places for fewer
-        setup = PackingSetup(pace.policy, limits.max_batch, self.first_to_leave, lambda: pace.times, batch)
-        self.packer = packer(setup)
+        self._seated = DecodeOrder(pace.policy)  # decodes in their order, where a step has places for fewer
+        times, old_of = lambda: pace.times, batch.old_of
+        setup = SchedulerSetup(pace.policy, limits.max_batch, self.first_to_leave, times, old_of)
+        self.scheduler = scheduler_of(setup)
 
-    def moment(self, now: float) -> Moment:
-        """Return what a choice depends on beside the requests."""
-        at = self._pace.moment(now)
-        at.batch = self.packer.batch
-        if self._pace.policy.precedence.may_displace(is_rt=True):
+    def context(self, now: float) -> StepContext:
+        """Return what the plan of a step depends on beside the requests."""
+        at = self._pace.context(now)
+        at.batch = self.scheduler.batch
+        if self._pace.policy.is_rt_first:
             at.seated = self._seated
         return at
 
@@ -35,16 +36,16 @@ class ServingOrder:
         """Note that what the request's place in the order depends on has changed."""
         self._seated.refile(running)
 
-    def first_waiting(self, waiting: Waiting, now: float) -> Running | None:
+    def first_waiting(self, waiting: WaitingPrompts, now: float) -> Running | None:
         """Return the waiting prompt that is served first."""
         if not self._pace.policy.is_plain:
-            at = self.moment(now)
+            at = self.context(now)
             waiting.refresh(at.now, at.times, at.chunk)
-        return self.packer.first(waiting, lambda _: True)
+        return self.scheduler.first(waiting, lambda _: True)
 
     def in_order(self, requests: Sequence[Running], now: float) -> list[Running]:
         """Return these requests in the order in which they are served."""
-        return in_order(requests, self.moment(now))
+        return in_order(requests, self.context(now))
 
     def first_to_leave(self, requests: Sequence[Running], now: float) -> Running:
         """Return the request of one class that leaves first: the last in the order of service.

@@ -1,0 +1,74 @@
+"""AccelGen's own scheduler (§4.2 to §4.4): a budget by the tightest deadline, and the best fit of tokens and memory.
+
+The budget of prompt tokens is what saturates the hardware, in the ratio of the tightest SLO to the time of such a step
+(formula 6); nothing else bounds the time of a step. All running decodes stay in the step, and use the budget first.
+Chats and documents are equal: both go by slack.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from math import inf
+
+from alignedserve.cost.model import Shape
+from alignedserve.schedulers.aligned import AlignedStep, first_decodes, ranks_of, waiting_in_order
+from alignedserve.schedulers.best_fit import add_best_fit
+from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.scheduling.policy import Chunking, PromptChoice
+from alignedserve.worker.step.ranks import in_turn
+from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder
+from alignedserve.worker.step.view import Selection, StepView
+
+BOTH = (True, False)  # chats, then documents
+
+
+class AccelGen(Scheduler):
+    def plan(self, view: StepView) -> Selection:
+        """Fill the next step with urgent requests, then decodes, then prompts; of each chats before documents."""
+        at = view.at
+        view.waiting.refresh(at.now, at.times, at.chunk)
+        if (decodes := self.all_decodes(view)) is not None:
+            return decodes
+        line, waiting = view.waiting.line, waiting_in_order(view)
+        step = EqualStep(view, UNBOUNDED, paper_budget(view))
+        step.add_together(first_decodes(view, None))
+        ranks = ranks_of(view, None, step)
+        for is_rt in BOTH:
+            urgent = line.urgent(at.now, at.times.most_s, is_rt)
+            step.add(in_turn(ranks.urgent(is_rt), step.seatable(urgent, not is_rt)), is_rt)
+        for is_rt in BOTH:
+            step.add(ranks.decodes(is_rt), is_rt)
+        for is_rt in BOTH:
+            later = line.later(at.now, at.times.most_s, is_rt)
+            prompts = in_turn(ranks.prompts(is_rt), step.seatable(later, not is_rt))
+            if self.policy.selection is PromptChoice.MULTI_RESOURCE:
+                ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
+                add_best_fit(step, ((key[ahead : ahead + 2], running) for key, running in prompts), is_in_paper=True)
+            else:
+                step.add(prompts, is_rt)
+        step.add(in_turn(ranks.dropped(), step.seatable(line.late(at.now))))
+        if step.is_empty:
+            step.add_one_alone(ranks, waiting)
+        return step.selection
+
+
+class EqualStep(AlignedStep):
+    """A step in which chats and documents are equal, but for the block of tokens that a chat's prompt gets."""
+
+    blocks_all = StepBuilder.blocks_all
+    is_blocked_by = StepBuilder.is_blocked_by
+    replaces = StepBuilder.replaces
+
+
+def paper_budget(view: StepView) -> int:
+    """Return the most prompt tokens of a step: S_pf · SLO_min / T_pf, less the decodes (formula 6)."""
+    at = view.at
+    if at.policy.chunking is not Chunking.SLO:
+        return at.room
+    tbts = (running.request.slo.tbt_s for running in view.decodes if running.promise.is_rt)
+    ttfts = (running.request.slo.ttft_s for running in view.prompts if running.promise.is_rt)
+    least_s = min(chain(tbts, ttfts, (view.waiting.least_ttft_s,)))
+    pivot_s = at.cost.seconds(Shape.build([(at.pivot, 0)]))
+    if least_s == inf or not pivot_s:
+        return at.room
+    return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(view.decodes))

@@ -1,0 +1,340 @@
+"""AlignedServe's own scheduler, the default: chats in time, documents in all that chats leave.
+
+R is the time that the next step may take: what the tightest chat leaves for it. Decodes of chats may fill R. Prompts
+and documents stop short of it, by as much as steps take longer than predicted. For example, 20 chats decode in 15 ms,
+and the tightest is due in 40 ms: prompts and documents get 25 ms less that caution. At 0.1 ms a token, a prompt of 400
+tokens is cut to about 200, and the rest runs in later steps.
+
+Two exceptions keep work going: the first request of the order runs alone where nothing fits, and the first prompt of a
+chat gets a block of tokens in each step.
+
+The paper of each rule is named beside it; docs/how/steps.md and docs/how/packing.md have the reasons and the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from math import inf
+from operator import itemgetter
+
+from alignedserve.core import ServiceClass
+from alignedserve.schedulers.scheduler import Scheduler, SchedulerSetup
+from alignedserve.scheduling.policy import Chunking
+from alignedserve.scheduling.slo import Late, step_room_s
+from alignedserve.worker.step.decode_order import DecodeOrder
+from alignedserve.worker.step.lines import Ranked
+from alignedserve.worker.step.ranks import KeptRanks, RankedRequests, in_turn
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
+from alignedserve.worker.step.view import Selection, StepContext, StepView, estimate_of
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
+# The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
+GAPS_FOR_FIRST, MOST_GAPS = 2, 16
+HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that decode
+# Between these shares of the memory, the most time of a step falls from `LONGEST` to `LEAST` times that of the chats.
+SOME, MUCH = 0.4, 0.7
+LONGEST, LEAST = 3.0, 1.2
+_ROUNDING_S = 1e-9  # slack is kept as an instant
+_AT_A_TIME = 32  # decodes that are looked at
+
+
+class Aligned(Scheduler):
+    def __init__(self, setup: SchedulerSetup) -> None:
+        super().__init__(setup)
+        self.bounds_steps = setup.policy.chunking is Chunking.SLO
+        self._batch = self._first_batch = min(FIRST_BATCH, setup.most)
+        self._first_to_leave = setup.first_to_leave
+
+    def plan(self, view: StepView) -> Selection:
+        """Fill the next step: chats as far as their promises ask, documents with what is left.
+
+        Chats come before documents, even urgent ones: what these took of R, a chat's prompt would have to make up for
+        at its last moment. Of each class urgent requests come first, then decodes, then prompts.
+        A chat's prompt that finds no memory or seat gets those of documents, which wait until there is room again.
+        """
+        at, kept = view.at, view.kept()
+        view.waiting.refresh(at.now, at.times, at.chunk)
+        if (decodes := self.all_decodes(view)) is not None:
+            return decodes  # as in most steps: nobody waits, and there is time for all
+        line, waiting = view.waiting.line, waiting_in_order(view)
+
+        step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at))  # R, and the most prompt tokens
+        step.add_together(first_decodes(view, kept))  # those of all chats, if they fit
+        ranks = ranks_of(view, kept, step)  # the other requests that have a seat
+        for is_rt in (True, False):
+            if not is_rt:
+                self._limit_documents(step)  # to what saturates the hardware, where chats decode
+            urgent, later = line.urgent(at.now, at.times.most_s, is_rt), line.later(at.now, at.times.most_s, is_rt)
+            step.add(in_turn(ranks.urgent(is_rt), step.seatable(urgent, not is_rt)), is_rt)
+            step.add(ranks.decodes(is_rt), is_rt)
+            self.add_prompts(step, in_turn(ranks.prompts(is_rt), step.seatable(later, not is_rt)), is_rt)
+        step.add(in_turn(ranks.dropped(), step.seatable(line.late(at.now))))  # late chats, where those are dropped
+
+        if step.is_empty:
+            step.add_one_alone(ranks, waiting)  # something always runs
+        if kept is not None:
+            kept.note_run(step.decodes)
+        return step.selection
+
+    def bounds(self, view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
+        return step_bounds(view, kept) if self.bounds_steps else UNBOUNDED
+
+    def _limit_documents(self, step: StepBuilder) -> None:
+        """Limit the prompts of documents where chats decode: to as many tokens as saturate the hardware, or as keep the
+        step within three quarters of R.
+
+        More of them gain next to nothing, and what a step that is longer than predicted costs grows with it.
+        """
+        if self.bounds_steps and any(running.promise.is_rt for running in step.decodes):
+            left = max(step.at.block_size, step.at.pivot) - step.estimate.chunk_tokens
+            if left < step.budget:
+                left = max(left, step.fitting(HELD_TO * step.bound_s, 0, step.budget))
+            step.budget = max(0, min(step.budget, left))
+
+    def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
+        """Add prompts that are not urgent."""
+        step.add(prompts, is_rt)
+
+    # --- How many run, and who gives way
+
+    @property
+    def batch(self) -> int:
+        """Return B_curr: it doubles when a choice did not end for lack of time, and returns to its start when it did
+        (BROS §4.2)."""
+        return self._batch
+
+    def planned(self, selection: Selection) -> None:
+        self._batch = self._first_batch if selection.ran_out_of_time else min(2 * self._batch, self.most)
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
+        """Return the document that has longest to wait, or without documents the chat (BROS §4.2)."""
+        seated = (*prompts, *decodes)
+        return self._first_to_leave([seat for seat in seated if not seat.promise.is_rt] or seated, now)
+
+
+class AlignedStep(StepBuilder):
+    """A step in which documents never stand in the way of chats."""
+
+    _spare: list[tuple[float, Running]] | None = None  # chats that decode, with their slack: the most last
+
+    def may_exceed(self, prompt: Running) -> bool:
+        """Return whether it is the first prompt of a chat: others' gaps would else delay its first token for ever."""
+        if self._has_sure or not prompt.promise.is_rt:
+            return False
+        return self.policy.late is not Late.DROP_LAST or not prompt.promise.is_late(self.at.now)
+
+    def is_sure(self, prompt: Running) -> bool:
+        return prompt.promise.is_rt
+
+    def blocks_all(self, running: Running) -> bool:
+        return running.promise.is_rt
+
+    def is_blocked_by(self, unfinished: ServiceClass, prompt: Running, is_urgent: bool) -> bool:
+        """Return whether a long prompt waits for another one: no chat waits for a document, and nothing urgent."""
+        is_document_first = unfinished is ServiceClass.BE and prompt.request.service is ServiceClass.RT
+        return not is_urgent and not is_document_first
+
+    def replaces(self, running: Running) -> bool:
+        """Let a document take the place of the chat with most slack, if that is in time without this step.
+
+        The first document that neither fits nor may replace a chat ends the choice of documents (BROS §4.2, Alg. 1).
+        """
+        if running.promise.is_rt:
+            return False
+        if self._spare is None:
+            slacks = [(_slack_s(decode, self.at), decode) for decode in self.decodes if decode.promise.is_rt]
+            self._spare = sorted([found for found in slacks if found[0] != inf], key=itemgetter(0))
+        if self._spare:
+            slack_s, chat = self._spare[-1]
+            estimate = self.estimate  # its `longest` may be of the chat that goes: that is counted again at the end
+            estimate.decodes -= 1
+            estimate.prefixes -= chat.num_held
+            estimate.hidden -= chat.num_hidden
+            if estimate.with_decode(running.num_held, running.num_hidden) <= min(self.bound_s, slack_s):
+                self._spare.pop()
+                self.decodes.remove(chat)
+                self._has_replaced = True
+                self.tokens += 1
+                self.seats += 1
+                return True
+            estimate.add_decode(chat.num_held)
+            estimate.add_hidden(chat.num_hidden)
+        self._is_full = True
+        return False
+
+    def is_worth_gaps(self, prompt: Running, size: int, most: int) -> bool:
+        return is_worth_gaps(self, prompt, size, most)
+
+
+def _slack_s(chat: Running, at: StepContext) -> float:
+    """Return the slack of a chat; infinity where it is late already, and is to run as soon as it can."""
+    dues = chat.promise.dues
+    if dues is None or dues.is_late(at.now):
+        return inf
+    return dues.due_at(at.now) - at.now - dues.num_left * at.times.mean_s
+
+
+def is_worth_gaps(step: StepBuilder, prompt: Running, size: int, most: int) -> bool:
+    """Return whether all of a prompt runs now, though decodes are late for it: else its first token would be.
+
+    It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
+    once, and a block at a time once for each block.
+    """
+    dues, now = prompt.promise.dues, step.at.now
+    if dues is None or most < prompt.num_ahead or step.decodes_s == inf:
+        return False
+    if step.policy.late is Late.DROP_LAST and dues.is_late(now):
+        return False
+    left_s, prefix, hidden = dues.due_at(now) - now, prompt.num_held, prompt.num_hidden
+    if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
+        return False  # it is in time a piece at a time
+    if step.estimate.with_chunk(most, prefix, hidden) > left_s:
+        return False
+    if step.estimate.with_chunk(min(most, step.at.block_size), prefix, hidden) > step.decodes_s:
+        return True
+    in_time = [dues for running in step.decodes if (dues := running.promise.dues) is not None and not dues.is_late(now)]
+    return len(in_time) <= MOST_GAPS and sum(not dues.has_missed for dues in in_time) <= GAPS_FOR_FIRST
+
+
+def prompt_budget(at: StepContext) -> int:
+    """Return the most prompt tokens of a step, whatever time there is: four times what saturates the hardware, or with
+    a fixed budget (`schedule.chunking`) what a step takes (AccelGen §4.2)."""
+    if at.policy.chunking is not Chunking.SLO:
+        return at.room
+    return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
+
+
+# --- The order
+
+
+def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[Running]:
+    """Return the decodes that run whatever prompts there are, if they all fit.
+
+    Those of chats: one that is left out would be late more often than a prompt that gets a little less. Those of
+    documents only beside prompts of documents that are not urgent: beside them, a chat's prompt would need more
+    steps. Where there are more decodes than places, as many chats as have places, or all beside a chat's prompt.
+    """
+    at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
+    has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))
+    if kept is not None:
+        most = min(at.batch, at.room)
+        return kept.real_time() if has_rt else kept.first_real_time(at.now, at.times.most_s, most)
+    if at.policy.late is Late.DROP_LAST:
+        return [running for running in decodes if running.promise.is_rt and not running.promise.is_late(at.now)]
+    if has_rt or _is_any_urgent(view):
+        return [running for running in decodes if running.promise.is_rt]
+    return decodes
+
+
+def _is_any_urgent(view: StepView) -> bool:
+    """Return whether a prompt has no more slack than a step may take."""
+    at, line = view.at, view.waiting.line
+    now, most_s = at.now, at.times.most_s
+    return any(next(line.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
+        running.promise.standing(now, running.work(at.chunk), at.times).slack_s <= most_s for running in view.prompts
+    )
+
+
+def waiting_in_order(view: StepView) -> Iterator[Ranked]:
+    """Return waiting prompts in their order. Thousands of documents may wait for pages: where there are none, they are
+    left out."""
+    only_rt = not view.seating.takes_best_effort
+    return view.waiting.line.in_order(view.at.now, view.at.times.most_s, only_rt)
+
+
+def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> RankedRequests | KeptRanks:
+    """Return the seated requests that are not in the step, ranked by promises."""
+    if kept is not None:
+        return KeptRanks(kept, view.prompts, view.at)
+    return RankedRequests.build((*step.others_of(view.decodes), *view.prompts), view.at)
+
+
+# --- R
+
+
+def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
+    """Return R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
+
+    `kept` has the decodes in their order; the first ones are enough. A prompt that cannot make it beside the chats that
+    decode does not bind: they would be late for it, or it in vain.
+    """
+    at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
+    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, and take none of their time
+        decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
+    bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
+    if kept is not None and (late_s < bound or prompts or waiting):
+        decodes = kept.real_time(at.batch)  # more of them run in no step
+    # A step that takes longer than predicted makes all decodes late at once; their next tokens can be in time again.
+    if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
+        bound = late_s
+    prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
+    return StepBounds(bound, min(bound, prompts_s, at.calm_s, crowded_s(view)))
+
+
+def _decodes_bound_s(decodes: Iterable[Running], at: StepContext) -> tuple[float, float]:
+    """Return the bound of decodes that are in time, and the least promised time between two tokens of the others."""
+    bound, late_s, now, mean_s = inf, inf, at.now, at.times.mean_s
+    (least_s, prefix_s), hidden_s = at.cost.one_decode, at.cost.hidden_token_s
+    for running in decodes:
+        if (dues := running.promise.dues) is not None:
+            alone_s = least_s + (prefix_s + hidden_s if running.blocks else prefix_s) * running.prefix
+            room_s = step_room_s(dues, now, dues.num_left, mean_s, alone_s)
+            if room_s < bound:
+                bound = room_s
+            if dues.num_missed:
+                late_s = min(late_s, running.request.slo.tbt_s)
+    return bound, late_s
+
+
+def _kept_bound_s(kept: DecodeOrder, at: StepContext) -> tuple[float, float]:
+    """Return the same for decodes that are kept in order, looking at the first few at a time.
+
+    All decodes that ran in the same step are due at the same moment: those that are due no sooner than the bound cannot
+    lower it.
+    """
+    bound, in_time = inf, kept.in_time(at.times.mean_s)
+    while few := list(islice(in_time, _AT_A_TIME)):
+        bound = min(bound, _decodes_bound_s([running for _, running in few], at)[0])
+        if few[-1][0] - at.now + _ROUNDING_S > bound:
+            break
+    return bound, kept.least_missed_s
+
+
+def _prompts_bound_s(
+    decodes: Iterable[Running], prompts: Iterable[Running], waiting: WaitingPrompts, at: StepContext
+) -> float:
+    """Return the most time that prompts of chats leave for the step."""
+    bound, now, most_s = inf, at.now, at.times.most_s
+    beside = estimate_of((running for running in decodes if running.promise.is_rt), at)
+    for running in prompts:
+        if (dues := running.promise.dues) is not None:
+            chunks = -(-running.num_ahead // at.chunk)
+            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_hidden)
+            room_s = step_room_s(dues, now, chunks, most_s, with_it_s)
+            if room_s == inf and chunks > 1:  # in steps as they are; in one with all of it?
+                whole_s = beside.with_chunk(running.num_ahead, running.prefix, running.num_hidden)
+                room_s = step_room_s(dues, now, 1, most_s, whole_s)
+            bound = min(bound, room_s)
+    if waiting:
+        bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
+    return bound
+
+
+def crowded_s(view: StepView) -> float:
+    """Return the most time of a step with documents, by the share of the device's memory that chats hold.
+
+    Documents make steps longer, so chats stay longer. Where chats come so fast that they fill the memory, the next ones
+    are refused, although all would be served without documents. So a step takes at most 3 times as long as the decodes
+    of chats alone where chats hold 40 % of the memory, falling to 1.2 times at 67 %: a little is always left.
+    """
+    chats = [running for running in view.here if running.promise.is_rt]
+    if len(chats) == len(view.here):
+        return inf
+    share = sum([len(running.pairs) for running in chats]) / view.seating.total
+    if share <= SOME:
+        return inf
+    times = max(LEAST, 1 + (LONGEST - 1) * (MUCH - share) / (MUCH - SOME))
+    return times * estimate_of((running for running in chats if running.output), view.at).seconds

@@ -1,0 +1,31 @@
+"""Apt-Serve (§5): every request that has memory runs; before each step requests get memory by worth (memory/worth.py).
+
+Where prompts are not cut, a step runs either prompts or decodes: those that have been pending longer in all.
+"""
+
+from __future__ import annotations
+
+from alignedserve.schedulers.fcfs import FirstCome
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.scheduling.policy import Chunking
+from alignedserve.worker.step.view import Selection, StepView
+
+
+class AptServe(FirstCome):
+    def __init__(self, setup: SchedulerSetup) -> None:
+        super().__init__(setup)
+        self._has_types = setup.policy.chunking is Chunking.NONE  # a step runs prompts or decodes
+        self._is_prefill = True
+
+    def plan(self, view: StepView) -> Selection:
+        if self._has_types:
+            runs_prompts = view.prompts and (self._is_prefill or not view.decodes)
+            view = view._replace(decodes=()) if runs_prompts else view._replace(prompts=())
+        return super().plan(view)
+
+    def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
+        self._is_prefill = prompts_s >= decodes_s
+        return self._is_prefill or not self._has_types
+
+    def has_seat(self, num_seated: int) -> bool:
+        return False  # no prompt is seated as it comes

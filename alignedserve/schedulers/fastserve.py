@@ -1,0 +1,59 @@
+"""Levels of service: the requests that were served least run first, and nothing is predicted.
+
+A request that has used up the bound of its level goes on in the next lower one. An example: the first level reaches to
+32 tokens of output, the second to 96; a request with 40 tokens runs after all that have fewer than 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.schedulers.fcfs import FirstCome
+from alignedserve.schedulers.scheduler import MaySeat
+from alignedserve.scheduling.levels import STEP_PROMPT, level_served
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+
+class Mlfq(FirstCome):
+    """A multi-level feedback queue (ALISE §4.1): within a level by arrival; the request that was served most leaves."""
+
+    def plan(self, view: StepView) -> Selection:
+        if len(view.decodes) + len(view.prompts) <= self.most:
+            decodes, prompts = sorted(view.decodes, key=self._level), sorted(view.prompts, key=self._level)
+        else:
+            first = sorted((*view.decodes, *view.prompts), key=self._rank)[: self.most]
+            decodes = [running for running in first if running.decodes]
+            prompts = [running for running in first if not running.decodes]
+        return super().plan(view._replace(decodes=decodes, prompts=prompts))
+
+    def has_seat(self, num_seated: int) -> bool:
+        return True  # a new prompt is in the highest level, and pauses other requests
+
+    def first(self, waiting: WaitingPrompts, may_seat: MaySeat) -> Running | None:
+        return min(filter(may_seat, waiting), key=self._level, default=None)
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
+        return max((*prompts, *decodes), key=self._rank)
+
+    def _level(self, running: Running) -> int:
+        return level_served(len(running.output))
+
+    def _rank(self, running: Running) -> tuple[int, float, str]:
+        return self._level(running), running.request.arrival_at, running.request.id
+
+
+class FastServe(Mlfq):
+    """FastServe: a prompt that would use up a level's bound with its first token alone starts below it (§4.1), and
+    requests of lower levels are swapped out for those of higher ones (§4.2)."""
+
+    def level(self, running: Running, now: float) -> int:
+        return self._level(running)
+
+    def gives_way(self, seated: Sequence[Running], to: Running, now: float) -> list[Running]:
+        level = self._level(to)
+        return [seat for seat in sorted(seated, key=self._rank) if self._level(seat) > level]
+
+    def _level(self, running: Running) -> int:
+        return level_served(len(running.output) + len(running.request.prompt) // STEP_PROMPT)

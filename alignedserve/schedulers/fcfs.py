@@ -1,0 +1,68 @@
+"""First come, first served: requests run as they came, and nothing is predicted.
+
+Prompts get seats in the order of arrival, until memory is full. A step has all decodes, and chunks of prompts in the
+tokens that are left. Without chunking, whole prompts run before all decodes. A policy by arrival whose promises or
+memory bound steps all the same is filled in order (in_order.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from alignedserve.core import Chunk
+from alignedserve.schedulers.in_order import InOrder
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.scheduling.policy import Chunking
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.step_builder import chunk_of
+from alignedserve.worker.step.view import Selection, StepView, all_of
+
+
+class FirstCome(InOrder):
+    """Orca, vLLM, Sarathi-Serve and FastGen: they differ in the tokens of a step, and in what memory a request gets."""
+
+    def plan(self, view: StepView) -> Selection:
+        if not self.policy.is_plain:
+            return super().plan(view)
+        at, prompts = view.at, view.prompts
+        if self.policy.chunking is Chunking.NONE and prompts:
+            return all_of((), whole(prompts, at.room), at)
+        return all_of(view.decodes[: at.room], cut(prompts, at.room - len(view.decodes)), at)
+
+
+class LongestLeaves(FirstCome):
+    """AlignedServe's paper: "we evict the request with the longest prefix" of the old batch (§3.4, case 3).
+
+    That frees the most memory, and the old batch ends sooner.
+    """
+
+    def __init__(self, setup: SchedulerSetup) -> None:
+        super().__init__(setup)
+        self._old_of = setup.old_of
+
+    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
+        return max(self._old_of((*prompts, *decodes)), key=lambda request: request.num_tokens)
+
+
+def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+    """Return chunks of at most `budget` tokens together; only the last prompt of a step is cut short. A prompt that
+    runs whole and is longer than what is left of the budget runs in the next step, as the first of it."""
+    chunks: list[Chunk] = []
+    for prompt in prompts:
+        if budget <= 0 or (chunks and prompt.request.runs_whole and prompt.num_ahead > budget):
+            break
+        chunk = chunk_of(prompt, budget)
+        budget -= len(chunk.tokens)
+        chunks.append(chunk)
+    return tuple(chunks)
+
+
+def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+    """Return as many whole prompts as fit; only a prompt that is longer than the budget by itself is cut."""
+    chunks: list[Chunk] = []
+    for prompt in prompts:
+        if chunks and prompt.num_ahead > budget:
+            break
+        chunks.append(chunk_of(prompt, budget))
+        budget -= len(chunks[-1].tokens)
+    return tuple(chunks)

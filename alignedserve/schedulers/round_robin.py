@@ -1,0 +1,39 @@
+"""Round robin, which BROS compares with (§7.1): two queues whose steps take turns."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from alignedserve.schedulers.fcfs import FirstCome
+from alignedserve.schedulers.scheduler import MaySeat, SchedulerSetup
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+
+class RoundRobin(FirstCome):
+    """Chats and documents run in alternate steps, each by arrival; a class without requests passes its turn on."""
+
+    def __init__(self, setup: SchedulerSetup) -> None:
+        super().__init__(setup)
+        self._is_rt = True  # whether it is the turn of the chats
+        self._runs_rt = True  # whether chats run in this turn
+
+    def plan(self, view: StepView) -> Selection:
+        for is_rt in (self._is_rt, not self._is_rt):
+            decodes = [running for running in view.decodes if running.promise.is_rt is is_rt]
+            prompts = [running for running in view.prompts if running.promise.is_rt is is_rt]
+            if decodes or prompts:
+                self._runs_rt = is_rt
+                return super().plan(view._replace(decodes=decodes, prompts=prompts))
+        return super().plan(view)
+
+    def planned(self, selection: Selection) -> None:
+        if not selection.is_empty:
+            self._is_rt = not self._runs_rt
+
+    def first(self, waiting: WaitingPrompts, may_seat: MaySeat) -> Running | None:
+        its_turn, others = waiting.real_time, waiting.best_effort
+        if not self._is_rt:
+            its_turn, others = others, its_turn
+        return next(filter(may_seat, chain(its_turn, others)), None)

@@ -1,0 +1,25 @@
+"""Text Generation Inference's router: decodes run until it pays to interrupt them for prompts."""
+
+from __future__ import annotations
+
+from alignedserve.schedulers.fcfs import FirstCome
+from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.worker.step.view import Selection, StepView
+
+MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (max_waiting_tokens)
+
+
+class Tgi(FirstCome):
+    """Whole prompts interrupt decodes once enough of them wait (waiting_served_ratio), or decodes have run for long."""
+
+    def __init__(self, setup: SchedulerSetup) -> None:
+        super().__init__(setup)
+        self._num_steps = 0  # of decodes since the last prompt
+
+    def plan(self, view: StepView) -> Selection:
+        is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and self._num_steps < MOST_WAITING
+        return super().plan(view._replace(prompts=()) if view.decodes and is_early else view)
+
+    def planned(self, selection: Selection) -> None:
+        if not selection.is_empty:
+            self._num_steps = 0 if selection.chunks else self._num_steps + 1

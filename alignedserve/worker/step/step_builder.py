@@ -1,0 +1,334 @@
+"""A step that is being put together: what fits into what is left of its time, tokens, seats and memory.
+
+A scheduler opens a step with the time that it may take and a budget of prompt tokens, and adds requests in the order
+that it wants; what does not fit is passed over. Only the last prompt of a step is cut. No prompt takes memory before
+another one that waits for more of it: else a large prompt would wait for ever.
+
+The rules that depend on who a request is are methods with names of their own: here all requests are equal, and the
+first prompt of a step gets a block of tokens, whatever time it takes. Schedulers override them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from math import inf
+
+from alignedserve.core import CacheKind, Chunk, ServiceClass
+from alignedserve.cost.model import StepEstimate
+from alignedserve.scheduling.policy import Chunking
+from alignedserve.scheduling.slo import Rank
+from alignedserve.worker.step.lines import Ranked
+from alignedserve.worker.step.ranks import key_of
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.view import Selection, StepView, estimate_of, shape_of
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """R: the most time that the coming step may take."""
+
+    decodes_s: float = inf  # for decodes of chats, so that none of them is late
+    all_s: float = inf  # for prompts of chats too, those that are here and those that are still to come
+
+
+UNBOUNDED = StepBounds()
+
+
+class StepBuilder:
+    def __init__(self, view: StepView, bounds: StepBounds, budget: int) -> None:
+        at, seating = view.at, view.seating
+        careful = at.caution()
+        self.at, self.seating, self.policy = at, seating, at.policy
+        self.decodes_s = bounds.decodes_s  # the most time of the step: beside decodes of chats,
+        self.prompts_s = min(bounds.decodes_s, at.joins_s) / careful  # beside their prompts,
+        self.bound_s = min(bounds.all_s, at.joins_s) / careful  # and beside all others
+        self.budget = budget  # prompt tokens
+        self.tokens, self.seats = at.room, at.batch  # that are left
+        self.decodes: list[Running] = []
+        self.chunks: list[Chunk] = []
+        self.estimate = StepEstimate(at.cost)
+        self.has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
+        self._look = view.waiting.look
+        self._cuts = at.policy.chunking is not Chunking.NONE
+        self._long_prompt = at.policy.long_prompt if at.policy.chunking is Chunking.SLO else inf
+        self._long: set[ServiceClass] | None = None  # classes of the long prompts that are unfinished
+        self._has_sure = False  # the prompt that gets a block in any case
+        self._has_no_memory = False  # a request waits for memory: no other is seated
+        self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
+        self._ran_out_of_time = self._is_full = self._has_replaced = False
+        self._first: set[int] = set()  # decodes that came before all others
+        seating.has_time_to_project = lambda tokens: self.estimate.with_hidden(tokens) <= self.bound_s
+
+    # --- Rules that schedulers override
+
+    def may_exceed(self, prompt: Running) -> bool:
+        """Return whether the prompt gets a block of tokens whatever time there is."""
+        return not self._has_sure
+
+    def is_sure(self, prompt: Running) -> bool:
+        """Return whether, with this prompt, the step has the one that `may_exceed` is for."""
+        return True
+
+    def blocks_all(self, running: Running) -> bool:
+        """Return whether a request that waits for memory blocks requests of both classes."""
+        return True
+
+    def is_blocked_by(self, unfinished: ServiceClass, prompt: Running, is_urgent: bool) -> bool:
+        """Return whether an unfinished long prompt of this class blocks another long prompt (ERA, AccelGen §4.2)."""
+        return not is_urgent
+
+    def replaces(self, running: Running) -> bool:
+        """Take a decode out of the step for this one, which has no place; return whether that was done."""
+        return False
+
+    def is_worth_gaps(self, prompt: Running, size: int, most: int) -> bool:
+        """Return whether `most` tokens of a prompt run where only `size` fit, and decodes are late for it."""
+        return False
+
+    # --- Add requests
+
+    def seatable(self, waiting: Iterator[Ranked], only_be: bool = False) -> Iterator[Ranked]:
+        """Yield waiting prompts as long as prompts may be seated; `only_be` says that all of them are best-effort."""
+        seating = self.seating
+        if only_be and not seating.takes_best_effort:
+            return
+        for found in waiting:
+            if self._has_no_memory or not self.takes_prompts:
+                return
+            if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
+                return
+            if self.takes(found[1]) and seating.may_seat(found[1]):
+                self._look(found[1])
+                yield found
+
+    def add_together(self, decodes: Sequence[Running]) -> bool:
+        """Add all of these decodes to an empty step, or none where they do not fit."""
+        estimate = estimate_of(decodes, self.at)
+        bound_s = self.decodes_s if all(running.promise.is_rt for running in decodes) else self.bound_s
+        if estimate.seconds > bound_s or len(decodes) > min(self.tokens, self.seats):
+            return False
+        self.estimate = estimate
+        self.decodes += decodes
+        self._first.update(map(id, decodes))
+        self.tokens -= len(decodes)
+        self.seats -= len(decodes)
+        return True
+
+    def others_of(self, decodes: Sequence[Running]) -> Sequence[Running]:
+        """Return the decodes that were not added together."""
+        if len(self._first) == len(decodes):
+            return ()
+        return [running for running in decodes if id(running) not in self._first] if self._first else decodes
+
+    def add(self, ranked: Iterable[Ranked], is_rt: bool | None = None) -> None:
+        """Add what fits of requests of one class, or of both."""
+        for key, running in ranked:
+            if self.tokens <= 0 or (self._is_full and is_rt is False):
+                return
+            if self.seats <= 0 and (self._is_full or running.promise.is_rt):
+                if is_rt:
+                    return
+                continue
+            self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
+
+    def add_one_alone(self, seated: Iterable[Ranked], waiting: Iterable[Ranked]) -> None:
+        """Add the first request that may run, whatever time it takes; of a prompt, a block where time is short.
+
+        Where that request waits for memory or a seat, a seated one runs: a decode first, which soon gives memory back.
+        """
+        if self.bound_s < inf:
+            self.budget = min(self.budget, self.at.block_size)
+        self.decodes_s = self.prompts_s = self.bound_s = inf
+        self.has_cut = False
+        self._has_no_memory = self._be_has_no_memory = False
+        self.budget = max(self.budget, self.at.block_size)
+        for _, running in merge(seated, waiting, key=key_of):
+            self._add(running, is_urgent=True)
+            if not self.is_empty:
+                return
+            if self._lacks_memory(running) and not running.pairs:
+                break
+        for running in sorted([running for _, running in seated], key=lambda running: not running.decodes):
+            self._add(running, is_urgent=True)
+            if not self.is_empty:
+                return
+
+    def _add(self, running: Running, is_urgent: bool) -> None:
+        if not running.pairs:
+            self._look(running)
+        if running.decodes:
+            if not self._first or id(running) not in self._first:
+                self._add_decode(running)
+        else:
+            self._add_prompt(running, is_urgent)
+
+    def _add_decode(self, running: Running) -> None:
+        estimate, prefix, hidden = self.estimate, running.prefix - running.dropped, running.num_hidden
+        is_late = estimate.with_decode(prefix, hidden) > (self.decodes_s if running.promise.is_rt else self.bound_s)
+        self._ran_out_of_time |= is_late
+        if (is_late or not self.seats) and (self._is_full or not self.replaces(running)):
+            return
+        seating = self.seating
+        # Decodes have a place for their token; a prompt that is recomputed may lack one.
+        if (seating.by_chunk or not running.pairs) and seating.demand(running, 1):
+            if not seating.most(running, 1):
+                self.note_no_memory(running)
+                return
+            seating.take(running, 1)
+        self.decodes.append(running)
+        estimate.add_decode(prefix)
+        estimate.hidden += hidden
+        self.tokens -= 1
+        self.seats -= 1
+
+    def _add_prompt(self, running: Running, is_urgent: bool) -> None:
+        most = self._most_in_step(running) if self.seats else 0
+        if most <= 0 or not self.takes(running) or self.must_wait(running, is_urgent):
+            return
+        if most < running.most_in_chunk and not self.may_cut:
+            self.budget = 0  # no other prompt overtakes it
+            return
+        with_memory = self.with_memory(running, most)
+        if with_memory:
+            self.add_chunk(running, with_memory)
+        if with_memory < most:
+            self.note_no_memory(running)
+
+    def add_chunk(self, running: Running, most: int) -> int:
+        """Add the next chunk of a prompt: of the `most` tokens that have memory, those that have time. Return how many
+        these are."""
+        if not running.pairs and self.seating.pages.has_to_fetch(running):  # what is known of it is fetched first
+            self.seating.take(running, most)
+            return 0
+        bound_s = self.prompts_s if running.promise.is_rt else self.bound_s
+        size = 0 if self.has_cut else self.fitting(bound_s, running.num_held, most, running.num_hidden)
+        if size < most and not self.has_cut and self.is_worth_gaps(running, size, most):
+            size = most
+        if running.request.runs_whole:
+            size = most if size == most or self.may_exceed(running) else 0
+        elif size < self.at.block_size and self.may_exceed(running):
+            size = min(most, self.at.block_size)
+        self.has_cut |= size < most
+        if size:
+            if not running.pairs and running.num_tokens >= self._long_prompt:
+                self._long_classes.add(running.request.service)
+            self.seating.take(running, size)
+            self.chunks.append(chunk_of(running, size))
+            self.estimate.add_chunk(size, running.num_held)
+            self.estimate.add_hidden(running.num_hidden)
+            self.tokens -= size
+            self.seats -= 1
+            self.budget -= size
+            self._has_sure |= self.is_sure(running)
+        return size
+
+    # --- What is left
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decodes and not self.chunks and not self.seating.seated
+
+    @property
+    def takes_prompts(self) -> bool:
+        return self.tokens > 0 and self.seats > 0 and self.budget > 0 and not (self.has_cut and self._has_sure)
+
+    def takes(self, prompt: Running) -> bool:
+        return not self.has_cut or self.may_exceed(prompt)
+
+    @property
+    def may_cut(self) -> bool:
+        """Return whether the next prompt may be cut: where prompts are not, only one longer than any step is."""
+        return self._cuts or not self.chunks
+
+    def must_wait(self, running: Running, is_urgent: bool = False) -> bool:
+        """Return whether a prompt waits for its seat: for memory, pages, or the end of another long prompt."""
+        if running.pairs:
+            return False
+        if self._lacks_memory(running) or not self.seating.may_seat(running):
+            return True
+        if running.num_tokens < self._long_prompt:
+            return False
+        return any(self.is_blocked_by(unfinished, running, is_urgent) for unfinished in self._long_classes)
+
+    @property
+    def _long_classes(self) -> set[ServiceClass]:
+        if self._long is None:
+            self._long = self.seating.long_classes()
+        return self._long
+
+    def _most_in_step(self, running: Running) -> int:
+        """Return how many tokens of a prompt the step has places for. A prompt that runs whole takes as many as it has,
+        beside others if the step has room, or alone."""
+        most = min(running.most_in_chunk, self.tokens, self.budget)
+        if not (running.request.runs_whole and 0 < most < running.num_ahead):
+            return most
+        return running.num_ahead if running.num_ahead <= self.tokens or not self.chunks else 0
+
+    def with_memory(self, running: Running, most: int) -> int:
+        """Return for how many of these tokens of a prompt there is memory: all or none where it runs whole."""
+        found = self.seating.most(running, most)
+        return 0 if running.request.runs_whole and found < running.num_ahead else found
+
+    def note_no_memory(self, running: Running) -> None:
+        """Note that a request waits for memory, before requests that are added after it."""
+        if self.blocks_all(running):
+            self._has_no_memory = True
+        else:
+            self._be_has_no_memory = True
+
+    def _lacks_memory(self, running: Running) -> bool:
+        """Return whether another request waits for memory that is to be seated before this one."""
+        return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
+
+    def fitting(self, bound_s: float, cached: int, most: int, hidden: int = 0) -> int:
+        """Return the most tokens with which the step stays in bounds: a longer chunk never takes less."""
+        if self.estimate.with_chunk(most, cached, hidden) <= bound_s:
+            return most
+        fits = 0
+        while most - fits > 1:
+            middle = (fits + most) // 2
+            if self.estimate.with_chunk(middle, cached, hidden) <= bound_s:
+                fits = middle
+            else:
+                most = middle
+        return fits
+
+    # --- The step
+
+    @property
+    def selection(self) -> Selection:
+        """Return the step, without the requests that lost their memory to others of it."""
+        unseated, estimate = self.seating.unseated, self.estimate
+        if unseated:
+            names = {running.request.id for running in unseated}
+            self.decodes = [running for running in self.decodes if running.request.id not in names]
+            self.chunks = [chunk for chunk in self.chunks if chunk.request not in names]
+        if unseated or self._has_replaced:
+            estimate = StepEstimate(self.at.cost, shape_of(self.chunks, self.decodes))
+        chunks, ran_out = tuple(self.chunks), self._ran_out_of_time or self.has_cut
+        return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, self.seating.seated, unseated, ran_out)
+
+
+def chunk_of(prompt: Running, most: int) -> Chunk:
+    """Return the next chunk of a prompt, of at most `most` tokens; all tokens of a prompt that runs whole."""
+    request = prompt.request
+    size = prompt.num_ahead if request.runs_whole else min(prompt.most_in_chunk, most)
+    whole = size == prompt.num_ahead
+    return Chunk(
+        request=request.id,
+        tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
+        start=prompt.prefix,
+        pairs=() if prompt.blocks else prompt.pairs,
+        sampling=request.sampling if whole and prompt.has_tokens else None,
+        index=len(prompt.output),
+        history=prompt.history if whole else None,
+        scoring=prompt.scoring(prompt.prefix + size),
+        from_right=prompt.from_right,
+        dropped=prompt.dropped,
+        kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
+        blocks=prompt.blocks,
+        pooling=request.pooling if whole else None,
+        adapter=prompt.request.adapter,
+    )
