@@ -75,7 +75,7 @@ smollm2: $(SERVING)
 test: setup redis chromium smollm2
 	@$(MAKE) --no-print-directory --jobs=3 pytest lint types
 
-# In two processes; one of them runs all tests that start whole deployments (tests/conftest.py).
+# In two processes, file by file: first those that start whole deployments (tests/conftest.py).
 pytest: $(TESTING)
 	$(BIN)/pytest -n 2 --dist loadfile
 
@@ -115,7 +115,7 @@ chaos: setup redis
 
 # Whether memory, descriptors and latencies stay as they are: make endurance ARGS="--minutes 120"
 endurance: $(SERVING) $(KERNELS)
-	$(BIN)/python -m benchmarks.endurance $(ARGS)
+	$(BIN)/python -m lab.benchmarks.endurance $(ARGS)
 
 # Check that runs are the same, byte for byte, under other versions of Python, which have to be installed.
 PYTHONS ?= python3.10 python3.12 python3.13

@@ -14,19 +14,23 @@ signs.py     Signs of life of a part that starts: what it does, and how far it i
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
+
+LAB = "alignedserve.lab"  # found by name: the product imports nothing of it, and runs without it
+NO_LAB = f"is part of {LAB}, which is not installed: pip install --force-reinstall 'alignedserve[lab]'"
 
 # The Python API; __init__.pyi tells its types.
 _HOMES = {
-    "LLM": "llm",
-    "Deployment": "deployment",
-    "SamplingParams": "parameters",
-    "Slo": "parameters",
-    "RequestOutput": "outputs",
-    "CompletionOutput": "outputs",
-    "simulate": "simulating",
-    "compare": "simulating",
-    "System": "simulating",
+    "LLM": "alignedserve.api.llm",
+    "Deployment": "alignedserve.api.deployment",
+    "SamplingParams": "alignedserve.api.parameters",
+    "Slo": "alignedserve.api.parameters",
+    "RequestOutput": "alignedserve.api.outputs",
+    "CompletionOutput": "alignedserve.api.outputs",
+    "simulate": f"{LAB}.api.simulating",
+    "compare": f"{LAB}.api.simulating",
+    "System": f"{LAB}.api.simulating",
 }
 
 
@@ -34,4 +38,6 @@ def __getattr__(name: str) -> Any:
     """Import a name of the Python API when it is asked for: parts and commands need none of them."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"alignedserve.api.{_HOMES[name]}"), name)
+    if _HOMES[name].startswith(LAB) and find_spec(LAB) is None:
+        raise ImportError(f"{name} {NO_LAB}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -4,6 +4,9 @@ from alignedserve.api.outputs import CompletionOutput as CompletionOutput
 from alignedserve.api.outputs import RequestOutput as RequestOutput
 from alignedserve.api.parameters import SamplingParams as SamplingParams
 from alignedserve.api.parameters import Slo as Slo
-from alignedserve.api.simulating import System as System
-from alignedserve.api.simulating import compare as compare
-from alignedserve.api.simulating import simulate as simulate
+from alignedserve.lab.api.simulating import System as System
+from alignedserve.lab.api.simulating import compare as compare
+from alignedserve.lab.api.simulating import simulate as simulate
+
+LAB: str
+NO_LAB: str

@@ -1,4 +1,4 @@
-"""Compile measured GPU times into the simulator's profiles: smaller grids, in alignedserve/simulator/profiles.
+"""Compile measured GPU times into the simulator's profiles: smaller grids, in lab/devices/profiles.
 
     python tools/compile_gpu_profiles.py --times ../shared/traces/gpu_times
 
@@ -31,9 +31,9 @@ from statistics import median
 from typing import Any
 
 from alignedserve.cost.fit import spread
-from alignedserve.simulator.machines.device_file import described
-from alignedserve.simulator.machines.devices import Device
-from alignedserve.simulator.machines.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
+from alignedserve.lab.devices.device_file import described
+from alignedserve.lab.devices.devices import Device
+from alignedserve.lab.devices.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
 
 PER_STEP = ("embedding", "final_layernorm")  # the other linear parts are in every layer
 TWICE_A_LAYER = "layernorm"
@@ -54,7 +54,7 @@ class Lattice:
     mixes: bool = True  # whether steps of prompts and decodes were measured
 
 
-# The measured all-reduces to which simulator/machines/devices.py is fitted: two ranks, a token to 2,048 tokens, least
+# The measured all-reduces to which lab/devices/devices.py is fitted: two ranks, a token to 2,048 tokens, least
 # squares of relative errors.
 ALL_REDUCES = {
     # PCIe 5, peer to peer. Off by 3 % (median), 13 % (most).

@@ -1,4 +1,4 @@
-"""Compile measured predictions of output lengths into the simulator's tables (simulator/workload/predictions.json).
+"""Compile measured predictions of output lengths into the simulator's tables (loads/workload/predictions.json).
 
     python tools/compile_predictions.py --lengths ../shared/traces/lengths
 
@@ -20,7 +20,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from alignedserve.simulator.workload.predictions import TABLES, Predictions, prediction_table
+from alignedserve.loads.workload.predictions import TABLES, Predictions, prediction_table
 
 RANGES = 10  # of true lengths, with as many outputs each; and of predicted ones
 COVERED = 0.9  # share of outputs that are no longer than the upper estimate

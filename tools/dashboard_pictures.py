@@ -11,8 +11,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.simulator.trials.running import run_filmed
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.running import run_filmed
 from chromium import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "alignedserve"
-PARTS = ("router", "prefill_worker", "decode_worker", "kvpool", "kernels")  # folders at the root, links in the package
+PARTS = ("router", "prefill_worker", "decode_worker", "kvpool", "kernels", "lab")  # at the root, links in the package
+PROGRAMS = ROOT / "lab" / "benchmarks"  # they run in a checkout, and nothing is made of them
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- folders:begin -->", "<!-- folders:end -->"
 WIDTH = 100  # characters of a line
@@ -23,11 +24,12 @@ Graph = Mapping[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """Return the file of every module of the package by the module's name, without links."""
+    """Return the file of every module of the package by the module's name, without links and benchmarks."""
     found = {}
     for folder in (PACKAGE, *(ROOT / part for part in PARTS)):
         for path in folder.rglob("*.py"):
-            if not any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder)):
+            is_linked = any(parent.is_symlink() for parent in path.parents if parent.is_relative_to(folder))
+            if not is_linked and not path.is_relative_to(PROGRAMS):
                 parts = path.relative_to(PACKAGE if folder == PACKAGE else ROOT).with_suffix("").parts
                 found[".".join(("alignedserve", *(part for part in parts if part != "__init__")))] = path
     return found

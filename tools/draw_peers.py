@@ -2,10 +2,10 @@
 
     python tools/draw_peers.py
 
-Every figure in the picture comes from a file in benchmarks/results. The chats are those of
-`python -m benchmarks.isolation --seconds 30`; vLLM's server got the same load, from a client of its own before
+Every figure in the picture comes from a file in lab/benchmarks/results. The chats are those of
+`python -m lab.benchmarks.isolation --seconds 30`; vLLM's server got the same load, from a client of its own before
 `--url` of that benchmark sent it, with servers started as its help says.
-The engines are those of `python -m benchmarks.engine --peer-python PATH --peers vLLM`.
+The engines are those of `python -m lab.benchmarks.engine --peer-python PATH --peers vLLM`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "lab" / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "peers.svg"
 
 MACHINES = {  # name of a machine in the picture -> file with its engines' figures

@@ -13,15 +13,16 @@ import argparse
 import ast
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-PACKAGE = "alignedserve"
-PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernels")  # what is installed
-BESIDE = ("benchmarks", "tools", "deploy")  # counted as code, but nobody installs it
+PACKAGE, LAB = "alignedserve", "lab"
+PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernels", LAB)  # what is installed
+BENCHMARKS = "benchmarks"  # in lab/ now
+BESIDE = ("tools", "deploy", BENCHMARKS)  # counted as code, but nobody installs it
 CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
 SETTINGS, EXPERIMENT = ("setting", "common"), "experiment"  # the functions of config/setting.py that declare them
 
@@ -64,7 +65,7 @@ class House:
     @cached_property
     def modules(self) -> dict[str, Module]:
         found = {}
-        for path in (path for part in PARTS for path in self.files(part) if path.suffix == ".py"):
+        for path in (path for part in (*PARTS, BENCHMARKS) for path in self.files(part) if path.suffix == ".py"):
             parts = path.relative_to(self.root).with_suffix("").parts
             name = ".".join(parts if parts[0] == PACKAGE else (PACKAGE, *parts)).removesuffix(".__init__")
             found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
@@ -128,11 +129,22 @@ class House:
     def readme_lines(self) -> int:
         return len((self.root / "README.md").read_text(encoding="utf-8").splitlines())
 
-    def code_lines(self) -> dict[str, int]:
-        """Return the non-blank lines of code by top folder, and files at the root as `.`; tests are not counted."""
-        at_root = [path for path in self.root.glob("*.py") if path.is_file()]
-        found = {folder: self.files(folder) for folder in (*PARTS, *BESIDE)} | {".": at_root}
-        return {folder: sum(map(_code_lines, paths)) for folder, paths in found.items()}
+    def subsystems(self) -> dict[str, tuple[int, int]]:
+        """Return the files of code and their non-blank lines by folder: the package's and the lab's one level deeper.
+
+        Files at the root are `.`; tests are not counted.
+        """
+        paths = [path for folder in (*PARTS, *BESIDE) for path in self.files(folder)]
+        found: dict[str, tuple[int, int]] = {}
+        for path in (*paths, *(path for path in self.root.glob("*.py") if path.is_file())):
+            folders = path.relative_to(self.root).parts[:-1]
+            name = "/".join(folders[: 2 if folders[:1] in ((PACKAGE,), (LAB,)) else 1]) or "."
+            files, lines = found.get(name, (0, 0))
+            found[name] = (files + 1, lines + _code_lines(path))
+        return found
+
+    def class_names(self) -> int:
+        return len({name for module in self.modules.values() for name in module.classes})
 
 
 def _is_call(value: ast.expr | None, names: Container[str]) -> bool:
@@ -150,7 +162,7 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
     settings = house.settings(*SETTINGS)
     pages, words = house.words("docs")
     quantiles = statistics.quantiles(sizes, n=10)
-    yield "functions of the package", f"{len(sizes):,}"
+    yield "functions of product and lab", f"{len(sizes):,}"
     yield "their lines, median / p90 / max", f"{statistics.median(sizes):.0f} / {quantiles[8]:.0f} / {sizes[-1]}"
     yield "deepest class", f"{len(deepest)}: {' < '.join(deepest)}"
     yield "modules flat in the package", f"{house.flat_modules()}"
@@ -160,9 +172,23 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
     yield "numbers that only presets and experiments set", f"{house.settings(EXPERIMENT).total()}"
     yield "README, lines", f"{house.readme_lines()}"
     yield "docs, pages and words", f"{pages}, {words:,}"
-    lines = house.code_lines()
-    yield "code without tests, lines that are not blank", f"{sum(lines.values()):,}"
-    yield from ((f"    {folder}", f"{count:,}") for folder, count in lines.items())
+    yield "class names", f"{house.class_names():,}"
+    found = house.subsystems()
+    for title, names in _groups(found).items():
+        yield title, _size(found, names)
+    yield from ((f"    {name}", _size(found, [name])) for name in sorted(found))
+
+
+def _groups(found: Mapping[str, tuple[int, int]]) -> dict[str, list[str]]:
+    """Return the subsystems of the product, of the lab, and of both with what stands beside them."""
+    lab = [name for name in found if name.partition("/")[0] in (LAB, BENCHMARKS)]
+    product = [name for name in found if name.partition("/")[0] in PARTS and name not in lab]
+    return {"product, without tests": product, "lab": lab, "all code without tests": list(found)}
+
+
+def _size(found: Mapping[str, tuple[int, int]], names: Collection[str]) -> str:
+    files, lines = (sum(found[name][at] for name in names) for at in (0, 1))
+    return f"{files:,} files, {lines:,} lines that are not blank"
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ MOST_LINES = 2_000  # figures of one step
 LEAST_S = 5.0  # a step with less time is left out
 GRACE_S = 3.0  # between asking a step to end and killing it
 
-RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "how" / "gpu.md"
+RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "results", ROOT / "docs" / "how" / "gpu.md"
 BEGIN, END = "<!-- made by tools/quarter.py --page from here -->", "<!-- to here -->"
 
 # What a server needs beside torch, Triton and transformers, for Python 3.12 on Linux: 8 MB.
@@ -75,7 +75,7 @@ class Step:
 
 
 def gpu(module: str, only: str, *more: str) -> tuple[str, ...]:
-    return "-m", f"benchmarks.{module}", "--only", only, *more
+    return "-m", f"lab.benchmarks.{module}", "--only", only, *more
 
 
 def tests(name: str, *paths: str) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ STEPS = (
     Step("b", "peer", gpu("gpu", "peer"), 70, "transformers' continuous batching"),
     Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
     Step("b", "counters", gpu("gpu_ceilings", "counters"), 40, "Counters of the GPU, by ncu"),
-    Step("b", "quantised", ("-m", "benchmarks.gpu_quantised", "--only", "engine"), 80, "Quantised weights"),
+    Step("b", "quantised", ("-m", "lab.benchmarks.gpu_quantised", "--only", "engine"), 80, "Quantised weights"),
     Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
         "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py"), 90, "Tests of transports and quantised weights"),
     Step("b", "alignment", gpu("gpu_ceilings", "alignment"), 30, "Long requests among short"),

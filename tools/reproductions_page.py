@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alignedserve.cli.reproduce import runs_in, write
-from alignedserve.simulator.reproduce.papers import PAPERS
+from alignedserve.lab.cli.reproduce import runs_in, write
+from alignedserve.lab.reproduce.papers import PAPERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.simulator.records.records import RequestOutcome
+from alignedserve.loads.records.records import RequestOutcome
 
 _MOST_REFUSAL = 1 << 16  # bytes that are kept of an answer that is no stream
 _PREFIX = b"data:"

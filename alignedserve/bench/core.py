@@ -3,7 +3,7 @@
     Begin ──▶ Wake(Due) ──▶ Ask ──▶ Answered ──▶ the record of the request, and what the workload asks after it
 
 Times are seconds since the test began. `handle` hears an event and returns orders, as every core does; the workload's
-own core (simulator/workload/load.py) says which requests follow.
+own core (loads/workload/load.py) says which requests follow.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from alignedserve.bench.answer import Answer, Counted, Failure
 from alignedserve.bench.wording import Wording, visit_of
 from alignedserve.core import Request, ServiceClass
-from alignedserve.simulator.records.distribution import percentile, ratio
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
-from alignedserve.simulator.reports.request_figures import keeps_all, ttft_s
-from alignedserve.simulator.workload import Arrival, Load
+from alignedserve.loads.figures.request_figures import keeps_all, ttft_s
+from alignedserve.loads.records.distribution import percentile, ratio
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.loads.workload import Arrival, Load
 
 _LATE_S = 0.05  # by which a request may be asked too late without a note
 _LAST = 100  # requests, of which the line of progress has the median

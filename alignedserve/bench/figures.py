@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.core import ServiceClass
-from alignedserve.simulator.records.distribution import Distribution, ratio, share
-from alignedserve.simulator.records.records import RequestRecord, RunRecord
-from alignedserve.simulator.reports.figure_rows import Unit
-from alignedserve.simulator.reports.request_figures import (
+from alignedserve.loads.figures.request_figures import (
     RequestFigures,
     attains,
     end_to_end_s,
@@ -26,6 +23,9 @@ from alignedserve.simulator.reports.request_figures import (
     requests_of_class,
     ttft_s,
 )
+from alignedserve.loads.figures.units import Unit
+from alignedserve.loads.records.distribution import Distribution, ratio, share
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 
 
 @dataclass(frozen=True, slots=True)

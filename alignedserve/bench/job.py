@@ -14,8 +14,8 @@ from itertools import islice
 from alignedserve.bench.core import Dialect
 from alignedserve.bench.wording import Wording
 from alignedserve.core import ServiceClass
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
-from alignedserve.simulator.workload import Arrival, Mixture, arrivals
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.loads.workload import Arrival, Mixture, arrivals
 
 USUAL_LINES = 1000  # of a stream that does not say how many requests it has
 

@@ -10,10 +10,7 @@ from itertools import pairwise
 from alignedserve.bench.drawing import Chart, Curve, Scale
 from alignedserve.bench.report import MeasuredRun, error_lines, heads, labels, note_lines, rows
 from alignedserve.core import ServiceClass
-from alignedserve.simulator.records.distribution import share
-from alignedserve.simulator.records.records import RequestRecord
-from alignedserve.simulator.reports.plots import cdf
-from alignedserve.simulator.reports.request_figures import (
+from alignedserve.loads.figures.request_figures import (
     end_to_end_s,
     finished,
     gaps_s,
@@ -22,6 +19,8 @@ from alignedserve.simulator.reports.request_figures import (
     requests_of_class,
     ttft_s,
 )
+from alignedserve.loads.records.distribution import cdf, share
+from alignedserve.loads.records.records import RequestRecord
 
 _COLOURS = ("#0b6e99", "#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#666666")
 _MOST_POINTS = 400  # of a curve

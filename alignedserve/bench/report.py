@@ -11,9 +11,9 @@ from typing import Any
 
 from alignedserve.bench.figures import ROWS, ClassFigures, LoadFigures
 from alignedserve.errors import BenchError
-from alignedserve.simulator.records import record_file
-from alignedserve.simulator.records.records import RequestRecord, RunRecord
-from alignedserve.simulator.reports.report import REQUEST_TITLES, csv_text, request_row, table
+from alignedserve.loads.figures.tables import REQUEST_TITLES, csv_text, request_row, table
+from alignedserve.loads.records import record_file
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 
 _FORMAT = 1
 

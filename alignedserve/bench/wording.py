@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from alignedserve.bench.answer import Answer
 from alignedserve.core import Request
-from alignedserve.simulator.machines.engine import VOCABULARY
-from alignedserve.simulator.workload import Mixture
-from alignedserve.simulator.workload.chats import ChatLengths, Message
+from alignedserve.loads.workload import Mixture
+from alignedserve.loads.workload.chats import ChatLengths, Message
+from alignedserve.loads.workload.tape import VOCABULARY
 
 _FIRST_ID = 100  # ids below are special tokens in many vocabularies; no model has fewer than 1,100 tokens
 _WORDS = (

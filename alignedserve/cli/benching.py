@@ -11,7 +11,7 @@ from alignedserve.cli.terminal.arguments import Once, above_zero, check_writable
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.errors import ConfigError
-from alignedserve.simulator.trials import defaults
+from alignedserve.loads import defaults
 
 _FROM, _WRITTEN = "--from", ("--json", "--csv", "--page")
 

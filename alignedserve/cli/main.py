@@ -7,13 +7,15 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
+from alignedserve import LAB, NO_LAB
 from alignedserve.cli.benching import add_bench
 from alignedserve.cli.clients import add_batch, add_chat, add_explain, add_scale, add_status, add_stop, add_store
-from alignedserve.cli.planning import add_plan
 from alignedserve.cli.serving import add_doctor, add_key, add_presets, add_profile, add_serve
-from alignedserve.cli.simulating import add_fuzz, add_reproduce, add_simulate
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.config.config import every_setting
 from alignedserve.config.setting import Reach
@@ -112,11 +114,34 @@ def _parser() -> argparse.ArgumentParser:
     add_doctor(commands.add_parser("doctor", help="show what this machine has for serving and what it lacks"))
     add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
     add_presets(commands.add_parser("presets", help="list the presets, and the settings of each"))
-    add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
-    add_plan(commands.add_parser("plan", help="find the cheapest deployment that keeps its promises, by simulations"))
-    add_reproduce(commands.add_parser("reproduce", help="run the figures of papers, beside what the papers say"))
-    add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check their invariants"))
+    _add_lab(commands)
     return parser
+
+
+# The lab's commands (lab/cli): the module with a command's flags, and what the command is for.
+_LAB = {
+    "simulate": ("simulating", "run a workload through a deployment in virtual time"),
+    "plan": ("planning", "find the cheapest deployment that keeps its promises, by simulations"),
+    "reproduce": ("simulating", "run the figures of papers, beside what the papers say"),
+    "fuzz": ("simulating", "inject faults into simulated deployments, and check their invariants"),
+}
+
+
+def _add_lab(commands: Any) -> None:
+    """Add the lab's commands by name: the product imports nothing of the lab, and runs without it."""
+    is_missing = find_spec(LAB) is None
+    for name, (module, purpose) in _LAB.items():
+        if is_missing:  # a command that takes any words, and says what to install
+            parser = commands.add_parser(name, help=purpose, add_help=False, prefix_chars="\0")
+            parser.add_argument("words", nargs="*")
+            parser.set_defaults(run=partial(_say_what_to_install, name), parser=parser)
+        else:
+            add = getattr(import_module(f"{LAB}.cli.{module}"), f"add_{name}")
+            add(commands.add_parser(name, help=purpose))
+
+
+def _say_what_to_install(name: str, _: argparse.Namespace) -> NoReturn:
+    raise ConfigError(f"{name} {NO_LAB}")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import CostModel, Kind
 from alignedserve.cost.profile import Profile, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
+from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.model_folder import model_folder, with_model
-from alignedserve.simulator.reports.plots import KIND_COLOURS, new_figure, save_figure
 
 _HELD_OUT = 20  # steps of a kind
 _SEED = 1

@@ -1,9 +1,7 @@
 """The simulator: runs the same cores under a virtual clock, with a modelled engine.
 
-batch_jobs.py  Runs batch jobs in a simulated deployment with the job runner's own core.
 clients.py     Sends requests, and checks that each gets all its own tokens once and then ends.
 explaining.py  The story of a request in a simulated deployment.
-filming.py     Pictures of a run, as a gateway makes them of a live deployment, for the page with a time slider.
 job_runner.py  Runs the real job runner in a simulated deployment, with faults.
 job_users.py   Submits batch jobs to a store with faults, cancels some, and checks their results.
 launching.py   Starts and stops workers, as the launcher of a real deployment does.

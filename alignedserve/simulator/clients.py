@@ -9,6 +9,8 @@ from functools import partial
 from typing import Protocol
 
 from alignedserve.core import NO_OPENING, FinishReason, Request, Sketch
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.loads.workload import Arrival
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
@@ -17,9 +19,7 @@ from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.engine import Story, logprob_of, story_from, vector_of
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import Knowledge, oracle_estimate
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from alignedserve.simulator.workload import Arrival
 
 _RETRY_S = 0.25  # between two tries of a client whose gateway is not ready
 _OVER = (RequestOutcome.FINISHED, RequestOutcome.REFUSED)  # nothing comes any more for such a request

@@ -21,6 +21,8 @@ from alignedserve.core import Role, ServiceClass, Slo
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import RUNS_AT, LineRequest
 from alignedserve.jobs.messages import JobCommand, JobEvent
+from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.loads.workload import Arrival
 from alignedserve.owner.core import OwnerCore
 from alignedserve.owner.shell import Owner
 from alignedserve.protocol.commands import Command, Deliver, Reject
@@ -34,10 +36,8 @@ from alignedserve.simulator.machines.event_loop import VirtualLoop
 from alignedserve.simulator.machines.faults import JOBS
 from alignedserve.simulator.machines.process import ProcessClock, ProcessSetup
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.run import Simulation, Summary
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Arrival
 from alignedserve.store.storage import Storage
 from alignedserve.store.store import Holder
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignedserve.errors import Conflict, StoreError
+from alignedserve.loads.workload import Arrival
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.engine import story_from
 from alignedserve.simulator.machines.event_loop import VirtualLoop
 from alignedserve.simulator.machines.trouble import Trouble
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.workload import Arrival
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.job import Endpoint, Job, JobStatus
 from alignedserve.store.sqlite_store import SqliteStore

@@ -13,14 +13,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from alignedserve.core import Estimate, Sketch
+from alignedserve.loads.workload import Arrival
+from alignedserve.loads.workload.tape import VOCABULARY
 from alignedserve.machine.one_thread import one_compute_thread
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.turn import NoHands
 from alignedserve.simulator.machines.clock import Agenda, Priority
-from alignedserve.simulator.machines.engine import VOCABULARY
-from alignedserve.simulator.workload import Arrival
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
     from alignedserve.router.prediction.predictor import Encoder, LengthModel

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 
 from alignedserve.core import StepPlan
+from alignedserve.loads.records.records import CopyRecord
+from alignedserve.loads.records.step_log import StepLog
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.simulator.machines.clock import Agenda
 from alignedserve.simulator.machines.process import Process, WorkHands
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
-from alignedserve.simulator.records.records import CopyRecord
-from alignedserve.simulator.records.step_log import StepLog
 
 
 class Recorder:

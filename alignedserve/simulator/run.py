@@ -18,6 +18,9 @@ from alignedserve.core import Role, Usage
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.loads.records.distribution import percentile
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
 from alignedserve.policies.guard import Failures, OwnPolicies
 from alignedserve.prefill_worker.state import PrefillCore
@@ -35,10 +38,7 @@ from alignedserve.simulator.machines.process import ProcessSetup, WorkHands
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import KeptLengths, Knowledge, PredictorHands, knowledge_of
 from alignedserve.simulator.recorder import RecordedHands, Recorder
-from alignedserve.simulator.records.distribution import percentile
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
-from alignedserve.simulator.workload import Arrival, Load
 from alignedserve.worker.setup import WorkerSetup
 
 _MANY_OBJECTS = 50_000  # new objects after which Python looks for cycles

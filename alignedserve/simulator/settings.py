@@ -10,6 +10,7 @@ from alignedserve.core import Role, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.loads.workload import Mixture, Workload
 from alignedserve.protocol.messages import ROUTER
 from alignedserve.router.placing.admission import Queues
 from alignedserve.router.sizing import Sizes
@@ -17,7 +18,6 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.engine import Costs, Timing
 from alignedserve.simulator.machines.faults import JOBS, Fault
 from alignedserve.simulator.machines.world import NetworkDelays
-from alignedserve.simulator.workload import Mixture, Workload
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 

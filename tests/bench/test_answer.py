@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.bench.answer import Answer, AnswerReader, Counted
-from alignedserve.simulator.records.records import RequestOutcome
+from alignedserve.loads.records.records import RequestOutcome
 
 DONE = b"data: [DONE]\n\n"
 

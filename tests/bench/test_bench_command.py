@@ -17,7 +17,7 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.cli.remote.bench import BenchOptions
-from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.loads.workload.spec import read_workload
 from tests.bench.stub import Script, served
 
 ROOT = Path(__file__).resolve().parents[2]

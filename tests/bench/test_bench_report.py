@@ -20,7 +20,7 @@ from alignedserve.bench.page import charts, page
 from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
 from alignedserve.core import ServiceClass
 from alignedserve.errors import BenchError
-from alignedserve.simulator.records.records import RequestOutcome
+from alignedserve.loads.records.records import RequestOutcome
 from tests.simulator.runs import MIXED, be, record, rt
 
 RUN = MeasuredRun("http://x/v1", "m", "chat,rate=2", 3, MIXED, (ErrorCount("429", 1, "too <many>"),), 0.25)

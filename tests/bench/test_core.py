@@ -26,9 +26,9 @@ from alignedserve.bench.core import (
 )
 from alignedserve.bench.wording import IdWording, Wording, WordWording
 from alignedserve.core import ServiceClass
-from alignedserve.simulator.records.records import RequestOutcome, RunRecord
-from alignedserve.simulator.workload import Load
-from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.loads.records.records import RequestOutcome, RunRecord
+from alignedserve.loads.workload import Load
+from alignedserve.loads.workload.spec import read_workload
 
 TTFT_S, TBT_S = 0.2, 0.05
 BUSY = Failure(RequestOutcome.REFUSED, "429", "too many", 429)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from alignedserve import NO_LAB
 from alignedserve.cli import main as cli
 from alignedserve.config.config import Config, Launcher, dump, parse, settings
 from alignedserve.config.setting import Reach
@@ -237,3 +238,27 @@ def test_a_full_disk_is_said_in_one_line() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "alignedserve: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [["simulate", "--seed", "3"], ["plan"], ["reproduce", "bros"], ["fuzz", "--help"]])
+def test_without_the_lab_its_commands_say_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda _: None)
+    assert _refusal(capsys, *words) == f"{words[0]} {NO_LAB}"
+
+
+def test_without_the_lab_all_else_is_there(tmp_path: Path) -> None:
+    """A package without its folder lab/: the help of each command, and what Python code imports."""
+    (tmp_path / "alignedserve").mkdir()
+    for path in (ROOT / "alignedserve").iterdir():
+        if path.name != "lab":
+            (tmp_path / "alignedserve" / path.name).symlink_to(path.resolve())
+    code = (
+        "import alignedserve\nfrom alignedserve import LLM\nfrom alignedserve.cli.main import main\n"
+        "assert main(['presets']) == 0\nassert main(['simulate', '--seed', '1']) == 2\nalignedserve.compare"
+    )
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert f"alignedserve: simulate {NO_LAB}\n" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"ImportError: compare {NO_LAB}"

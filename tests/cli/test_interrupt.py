@@ -75,9 +75,9 @@ def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
         ("alignedserve.cli.terminal.interrupt", "simulate"),
         ("alignedserve.cli.main", "simulate"),
         ("alignedserve.config.config", "fuzz"),
-        ("alignedserve.cli.simulate", "simulate --out new"),
+        ("alignedserve.lab.cli.simulate", "simulate --out new"),
         ("alignedserve.simulator.machines.world", "simulate --out new"),
-        ("alignedserve.simulator.fuzzing.shrink", "fuzz --jobs 2"),
+        ("alignedserve.lab.fuzzing.shrink", "fuzz --jobs 2"),
     ],
 )
 def test_while_modules_are_imported(module: str, line: str, tmp_path: Path) -> None:

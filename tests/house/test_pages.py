@@ -13,7 +13,7 @@ from tests.house.test_readme import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
+PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 
@@ -82,7 +82,8 @@ def _folders() -> set[str]:
     """Return every folder of the package and of the parts that has modules, as a path from the root."""
     folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py")} | {ROOT / "kernels"}
     real = {path for path in folders if not any(folder.is_symlink() for folder in (path, *path.parents))}
-    return {f"{path.relative_to(ROOT).as_posix()}/" for path in real}
+    paths = {path.relative_to(ROOT).as_posix() for path in real}
+    return {f"{path}/" for path in paths if not path.startswith("lab/")}  # lab/__init__.py names those
 
 
 def _named_folders() -> set[str]:
@@ -119,8 +120,8 @@ def test_paths_in_a_page_exist() -> None:
 
 
 def test_commands_in_a_page_exist() -> None:
-    """Modules named after `python -m` (benchmarks) and `python tools/` must exist."""
-    command = re.compile(r"python (?:-m )?(benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
+    """Modules named after `python -m` (lab.benchmarks) and `python tools/` must exist."""
+    command = re.compile(r"python (?:-m )?(lab\.benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
     named = {(page.name, name) for page in PAGES for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}
     assert sorted(found for found, file in files.items() if not file.exists()) == []

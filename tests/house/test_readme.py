@@ -9,7 +9,7 @@ from pathlib import Path
 from draw_lifecycle import BEGIN, END, PAGE, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels")
+PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels", "lab")
 
 
 def _folders() -> list[Path]:
@@ -31,6 +31,11 @@ def test_a_folder_names_its_files() -> None:
         named = set(re.findall(r"^ *(\w+\.py) +\S", _page(folder), re.MULTILINE))
         wrong[str(folder.relative_to(ROOT))] = named ^ ({path.name for path in folder.glob("*.py")} - {"__init__.py"})
     assert {folder: names for folder, names in wrong.items() if names} == {}
+
+
+def test_the_lab_names_its_folders() -> None:
+    named = set(re.findall(r"^ *(\w+)/ +\S", _page(ROOT / "lab"), re.MULTILINE))
+    assert named == {path.parent.name for path in (ROOT / "lab").glob("*/__init__.py")}
 
 
 def test_the_picture_of_a_requests_life_is_that_of_the_table() -> None:

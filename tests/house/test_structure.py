@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from alignedserve import LAB
 from draw_folders import PAGE, Graph, drawn, folders_and_imports, imports, modules
 
 
@@ -43,6 +44,16 @@ def test_lazy_imports_count(tmp_path: Path) -> None:
     file = tmp_path / "lazy.py"
     file.write_text("def late():\n    from alignedserve.errors import AlignedServeError\n")
     assert set(imports(file, modules())) == {"alignedserve.errors"}
+
+
+def test_the_product_never_imports_the_lab() -> None:
+    wrong = [
+        (name, used)
+        for name, path in modules().items()
+        for used in imports(path, modules())
+        if used.startswith(LAB) and not name.startswith(LAB)
+    ]
+    assert wrong == []
 
 
 def test_workers_and_the_pool_never_import_the_router() -> None:

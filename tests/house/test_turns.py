@@ -7,9 +7,19 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import turns
-from benchmarks.common.serving import Answer
-from benchmarks.turns import FIRST_USES, HOT, HOT_SIZE, ONCE_SIZE, POOL_MB, SCANS, TOKEN_BYTES, USES, Servers
+from alignedserve.lab.benchmarks import turns
+from alignedserve.lab.benchmarks.common.serving import Answer
+from alignedserve.lab.benchmarks.turns import (
+    FIRST_USES,
+    HOT,
+    HOT_SIZE,
+    ONCE_SIZE,
+    POOL_MB,
+    SCANS,
+    TOKEN_BYTES,
+    USES,
+    Servers,
+)
 
 POOL_TOKENS = (POOL_MB << 20) / TOKEN_BYTES
 

@@ -12,6 +12,11 @@ from types import MappingProxyType
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.lab.benchmarks.common.requests import LENGTHS, request
+from alignedserve.lab.benchmarks.router import Deployment, submits
+from alignedserve.lab.benchmarks.selection import chosen, drawn
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import settings_of
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Opened, Received, StepDone
@@ -19,14 +24,9 @@ from alignedserve.protocol.messages import ROUTER, Output, Prefill, Tokens
 from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
 from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.trials.building import settings_of
 from alignedserve.text.text_model import TextModel
 from alignedserve.worker.setup import WorkerSetup
-from benchmarks.common.requests import LENGTHS, request
-from benchmarks.router import Deployment, submits
-from benchmarks.selection import chosen, drawn
 from tests.gateway.conftest import FakeOwner, Gateway
 from tests.ratchets.counting import Lines
 

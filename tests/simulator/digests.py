@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.simulator.fuzzing.fuzz import attempt
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.lab.fuzzing.fuzz import attempt
+from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 
 SEEDS = (1, 2, 3, 5, 8, 527, 558, 848)  # in the last three, timers of a process with a skewed clock fall together
 KEPT = Path(__file__).with_name("digests.json")

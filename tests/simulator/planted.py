@@ -12,10 +12,10 @@ import pytest
 
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Output
-from alignedserve.simulator.fuzzing.invariants import Rule
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

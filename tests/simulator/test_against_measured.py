@@ -1,4 +1,4 @@
-"""`benchmarks.simulator --measured` reads the times of a real run from both kinds of files."""
+"""`lab.benchmarks.simulator --measured` reads the times of a real run from both kinds of files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulator import main
+from alignedserve.lab.benchmarks.simulator import main
 
 GPU = "rtx4090-llama-3.1-8b-tp1"
 APART_S = 5000.0  # the engine's clock is ahead of the clients'
@@ -41,7 +41,7 @@ def jsonl_of(path: Path) -> Path:
 
 
 def compared(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    monkeypatch.setattr("sys.argv", ["benchmarks.simulator", "--measured", str(file), "--profile", GPU])
+    monkeypatch.setattr("sys.argv", ["lab.benchmarks.simulator", "--measured", str(file), "--profile", GPU])
     main()
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

@@ -7,14 +7,14 @@ from functools import partial
 import pytest
 import yaml
 
-from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.reports.figures import RunFigures
-from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.simulator.trials.building import settings_of
+from alignedserve.lab.benchmarks.common.machines import MACHINES, save_profile
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.batch_jobs import JobsSimulation, Submission
+from alignedserve.lab.trials.building import settings_of
 from alignedserve.store.job import JobStatus
-from benchmarks.common.machines import MACHINES, save_profile
 
-CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`
+CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m lab.benchmarks.windows`
 short = partial(Submission, prompt=(64, 128), output=(16, 48))
 
 

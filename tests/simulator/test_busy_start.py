@@ -11,11 +11,11 @@ from alignedserve.config.topology import Topology
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.loads.workload import Workload
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Workload
 
 SLOWDOWN = 2.0
 

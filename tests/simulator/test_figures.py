@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Usage
-from alignedserve.simulator.records.distribution import Distribution, percentile
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
-from alignedserve.simulator.reports.figures import RunFigures, figure_tree
-from alignedserve.simulator.reports.paper_figures import steps_in_slo
-from alignedserve.simulator.reports.request_figures import attains, attains_p99
+from alignedserve.lab.reports.figures import RunFigures, figure_tree
+from alignedserve.lab.reports.paper_figures import steps_in_slo
+from alignedserve.loads.figures.request_figures import attains, attains_p99
+from alignedserve.loads.records.distribution import Distribution, percentile
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from tests.conftest import examples
 from tests.simulator.runs import MIXED, decode_step, record, rt
 

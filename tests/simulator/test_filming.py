@@ -11,13 +11,13 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.dashboard.picture import SLOT_S
-from alignedserve.simulator import filming
-from alignedserve.simulator.filming import Film
-from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials import filming
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.lab.trials.filming import Film
+from alignedserve.lab.trials.running import run_filmed, run_once
+from alignedserve.loads.records.records import RunRecord
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.trials.building import settings_of
-from alignedserve.simulator.trials.running import run_filmed, run_once
 
 TRIAL = SimulationTrial("aligned", "chat,num_requests=60,rate=10", "1+1")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.errors import ProfileError
-from alignedserve.simulator.machines.gpu_truth import FOLDER, GpuTruth, load, names
+from alignedserve.lab.devices.gpu_truth import FOLDER, GpuTruth, load, names
 
 PRO = "rtxpro6000-llama-3.1-8b-tp1"
 

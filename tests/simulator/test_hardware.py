@@ -8,10 +8,10 @@ import pytest
 
 from alignedserve.core import Decode, Sampling, StepPlan
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
+from alignedserve.lab.devices.gpu_truth import names
+from alignedserve.lab.devices.hardware import ProfileTruth, from_gpu
 from alignedserve.protocol.commands import CompressPage, CopyIn
 from alignedserve.scheduling.policy import Compression, Policy
-from alignedserve.simulator.machines.gpu_truth import names
-from alignedserve.simulator.machines.hardware import ProfileTruth, from_gpu
 
 KNOWN = CostModel({kind: Coefficients(fixed=1e-3, token=(1e-4,)) for kind in Kind}, dict.fromkeys(Kind, Uncertainty()))
 OFF = Uncertainty(median=0.04, p90=0.12)

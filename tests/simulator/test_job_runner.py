@@ -10,12 +10,12 @@ import pytest
 
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.state import RunnerCore
+from alignedserve.lab.fuzzing.fuzz import attempt, prepared
+from alignedserve.lab.fuzzing.invariants import Failure, Rule
+from alignedserve.lab.fuzzing.scenario import Scenario
+from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.lab.fuzzing.shrink import shrink
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.simulator.fuzzing.fuzz import attempt, prepared
-from alignedserve.simulator.fuzzing.invariants import Failure, Rule
-from alignedserve.simulator.fuzzing.scenario import Scenario
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
-from alignedserve.simulator.fuzzing.shrink import shrink
 from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.simulator.machines import event_loop
 from alignedserve.simulator.machines.clock import Agenda

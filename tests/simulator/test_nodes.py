@@ -8,16 +8,16 @@ from random import Random
 import pytest
 
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.lab.fuzzing.fuzz import attempt
+from alignedserve.lab.fuzzing.scenario import Scenario
+from alignedserve.lab.fuzzing.scenario_drawing import draw_narrow_scenario
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.loads.workload.visit import Arrival
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.simulator.fuzzing.fuzz import attempt
-from alignedserve.simulator.fuzzing.scenario import Scenario
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_narrow_scenario
 from alignedserve.simulator.machines.faults import draw_faults
-from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
-from alignedserve.simulator.trials.building import settings_of
-from alignedserve.simulator.workload.visit import Arrival
 from tests.conftest import SOAK
 from tests.samples import request
 

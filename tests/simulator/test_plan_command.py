@@ -12,10 +12,10 @@ import pytest
 
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.cli import main as cli
-from alignedserve.cli import plan as plan_command
 from alignedserve.config.config import DeviceKind, Launcher, load
 from alignedserve.config.topology import Topology
-from alignedserve.simulator.planning.outcome import Count, Outcome
+from alignedserve.lab.cli import plan as plan_command
+from alignedserve.lab.planning.outcome import Count, Outcome
 
 DEVICE = "rtx4090-llama-3.1-8b-tp1"
 FEW = "sizes:prompt=100,output=5,rate=2,cv=0,num_requests=8"

@@ -11,14 +11,14 @@ import pytest
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.simulator.machines import hardware
-from alignedserve.simulator.planning.demand import Capacity, demand_of, expected_requests, family_of
-from alignedserve.simulator.planning.deployments import Deployment, Family, Offer
-from alignedserve.simulator.planning.outcome import Count, Hopeless, Outcome, Promise, Tally
-from alignedserve.simulator.planning.report import Plan, plan_document, plan_text
-from alignedserve.simulator.planning.search import PlanTrial, Search
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
-from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.lab.devices import hardware
+from alignedserve.lab.planning.demand import Capacity, demand_of, expected_requests, family_of
+from alignedserve.lab.planning.deployments import Deployment, Family, Offer
+from alignedserve.lab.planning.outcome import Count, Hopeless, Outcome, Promise, Tally
+from alignedserve.lab.planning.report import Plan, plan_document, plan_text
+from alignedserve.lab.planning.search import PlanTrial, Search
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.loads.workload.spec import read_workload
 
 PROMISE = Promise(0.99, 0.99)
 CHEAP, DEAR = Offer("cheap", 1.0), Offer("dear", 2.5)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import SUSPECT_DEATHS, Rejection, Role, WorkerLimits
+from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.loads.workload import Workload
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Member, Prefill
 from alignedserve.router.suspects import TRIED_TOGETHER
 from alignedserve.simulator.machines.faults import Poison
 from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Workload
 from tests.conftest import SOAK
 
 MANY = WorkerLimits(num_pairs=4_000, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)

@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import Estimate
+from alignedserve.loads.workload import Workload
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain, Send
 from alignedserve.protocol.messages import Expect, Member, Prefill
 from alignedserve.router.prediction.length import FIRST_TRAINING
@@ -18,7 +19,6 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.predicting import Knowledge, knowledge_of
 from alignedserve.simulator.run import ModelledRouterHands, Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Workload
 
 SETTINGS = Settings(
     seed=3, topology=Topology.parse("1+1"), workload=Workload(num_requests=12, limited_share=0.0), num_past=20

@@ -12,7 +12,7 @@ of batch jobs are predicted by other lines of their job.
 
 The predictor has learnt lengths that have nothing to do with the prompts, or those of the opposite prompts, and has to
 find out by itself, while the first outputs end. Runs are small, and chance turns other decisions in them: hence the
-tolerances. `python -m benchmarks.promises --parts predictions` plays larger ones.
+tolerances. `python -m lab.benchmarks.promises --parts predictions` plays larger ones.
 """
 
 from __future__ import annotations
@@ -24,12 +24,18 @@ from statistics import mean
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.lab.benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
+from alignedserve.loads.figures.request_figures import attains, end_to_end_s
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 from alignedserve.scheduling.policy import Compression
-from alignedserve.simulator.records.records import RequestRecord, RunRecord
-from alignedserve.simulator.reports.request_figures import attains, end_to_end_s
-from benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
+from tests.conftest import SOAK
 
-WRONG = pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED])
+WRONG = pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED] if SOAK else [Lesson.REVERSED])
+OF_RIGHT_AND_WRONG = pytest.mark.parametrize(
+    "lesson",
+    [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT] if SOAK else [Lesson.REVERSED, Lesson.LEARNT],
+)
+SEEDS = 2 if SOAK else 1
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
 SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.025, 10
@@ -66,10 +72,10 @@ def compressed(lesson: Lesson) -> RunRecord:
 
 @cache
 def chats(lesson: Lesson) -> list[RequestRecord]:
-    """Play more chats than there is memory for, with two seeds: one seed's differ by as much as is allowed."""
+    """Play more chats than there is memory for; with two seeds where each wrong prediction is tried."""
     records = (
         played(settings_of_cluster("2xcolocated", FEW_TOKENS), lesson, list(asked))
-        for asked in (arrivals(600, ServiceClass.RT, seed, rate=12.0, most_prompt=400) for seed in range(2))
+        for asked in (arrivals(600, ServiceClass.RT, seed, rate=12.0, most_prompt=400) for seed in range(SEEDS))
     )
     return [request for record in records for request in record.requests]
 
@@ -97,7 +103,9 @@ def test_documents_end_as_early_and_are_preempted_as_seldom(lesson: Lesson) -> N
     assert preempted(wrong) <= preempted(none) + MORE_PREEMPTED
 
 
-@pytest.mark.parametrize(("lesson", "slower"), [(Lesson.USELESS, SLOWER), (Lesson.REVERSED, BEFORE_OUTPUTS_END)])
+@pytest.mark.parametrize(
+    ("lesson", "slower"), [*([(Lesson.USELESS, SLOWER)] if SOAK else []), (Lesson.REVERSED, BEFORE_OUTPUTS_END)]
+)
 def test_where_memory_is_short_too(lesson: Lesson, slower: float) -> None:
     """A fifth of these documents has a seat before the first output ends: until then nobody knows of the reversal."""
     assert completion_s(documents(lesson, FEW_TOKENS)) <= slower * completion_s(documents(Lesson.NOTHING, FEW_TOKENS))
@@ -113,7 +121,7 @@ def test_documents_whose_pages_are_compressed_end_as_early(lesson: Lesson) -> No
     assert completion_s(compressed(lesson)) <= SLOWER * completion_s(compressed(Lesson.NOTHING))
 
 
-@pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT])
+@OF_RIGHT_AND_WRONG
 def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
     """Learnt predictions refused a fifth of such chats while memory was free, twice as many as without predictions.
 
@@ -125,13 +133,13 @@ def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
     assert tokens(wrong) >= FEWER_TOKENS * tokens(none)
 
 
-@pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT])
+@OF_RIGHT_AND_WRONG
 def test_as_many_documents_end_within_their_windows(lesson: Lesson) -> None:
     """Plans by predicted lengths made long documents urgent first, and all others waited for them."""
     assert kept(windows(lesson)) >= kept(windows(Lesson.NOTHING)) - MORE_LATE / 3
 
 
-@pytest.mark.parametrize("lesson", [Lesson.LEARNT, Lesson.PERFECT])
+@pytest.mark.parametrize("lesson", [Lesson.LEARNT, *([Lesson.PERFECT] if SOAK else [])])
 def test_right_predictions_let_documents_end_earlier(lesson: Lesson) -> None:
     right, none = documents(lesson, FEW_TOKENS), documents(Lesson.NOTHING, FEW_TOKENS)
     assert completion_s(right) <= 0.92 * completion_s(none)

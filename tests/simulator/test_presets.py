@@ -11,10 +11,10 @@ import pytest
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import ServiceClass
-from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.simulator.trials.building import cluster_of
-from alignedserve.simulator.trials.running import run_once
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import cluster_of
+from alignedserve.lab.trials.running import run_once
+from alignedserve.loads.records.records import RunRecord
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens
 LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"

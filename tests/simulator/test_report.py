@@ -14,23 +14,18 @@ import pytest
 
 from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
-from alignedserve.simulator.records import record_file
-from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports import plots
-from alignedserve.simulator.reports.comparison import Cell, compare
-from alignedserve.simulator.reports.figure_rows import COMPARED, NUMBERS, ROWS, Unit
-from alignedserve.simulator.reports.figures import RunFigures
-from alignedserve.simulator.reports.report import (
-    comparison_text,
-    document,
-    requests_csv,
-    runs_csv,
-    steps_csv,
-    summary,
-    table,
-)
-from alignedserve.simulator.reports.sweep import SweepPoint, effective_throughput, sweeps
-from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun, trials
+from alignedserve.lab.reports import plots
+from alignedserve.lab.reports.comparison import Cell, compare
+from alignedserve.lab.reports.figure_rows import COMPARED, NUMBERS, ROWS
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
+from alignedserve.lab.reports.sweep import SweepPoint, effective_throughput, sweeps
+from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, trials
+from alignedserve.loads.figures.tables import table
+from alignedserve.loads.figures.units import Unit
+from alignedserve.loads.records import record_file
+from alignedserve.loads.records.distribution import cdf
+from alignedserve.loads.records.records import RunRecord
 from tests.simulator.runs import MIXED, record, rt
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "figures.md"
@@ -299,8 +294,8 @@ def test_attainment_over_time() -> None:
 
 
 def test_a_curve_of_many_values_is_thinned_but_keeps_the_largest() -> None:
-    assert plots.cdf([2.0, 1.0]) == [(1.0, 0.5), (2.0, 1.0)]
-    points = plots.cdf(map(float, range(20_001)))
+    assert cdf([2.0, 1.0]) == [(1.0, 0.5), (2.0, 1.0)]
+    points = cdf(map(float, range(20_001)))
     assert 2000 < len(points) <= 5001
     assert points[-1] == (20_000.0, 1.0)
 
@@ -312,7 +307,7 @@ def test_how_many_there_are_over_time() -> None:
 
 def test_without_matplotlib_a_plot_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(SimulateError, match="pip install 'alignedserve\\[simulate\\]'"):
+    with pytest.raises(SimulateError, match="pip install 'alignedserve\\[lab\\]'"):
         plots.check(Path("run.svg"))
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli import reproduce
-from alignedserve.cli.reproduce import ReproduceOptions
 from alignedserve.errors import SimulateError
-from alignedserve.simulator.reports.figure_rows import Better
-from alignedserve.simulator.reports.figures import RunFigures
-from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.simulator.reproduce import papers
-from alignedserve.simulator.reproduce.cells import Cells
-from alignedserve.simulator.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
-from alignedserve.simulator.reproduce.page import FigureRun, document, page, picture, read_document, tables
-from alignedserve.simulator.reproduce.papers import PAPERS, chosen
-from alignedserve.simulator.trials.building import settings_of
-from alignedserve.simulator.trials.side_by_side import figures_of, side_by_side
+from alignedserve.lab.cli import reproduce
+from alignedserve.lab.cli.reproduce import ReproduceOptions
+from alignedserve.lab.reports.figure_rows import Better
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.reproduce import papers
+from alignedserve.lab.reproduce.cells import Cells
+from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
+from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
+from alignedserve.lab.reproduce.papers import PAPERS, chosen
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.lab.trials.side_by_side import figures_of, side_by_side
 from tests.simulator.runs import MIXED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -216,7 +216,7 @@ def test_a_trial_of_two_figures_runs_once(monkeypatch: pytest.MonkeyPatch) -> No
         ran.append(trial)
         return MIXED
 
-    monkeypatch.setattr("alignedserve.simulator.trials.side_by_side.run_once", counted)
+    monkeypatch.setattr("alignedserve.lab.trials.side_by_side.run_once", counted)
     twice = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", metric="tokens_per_s")))
     assert reproduce.run(ReproduceOptions((twice,), (0, 1), jobs=1)) == 0
     assert len(ran) == len({*ran}) == 4

@@ -18,11 +18,11 @@ from alignedserve.core import Decode, Sampling, StepPlan, WorkerLimits
 from alignedserve.cost.model import Kind
 from alignedserve.cost.trials import Bounds, random_trials
 from alignedserve.errors import ProfileError
-from alignedserve.simulator.machines import gpu_truth, roofline
-from alignedserve.simulator.machines.device_file import described
-from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, Model, model_named, named
-from alignedserve.simulator.machines.gpu_truth import FOLDER, GpuTruth
-from alignedserve.simulator.machines.hardware import from_file, from_gpu
+from alignedserve.lab.devices import gpu_truth, roofline
+from alignedserve.lab.devices.device_file import described
+from alignedserve.lab.devices.devices import GPUS, MODELS, Device, Gpu, Model, model_named, named
+from alignedserve.lab.devices.gpu_truth import FOLDER, GpuTruth
+from alignedserve.lab.devices.hardware import from_file, from_gpu
 
 BOUNDS = Bounds(WorkerLimits(100_000, 16, 64, max_step_tokens=2048, max_batch=128), longest=8192)
 TRIALS = random_trials(BOUNDS, 100, seed=2)

@@ -13,13 +13,13 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.trials import NOBODY
 from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.loads.records.records import RequestRecord
+from alignedserve.loads.workload import Workload, arrivals
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
-from alignedserve.simulator.records.records import RequestRecord
 from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Workload, arrivals
 from tests.samples import POOL_MEMBER, member, request
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))

@@ -10,13 +10,14 @@ import pytest
 
 from alignedserve.config.topology import Range, Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
+from alignedserve.loads.workload import Arrival
+from alignedserve.loads.workload.tape import VOCABULARY
 from alignedserve.router.sizing import Sizes
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.engine import VOCABULARY, Costs
+from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.machines.faults import Kill
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from alignedserve.simulator.workload import Arrival
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.15)
 OUTPUT = 6

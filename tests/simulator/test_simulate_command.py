@@ -13,20 +13,20 @@ from types import MappingProxyType
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli import simulate as simulate_command
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
+from alignedserve.lab.cli import simulate as simulate_command
+from alignedserve.lab.devices import gpu_truth
+from alignedserve.lab.reports.figures import RunFigures, figure_tree
+from alignedserve.lab.reports.trial import OnProgress, RunOnce, SimulationTrial
+from alignedserve.lab.trials import side_by_side
+from alignedserve.lab.trials.building import parse_cluster, settings_of
+from alignedserve.lab.trials.running import run_once, run_saved
+from alignedserve.loads.records import record_file
+from alignedserve.loads.records.records import RequestOutcome, RunRecord
 from alignedserve.scheduling.policy import Predictor
-from alignedserve.simulator.machines import gpu_truth
-from alignedserve.simulator.records import record_file
-from alignedserve.simulator.records.records import RequestOutcome, RunRecord
-from alignedserve.simulator.reports.figures import RunFigures, figure_tree
-from alignedserve.simulator.reports.trial import OnProgress, RunOnce, SimulationTrial
 from alignedserve.simulator.run import Simulation, simulate
-from alignedserve.simulator.trials import side_by_side
-from alignedserve.simulator.trials.building import parse_cluster, settings_of
-from alignedserve.simulator.trials.running import run_once, run_saved
 from tests.simulator.runs import MIXED
 
 LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # requests run one at a time
@@ -168,9 +168,7 @@ def test_a_single_run_writes_its_files(tmp_path: Path) -> None:
 def test_a_folder_gets_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "alignedserve.simulator.reports.plots.are_possible", lambda: False
-    )  # plots have tests of their own
+    monkeypatch.setattr("alignedserve.lab.reports.plots.are_possible", lambda: False)  # plots have tests of their own
     out = tmp_path / "new" / "folder"
     assert cli.main(["simulate", "--seeds", "1,2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {
@@ -193,7 +191,7 @@ def test_a_folder_gets_everything(
 def test_which_plot_depends_on_what_is_asked(monkeypatch: pytest.MonkeyPatch, flags: str, drawn: str) -> None:
     found: list[str] = []
     for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
-        monkeypatch.setattr(f"alignedserve.simulator.reports.plots.{name}", lambda *_, name=name: found.append(name))
+        monkeypatch.setattr(f"alignedserve.lab.reports.plots.{name}", lambda *_, name=name: found.append(name))
     assert cli.main(["simulate", *flags.split(), "--plot", "run.svg"]) == 0
     assert found == ["check", drawn]
 
@@ -316,7 +314,7 @@ def test_two_flags_both_count_or_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
-        monkeypatch.setattr(f"alignedserve.simulator.reports.plots.{name}", lambda *_: None)
+        monkeypatch.setattr(f"alignedserve.lab.reports.plots.{name}", lambda *_: None)
     several = {"--compare", "--seeds", "--rates"}
     for number, (flag, second_flag) in enumerate(combinations(EACH, 2)):
         pair = {flag, second_flag}

@@ -16,15 +16,15 @@ import pytest
 
 from alignedserve.core import Estimate
 from alignedserve.errors import SimulateError, WorkloadError
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.lab.trials.running import run_once
+from alignedserve.loads.workload import Arrival, arrivals
+from alignedserve.loads.workload.predictions import Predictions, prediction_table
+from alignedserve.loads.workload.spec import read_workload
+from alignedserve.loads.workload.stream import Foresight
 from alignedserve.simulator.predicting import oracle_estimate
-from alignedserve.simulator.reports.figures import RunFigures
-from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.simulator.trials.building import settings_of
-from alignedserve.simulator.trials.running import run_once
-from alignedserve.simulator.workload import Arrival, arrivals
-from alignedserve.simulator.workload.predictions import Predictions, prediction_table
-from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import Foresight
 
 ORACLE = ("schedule.predictor=oracle",)
 MOONCAKE = """\

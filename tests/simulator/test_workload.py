@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from alignedserve.config.topology import Topology
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.errors import WorkloadError
+from alignedserve.loads.workload import Arrival, Load, Mixture, Workload, arrivals
+from alignedserve.loads.workload.amounts import Amount, Fixed, Uniform
+from alignedserve.loads.workload.files import read_trace
+from alignedserve.loads.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
+from alignedserve.loads.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
+from alignedserve.loads.workload.spec import read_workload
+from alignedserve.loads.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
 from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload, arrivals
-from alignedserve.simulator.workload.amounts import Amount, Fixed, Uniform
-from alignedserve.simulator.workload.files import read_trace
-from alignedserve.simulator.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
-from alignedserve.simulator.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
-from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
 
 DATA = Path(__file__).parent / "data"
 SMALL = DrawnSizes(Uniform(1, 30), Uniform(1, 10))

@@ -12,14 +12,14 @@ from alignedserve.config.setting import Setting
 from alignedserve.config.sources import read_value
 from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
-from alignedserve.simulator.workload import Load, Mixture, arrivals
-from alignedserve.simulator.workload.amounts import Exponential, Fixed, Uniform
-from alignedserve.simulator.workload.build import ARRIVALS, KINDS, Whole, Windows, keys_of
-from alignedserve.simulator.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
-from alignedserve.simulator.workload.named import NAMED
-from alignedserve.simulator.workload.pace import ClosedArrivals, Gamma, Recorded
-from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
+from alignedserve.loads.workload import Load, Mixture, arrivals
+from alignedserve.loads.workload.amounts import Exponential, Fixed, Uniform
+from alignedserve.loads.workload.build import ARRIVALS, KINDS, Whole, Windows, keys_of
+from alignedserve.loads.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
+from alignedserve.loads.workload.named import NAMED
+from alignedserve.loads.workload.pace import ClosedArrivals, Gamma, Recorded
+from alignedserve.loads.workload.spec import read_workload
+from alignedserve.loads.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
 PARTS = (*KINDS.values(), *ARRIVALS.values(), Windows, StreamPromise, Turns, ClientLimits, Foresight, Span)

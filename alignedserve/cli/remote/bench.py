@@ -35,12 +35,12 @@ from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
 from alignedserve.errors import BenchError, WorkloadError
+from alignedserve.loads.records.distribution import ratio
+from alignedserve.loads.records.records import RunRecord
+from alignedserve.loads.workload import Arrival, Load, Mixture
+from alignedserve.loads.workload.spec import read_workload
+from alignedserve.loads.workload.stream import Stream
 from alignedserve.shell.event_loop import run_loop
-from alignedserve.simulator.records.distribution import ratio
-from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.workload import Arrival, Load, Mixture
-from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import Stream
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 _ASKING_S = 30.0  # for the list of models

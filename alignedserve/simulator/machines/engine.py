@@ -29,6 +29,7 @@ from alignedserve.core import (
 )
 from alignedserve.cost.trials import NOBODY
 from alignedserve.kvpool.arena.extents import Extents, PageKind
+from alignedserve.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.protocol.commands import (
     Command,
     CompressPage,
@@ -49,8 +50,6 @@ from alignedserve.simulator.machines.transfers import SimulatedTransfers
 if TYPE_CHECKING:
     from alignedserve.simulator.machines.process import Process
 
-STOP = 0  # the token that ends an output
-VOCABULARY = 1000
 _EMPTY = -1  # the tag of a slot that was never written
 _HIDDEN = 1 << 62  # the bit that differs between the tags of a token's hidden vector and of its K and V
 

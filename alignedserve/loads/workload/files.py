@@ -1,0 +1,117 @@
+"""Reads tables of requests, CSV files or rows: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
+
+A row without a token in its prompt or in its output cannot run as a request: such rows are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.errors import WorkloadError
+from alignedserve.loads.workload.lengths import Pair
+
+Row = dict[str, str | None]
+
+MOST_S = 1e10  # from any start: large enough for seconds since 1970
+_TIME, _PROMPT, _OUTPUT = TRACE_COLUMNS = "arrival_s", "prompt_tokens", "output_tokens"
+
+
+@dataclass(frozen=True)
+class FileRequests:
+    """The requests of a file."""
+
+    pairs: tuple[Pair, ...]
+    times: tuple[float, ...] = ()  # of their arrivals, if the file has them
+    blocks: tuple[tuple[int, ...], ...] = ()  # ids of the blocks of their prompts, if the file has them
+    notes: tuple[str, ...] = ()  # for the reader of the figures
+
+
+def read_lengths(path: Path) -> FileRequests:
+    pairs = [_pair(row, where) for where, row in _rows(path, (_PROMPT, _OUTPUT))]
+    kept = tuple(pair for pair in pairs if all(pair))
+    return FileRequests(kept, notes=notes_of(path, len(pairs), len(kept)))
+
+
+def read_trace(path: Path) -> FileRequests:
+    return trace_of_rows(_rows(path, TRACE_COLUMNS), path)
+
+
+def trace_of_rows(rows: Iterable[tuple[str, Row]], path: Path) -> FileRequests:
+    """Return the requests of rows, each with its place for errors."""
+    times, pairs, num_rows, last = list[float](), list[Pair](), 0, -math.inf
+    for where, row in rows:
+        num_rows, last, pair = num_rows + 1, _time(row, where, last), _pair(row, where)
+        if all(pair):
+            times.append(last)
+            pairs.append(pair)
+    return FileRequests(tuple(pairs), tuple(times), notes=notes_of(path, num_rows, len(pairs)))
+
+
+def notes_of(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
+    if not num_kept:
+        raise WorkloadError(f"{path} has no requests")
+    empty = num_rows - num_kept
+    return (f"{path.name}: {empty} of {num_rows} rows have no prompt or no output, and were left out",) if empty else ()
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
+    """Yield each row with its place in the file."""
+    empty = True
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            _check_columns(path, reader.fieldnames or (), columns)
+            for row in reader:
+                empty = False
+                yield f"{path} line {reader.line_num}", row
+    except OSError as error:
+        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise WorkloadError(f"{path} is not a CSV file: {error}") from None
+    if empty:
+        raise WorkloadError(f"{path} has no requests")
+
+
+def _check_columns(path: Path, given: Sequence[str], needed: tuple[str, ...]) -> None:
+    for column in needed:
+        if column not in given:
+            raise WorkloadError(f"{path} has no column {column}: its first line must name {', '.join(needed)}")
+
+
+def _time(row: Row, where: str, last: float) -> float:
+    text = row[_TIME]
+    if not text:
+        lengths = "a file of lengths alone is read as lengths:PATH, with a rate"
+        raise WorkloadError(f"{where}: {_TIME} is empty: fill it in, or remove the line; {lengths}")
+    try:
+        time = float(text)
+    except ValueError:
+        time = math.nan
+    if not abs(time) < MOST_S:
+        raise WorkloadError(f"{where}: {_TIME} must be a number of seconds, up to {MOST_S:.0e}, not {text!r:.40}")
+    return rising(time, last, where, _TIME)
+
+
+def rising(time: float, last: float, where: str, column: str) -> float:
+    """Return the time of a row unless an earlier row has a later time."""
+    if time < last:
+        raise WorkloadError(f"{where}: {column} is earlier than in the line before: sort the file by it")
+    return time
+
+
+def _pair(row: Row, where: str) -> Pair:
+    return _tokens(row, _PROMPT, where), _tokens(row, _OUTPUT, where)
+
+
+def _tokens(row: Row, column: str, where: str) -> int:
+    text = row[column]
+    if not text:
+        raise WorkloadError(f"{where}: {column} is empty: fill it in, or remove the line")
+    if not (re.fullmatch(r"0*[0-9]{1,9}", text)):
+        raise WorkloadError(f"{where}: {column} must be a whole number of 0 or more, below a billion, not {text!r:.40}")
+    return int(text)

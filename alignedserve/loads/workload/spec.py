@@ -1,0 +1,111 @@
+"""Reads a workload from text: a stream on the command line, a workload that has a name, or a file of streams.
+
+    trace:PATH                              times and lengths from a file
+    lengths:PATH,rate=5.5,cv=1              lengths from a file
+    chats:PATH,rate=2                       texts from a file
+    mix:short=0.9,rate=8                    short and long prompts
+    sizes:prompt=512-1024,output=128        any sizes
+    coserve,rate=5.5,documents.in_flight=64
+    FILE.yaml,rate=5.5                      `streams`, a list of streams as above, and keys of the whole
+
+Each text becomes the same tree of plain values, as a file has them; build.py makes a `Mixture` of the tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from alignedserve.config.sources import hint, read_json, read_yaml
+from alignedserve.errors import ConfigError, WorkloadError
+from alignedserve.loads.workload.build import KINDS, WHOLE_KEYS, Tree, build, keys_of
+from alignedserve.loads.workload.load import Mixture
+from alignedserve.loads.workload.named import NAMED
+from alignedserve.loads.workload.stream import Stream
+
+_FILES = (".yaml", ".yml", ".json")
+
+
+def read_workload(text: str) -> Mixture:
+    head, *pairs = (part.strip() for part in text.split(","))
+    path = Path(head)
+    if path.suffix in _FILES and not _is_kind(head):
+        return build(_overridden(_read(path), pairs), head, path.parent)
+    return build(_overridden(*_from_command_line(head, pairs)), "workload", Path())
+
+
+def rate_of(text: str) -> str | None:
+    """Return the text's own setting of a rate, if it has one."""
+    found = re.search(r"(?<=[,:])\s*(rate(_scale)?\s*=[^,]*)", text)
+    return found[1] if found else None
+
+
+def _is_kind(head: str) -> bool:
+    return head.partition(":")[0] in KINDS and ":" in head
+
+
+def _from_command_line(head: str, pairs: list[str]) -> tuple[Tree, list[str]]:
+    """Return the tree of a workload that is no file, and the pairs that change it."""
+    kind, _, rest = head.partition(":")
+    if head in NAMED:
+        return _copy(NAMED[head]), pairs
+    if not _is_kind(head):
+        kinds = ", ".join(f"{kind}:" for kind in KINDS)
+        wanted = f"{', '.join(NAMED)}; {kinds}; a file ending in {', '.join(_FILES)}"
+        raise WorkloadError(f"workload: {head!r} is none of these: {wanted}{hint(head, NAMED)}")
+    if "path" in keys_of(KINDS[kind]):
+        return {"streams": [{"name": kind, "kind": kind, "path": rest}]}, pairs
+    return {"streams": [{"name": kind, "kind": kind}]}, [rest, *pairs] if rest else pairs
+
+
+def _read(path: Path) -> Tree:
+    try:
+        return _copy(read_json(path) if path.suffix == ".json" else read_yaml(path))
+    except ConfigError as error:
+        raise WorkloadError(str(error)) from None
+
+
+def _copy(tree: Mapping[str, Any]) -> Tree:
+    streams = tree.get("streams")
+    if not isinstance(streams, list):
+        return dict(tree)
+    return {**tree, "streams": [dict(stream) if isinstance(stream, dict) else stream for stream in streams]}
+
+
+def _overridden(tree: Tree, pairs: list[str]) -> Tree:
+    """Change the tree by pairs: `KEY=VALUE` of the whole or of the only stream, or `STREAM.KEY=VALUE`."""
+    seen = set()
+    for pair in pairs:
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise WorkloadError(f"workload: {pair!r} must be written KEY=VALUE")
+        if key in seen:
+            raise WorkloadError(f"workload: {key} is given twice")
+        seen.add(key)
+        _override(tree, key, value)
+    return tree
+
+
+def _override(tree: Tree, key: str, value: str) -> None:
+    streams = _streams_by_name(tree.get("streams"))
+    name, _, inner = key.rpartition(".")
+    if key in WHOLE_KEYS:
+        tree[key] = value
+    elif name in streams:
+        streams[name][inner] = value
+    elif len(streams) == 1 and not name:
+        next(iter(streams.values()))[key] = value
+    elif streams:
+        whole = ", ".join(WHOLE_KEYS)
+        written = " or ".join(f"{name}.KEY" for name in streams)
+        raise WorkloadError(
+            f"workload: {key} is not a key of the whole ({whole}); keys of a stream are written {written}"
+        )
+
+
+def _streams_by_name(streams: Any) -> dict[str, Tree]:
+    """Return the streams by name; none if this is no list of streams, which `build` reports."""
+    listed = streams if isinstance(streams, list) else []
+    return {str(stream.get("name", Stream.name)): stream for stream in listed if isinstance(stream, dict)}

@@ -1,0 +1,154 @@
+"""A stream: users of one kind, and the requests that they send."""
+
+# ruff: noqa: RUF009  (what it takes for shared defaults are frozen, or fields made by `setting`)
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+from random import Random
+
+from alignedserve.config.setting import setting
+from alignedserve.core import ServiceClass, Slo
+from alignedserve.errors import WorkloadError
+from alignedserve.loads.workload.amounts import FORMS, Amount, Exponential, Fixed
+from alignedserve.loads.workload.chats import ChatLengths
+from alignedserve.loads.workload.lengths import DrawnSizes, LengthSource, RecordedLengths
+from alignedserve.loads.workload.pace import ArrivalProcess, AtOnce, Gamma, Recorded
+from alignedserve.loads.workload.predictions import Predictions
+
+
+@dataclass(frozen=True)
+class StreamPromise:
+    """The service class and the deadlines that requests are promised."""
+
+    service: ServiceClass = setting(
+        ServiceClass.RT, "rt: a deadline for every token; be: throughput, and a completion window"
+    )
+    ttft_s: Amount = setting(Fixed(Slo().ttft_s), f"deadline of the first token, in seconds, {FORMS}")
+    tbt_s: Amount = setting(Fixed(Slo().tbt_s), f"deadline from token to token, in seconds, {FORMS}")
+    jct_s: Amount = setting(Fixed(Slo().jct_s), f"completion window, in seconds, {FORMS}")
+    slo_factor: Amount = setting(
+        Fixed(1.0), f"factor for the three deadlines of a request, drawn for each request, {FORMS}"
+    )
+
+    def draw(self, draw: Random) -> Slo:
+        factor = self.slo_factor.draw(draw)
+        ttft_s, tbt_s, jct_s = (factor * deadline.draw(draw) for deadline in (self.ttft_s, self.tbt_s, self.jct_s))
+        return _slo(ttft_s, tbt_s, jct_s)
+
+
+@lru_cache(maxsize=16)
+def _slo(ttft_s: float, tbt_s: float, jct_s: float) -> Slo:
+    """Return the deadlines: requests that have the same share one object, which their records keep."""
+    return Slo(ttft_s, tbt_s, jct_s)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of a conversation. The prompt of a turn is the conversation so far and some new tokens."""
+
+    turns: Amount = setting(Fixed(1.0), f"turns of a visit, {FORMS}")
+    system: int = setting(0, "tokens that all prompts of the stream begin with", least=0)
+    think_s: Amount = setting(Exponential(10, 120), f"from an answer to the next turn, in seconds, {FORMS}")
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """The limits that clients set, and how long they stay."""
+
+    context: int = setting(16_384, "most tokens of a prompt and its output; longer prompts are cut", least=2)
+    max_tokens: int = setting(2048, "most output that a request asks for, in tokens", least=1)
+    limited_share: float = setting(0.0, "share of requests whose limit is lower, drawn from 1 up", least=0, most=1)
+    leaving_share: float = setting(0.0, "share of clients that leave before the end", least=0, most=1)
+    patience_s: float = setting(0.5, "mean time until these clients leave, in seconds", above=0)
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """The length of outputs that an oracle tells, exact or with measured errors."""
+
+    predicted: Predictions = setting(
+        Predictions.EXACT, "what an oracle says of an output: its length, or what a real predictor said of such lengths"
+    )
+
+
+@dataclass(frozen=True)
+class Span:
+    """The length of a stream; in a conversation only the first turn counts."""
+
+    num_requests: int | None = setting(None, "number of requests that arrive", least=1)
+    first_s: float | None = setting(None, "seconds after the start; no request arrives later", least=0)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Users of one kind. The name is the stream's seed, so other streams do not change it; requests are NAME-NUMBER."""
+
+    name: str = "request"
+    arrivals: ArrivalProcess = Gamma()
+    lengths: LengthSource = DrawnSizes()
+    promise: StreamPromise = StreamPromise()
+    turns: Turns = Turns()
+    clients: ClientLimits = ClientLimits()
+    span: Span = Span()
+    notes: tuple[str, ...] = ()  # for the reader of its figures
+    foresight: Foresight = Foresight()
+    blocks: tuple[tuple[int, ...], ...] = ()  # of a trace whose prompts share blocks: the ids of each prompt
+    window_s: float | None = None  # of a trace that is drawn from its windows
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", self.name):
+            raise WorkloadError(f"a stream's name consists of letters, digits, - and _, not {self.name!r}")
+        if not self._ends:
+            raise WorkloadError(f"{self.name} never ends: give it num_requests, or first_s unless all come at once")
+        if self.turns.system > self.clients.context - 2:
+            raise WorkloadError(f"system must leave room in the context of {self.clients.context} tokens")
+        if isinstance(self.lengths, RecordedLengths) and self.turns.turns != Fixed(1.0):
+            raise WorkloadError("a trace has requests, not conversations: take its lengths and give them turns")
+        if isinstance(self.lengths, ChatLengths) and self.turns.turns != Fixed(1.0):
+            raise WorkloadError("turns has no effect: each chat of the file has as many as it has")
+
+    def num_turns(self, number: int, draw: Random) -> int:
+        """Return the turns of the visit of this number."""
+        lengths = self.lengths
+        return len(lengths.chat(number).turns) if isinstance(lengths, ChatLengths) else self.turns.turns.count(draw)
+
+    @property
+    def _ends(self) -> bool:
+        timed = self.span.first_s is not None and not isinstance(self.arrivals, AtOnce)
+        return self.arrivals.ends or self.span.num_requests is not None or timed
+
+    @property
+    def num_requests(self) -> int | None:
+        """Return the number of requests that arrive, if it follows from the settings."""
+        span = self.span
+        if self.turns.turns != Fixed(1.0) or self._has_chats_of_turns:
+            return None
+        if isinstance(self.arrivals, Recorded):
+            within_s = inf if span.first_s is None else span.first_s
+            num_within = sum(at <= within_s for at in self.arrivals.after())
+            return num_within if span.num_requests is None else min(num_within, span.num_requests)
+        return span.num_requests if span.first_s is None else None
+
+    @property
+    def _has_chats_of_turns(self) -> bool:
+        return isinstance(self.lengths, ChatLengths) and any(len(chat.turns) > 1 for chat in self.lengths.chats)
+
+    def scaled(self, factor: float) -> Stream:
+        """Return the stream with its rate times this factor, or unchanged if it has no rate."""
+        return replace(self, arrivals=self.arrivals.scaled(factor))
+
+    def within(self, context: int) -> Stream:
+        """Return the stream for a deployment whose requests have at most `context` tokens."""
+        return replace(self, clients=replace(self.clients, context=min(context, self.clients.context)))
+
+    def at_once(self, most: int) -> Stream:
+        """Return so many of its requests at most, all at the start, whose clients stay and have one turn."""
+        in_record = [len(self.lengths.pairs)] if isinstance(self.lengths, RecordedLengths) else []
+        clients, turns = replace(self.clients, leaving_share=0.0), replace(self.turns, turns=Fixed(1.0))
+        lengths = self.lengths.of_one_turn() if isinstance(self.lengths, ChatLengths) else self.lengths
+        span = Span(min(most, *in_record)) if in_record else Span(most)
+        return replace(self, arrivals=AtOnce(), lengths=lengths, clients=clients, turns=turns, span=span, window_s=None)

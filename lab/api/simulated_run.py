@@ -1,0 +1,149 @@
+"""Give the results of a simulated run to Python code: figures, tables, files, and the story of each request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from alignedserve.config.sources import hint
+from alignedserve.errors import SimulateError
+from alignedserve.explain.sentences import lines
+from alignedserve.explain.story import Story
+from alignedserve.explain.trace_file import trace_of
+from alignedserve.lab.api.frames import Frame, columns_of, frame_of
+from alignedserve.lab.reports import plots, report
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.timeline import timeline
+from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
+from alignedserve.lab.trials.building import Given, settings_of
+from alignedserve.lab.trials.running import run_filmed
+from alignedserve.loads.figures import tables
+from alignedserve.loads.records import record_file
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.simulator.explaining import story_of
+from alignedserve.simulator.run import Simulation
+
+_HEARD_S = 1.0  # after a request's end: by then every part has noted it
+_TOKEN_TITLES = ("request", "service", "index", "at_s", "gap_s")
+
+
+@dataclass(frozen=True, repr=False)
+class SimulatedRun:
+    """A run that has ended. Printed, it is the table of `alignedserve simulate`; times are seconds since it began."""
+
+    trial: SimulationTrial
+    _given: Given
+    record: RunRecord  # all that happened: the figures and the tables follow from it
+    _simulation: Simulation
+
+    def __repr__(self) -> str:
+        return report.summary(self._run)
+
+    @property
+    def summary(self) -> RunFigures:
+        """Return the figures that the command's table and JSON have."""
+        return self._run.figures
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Return what the simulation found wrong with itself: a run with any proves nothing."""
+        return self.record.problems
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.record.notes
+
+    @property
+    def policy_failures(self) -> list[str]:
+        """Return how often policies of one's own failed, so that the default decided."""
+        return self._simulation.policy_failures.lines()
+
+    @cached_property
+    def _run(self) -> TrialRun:
+        return TrialRun.from_record(self.trial, self.record)
+
+    # --- Tables
+
+    @cached_property
+    def requests(self) -> Frame:
+        """Return a row for each request, with the columns of --csv."""
+        rows = (tables.request_row(request, self.record.began_at) for request in self.record.requests)
+        return frame_of(columns_of(tables.REQUEST_TITLES, rows))
+
+    @cached_property
+    def steps(self) -> Frame:
+        """Return a row for each step of each worker, with the columns of --csv."""
+        rows = (report.step_row(step, self.record.began_at) for step in self.record.steps)
+        return frame_of(columns_of(report.STEP_TITLES, rows))
+
+    @cached_property
+    def tokens(self) -> Frame:
+        """Return a row for each token: when it reached its client, and how long after the token before it."""
+        began_at = self.record.began_at
+        rows = (
+            (request.id, request.service.value, index, at - began_at, at - before)
+            for request in self.record.requests
+            for index, (before, at) in enumerate(pairwise((request.arrival_at, *request.token_at)))
+        )
+        return frame_of(columns_of(_TOKEN_TITLES, rows))
+
+    # --- One request
+
+    def explain(self, request: str) -> RequestStory:
+        """Tell what happened to a request, as `alignedserve explain` does.
+
+        Parts remember their last decisions. Where they have forgotten the request, the run is repeated up to its end.
+        """
+        record = self._record_of(request)
+        story = story_of(self._simulation, request)
+        if not story.moments or story.forgotten_before:
+            again = Simulation(settings_of(self.trial, self._given))
+            is_open = record.outcome is RequestOutcome.OPEN
+            again.run_until((self.record.ended_at if is_open else record.ended_at) + _HEARD_S)
+            story = story_of(again, request)
+        return RequestStory(story)
+
+    def _record_of(self, name: str) -> RequestRecord:
+        named = {request.id: request for request in self.record.requests}
+        if name not in named:
+            raise SimulateError(f"the run has no request {name!r:.60}{hint(str(name), named)}")
+        return named[name]
+
+    # --- Files, as the command writes them
+
+    def page(self, path: str | Path) -> None:
+        """Write the live page of the run, with a slider of its time; the run is repeated for its pictures."""
+        run_filmed(self.trial, lambda _ended, _all: None, Path(path), self._given)
+
+    def json(self, path: str | Path) -> None:
+        """Write all figures."""
+        tables.write(Path(path), report.document([self._run]))
+
+    def timeline(self, path: str | Path) -> None:
+        """Write a trace for ui.perfetto.dev."""
+        tables.write(Path(path), timeline(self.record))
+
+    def plot(self, path: str | Path) -> None:
+        """Draw a .png or .svg; this needs matplotlib."""
+        plots.check(Path(path))
+        plots.plot_run(self.record, self.trial.title, Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write all that happened, as --record does: `record_file.load` reads it."""
+        record_file.save(self.record, Path(path))
+
+
+@dataclass(frozen=True, repr=False)
+class RequestStory:
+    """The story of a request. It prints as `alignedserve explain` prints it."""
+
+    story: Story  # its stages, decisions and steps
+
+    def __repr__(self) -> str:
+        return "\n".join(lines(self.story))
+
+    def perfetto(self, path: str | Path) -> None:
+        """Write the story as a trace for ui.perfetto.dev."""
+        tables.write(Path(path), trace_of(self.story))

@@ -1,0 +1,62 @@
+"""Simulated runs of a load, each of which must end without a problem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.loads.records.records import RunRecord
+from alignedserve.machine.one_thread import ONE_THREAD
+from alignedserve.machine.resources import usable_cores
+from alignedserve.simulator.run import Simulation
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def recorded(simulation: Simulation) -> RunRecord:
+    """Run the simulation and return its record."""
+    simulation.run()
+    record = simulation.record(0.0)
+    assert not record.problems, record.problems[:3]
+    return record
+
+
+def record_of(trial: SimulationTrial) -> RunRecord:
+    return recorded(Simulation(settings_of(trial)))
+
+
+def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[SimulationTrial]) -> list[R]:
+    """Run the trials in several processes, and return the figure of each record. A process must find it by its name."""
+    return in_processes(partial(_figure_of, figure), trials)
+
+
+def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
+    return figure(record_of(trial))
+
+
+def in_processes(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return the function's results in the order of the items; there is a process for each core."""
+    return list(_processes().map(function, items))
+
+
+@cache
+def _processes() -> ProcessPoolExecutor:
+    """Return processes whose numpy has one thread: a second one would only take a core from another process."""
+    os.environ |= ONE_THREAD
+    return ProcessPoolExecutor(max(1, round(usable_cores())), get_context("spawn"))
+
+
+def save_load(path: Path, first_s: float, *streams: dict[str, Any]) -> str:
+    """Write a workload of these streams, and return the name of its file."""
+    path.write_text(yaml.safe_dump({"first_s": first_s, "streams": list(streams)}), encoding="utf-8")
+    return str(path)

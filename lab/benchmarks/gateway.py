@@ -1,0 +1,337 @@
+"""Measure the time that the gateway adds to a request and to a token, with a fake engine, and the streams it holds.
+
+    python -m lab.benchmarks.gateway                        # about a minute
+    python -m lab.benchmarks.gateway --before CHECKOUT      # what a token and a request cost here and there, in turns
+    python -m lab.benchmarks.gateway --peer-python PATH   # vLLM's server too, on the demo model; PATH has its CPU build
+
+The application, its server and its event loop are the gateway's own, in a separate process bound to one core;
+tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. A token and a request cost the
+processor time of the process: other work on the machine changes it little. The latency of a token is the time
+from the thread to its client, another process, which has read it; it needs quiet cores. The cost of the peer's tokens
+is the time of its front-end process, while its engine computes in another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import uvloop
+from fastapi import FastAPI
+
+from alignedserve.core import FinishReason, Request
+from alignedserve.explain.story import Story, tell
+from alignedserve.lab.benchmarks.common.report import command, report, status
+from alignedserve.owner.arrivals import ArrivalQueues
+from alignedserve.owner.client import Delivered
+from alignedserve.protocol.messages import Member
+
+MODEL, MAX_MODEL_LEN = "demo", 2048
+VOCABULARY = 151_936  # of Qwen 3, which the fake engine has, whatever the tokenizer knows
+PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
+CLOCK = struct.Struct("=d")
+MOST_TOKENS = 1024  # tokens of a stream
+WARM_REQUESTS = 200
+TURNS = 3  # of this checkout and another
+BESIDE_BEFORE = (16, 400, 0.002), (512, 60, 0.05)  # streams, tokens of each, seconds between two
+MOST_RATIO = 1.05  # of two costs that are equal as far as can be measured
+END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+PHASES = 50
+
+
+class Beating:
+    """An owner of requests that gives each open request a token on every beat, and notes the time in shared memory.
+
+    A request's seed is the number of its stream. In a long beat, streams get their tokens at `PHASES` different times:
+    the workers of a real server do not end their steps all at once.
+    """
+
+    name, ready, lacks_s = "gateway-0", True, 0.0
+    late: ClassVar[dict[str, float]] = {}
+    members: tuple[Member, ...] = ()
+
+    def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
+        self._beat_s, self._noted = beat_s, noted
+        self._arrivals: ArrivalQueues[Delivered] = ArrivalQueues()
+        self._open: dict[str, tuple[Request, int]] = {}  # request and number of its tokens so far
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def story(self, request: str) -> Story:
+        return tell(request, (), (), self.now())
+
+    def pause(self, request: str) -> None: ...
+
+    def resume(self, request: str) -> None: ...
+
+    def has_unread(self, request: str) -> bool:
+        return self._arrivals.has(request)
+
+    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        with self._arrivals.waiting_for(request.id) as arrived:
+            self._open[request.id] = request, 0
+            try:
+                while True:
+                    delivered = await arrived.get()
+                    yield delivered
+                    if delivered.finish:
+                        return
+            finally:
+                self._open.pop(request.id, None)
+
+    def _beat(self) -> None:
+        phases = PHASES if self._beat_s > 0.05 else 1
+        at = time.monotonic()
+        for phase in itertools.cycle(range(phases)):
+            at = max(at, time.monotonic() - self._beat_s) + self._beat_s / phases
+            time.sleep(max(0.0, at - time.monotonic()))
+            for name, (request, index) in list(self._open.items()):
+                if request.sampling.seed % phases == phase:
+                    self._deliver(name, request, index)
+
+    def _deliver(self, name: str, request: Request, index: int) -> None:
+        if index >= request.max_tokens:
+            return
+        finish = FinishReason.LENGTH if index + 1 == request.max_tokens else None
+        offset = (request.sampling.seed * MOST_TOKENS + index) * CLOCK.size
+        if offset + CLOCK.size <= len(self._noted):
+            CLOCK.pack_into(self._noted, offset, time.monotonic())
+        if name in self._open:
+            self._open[name] = request, index + 1
+        self._arrivals.put(name, Delivered((TOKEN_IDS[index % len(TOKEN_IDS)],), finish))
+
+
+def serve(beat_s: float, noted: Path, core: int) -> None:
+    """Serve as `alignedserve.gateway.actor` does, with another owner."""
+    from alignedserve.architectures.model_source import DEMO_FOLDER
+    from alignedserve.gateway.app import make_app
+    from alignedserve.gateway.settings import GatewaySettings
+    from alignedserve.text.text_model import TextModel
+
+    os.sched_setaffinity(0, {core})
+    owner = Beating(beat_s, noted_in(noted))
+    text = replace(TextModel.load(DEMO_FOLDER), vocab_size=VOCABULARY)
+    serve_app(make_app(owner, text, GatewaySettings((MODEL,), MAX_MODEL_LEN)))
+
+
+def noted_in(file: Path) -> mmap.mmap:
+    with file.open("r+b") as opened:
+        return mmap.mmap(opened.fileno(), 0)
+
+
+def serve_app(app: FastAPI) -> None:
+    """Print a free port, and serve the application at it."""
+    from alignedserve.config.config import ServerConfig
+    from alignedserve.gateway.actor import HttpServer, http_settings
+    from alignedserve.shell.listener import bind
+
+    listener = bind("127.0.0.1", 0)
+    print(listener.getsockname()[1], flush=True)
+    uvloop.run(HttpServer(http_settings(app, ServerConfig())).serve(sockets=[listener]))
+
+
+class Server:
+    """The process of a server that is measured."""
+
+    def __init__(self, port: int, pid: int, model: str = MODEL) -> None:
+        self.port, self.pid, self.model = port, pid, model
+
+    @property
+    def cpu_s(self) -> float:
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+    @property
+    def memory_mb(self) -> float:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@contextlib.contextmanager
+def serving(module: str, *flags: str, checkout: Path | None = None) -> Iterator[Server]:
+    """Yield the server that a benchmark's module starts with these flags, from another checkout if one is named."""
+    command = [sys.executable, "-m", module, *flags]
+    env = os.environ if checkout is None else {**os.environ, "PYTHONPATH": str(checkout)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=checkout, env=env)
+    assert process.stdout is not None
+    try:
+        yield Server(int(process.stdout.readline()), process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ours(beat_s: float, noted: Path, checkout: Path | None = None) -> contextlib.AbstractContextManager[Server]:
+    return serving("lab.benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s), checkout=checkout)
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(100):
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.sleep(0.1)
+    raise ConnectionError(f"nothing listens at port {server.port}")
+
+
+def request(server: Server, **fields: Any) -> bytes:
+    body = json.dumps({"model": server.model, "prompt": PROMPT_IDS, "ignore_eos": True, **fields}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def stream(server: Server, number: int, tokens: int, read_at: list[float] | None = None) -> None:
+    """Read a stream, and add the time at which each token was read to the list."""
+    reader, writer = await connect(server)
+    writer.write(request(server, max_tokens=tokens, stream=True, seed=number))
+    read = b""
+    while not read.endswith(END):
+        new = await reader.read(1 << 16)
+        assert new, "the stream broke"
+        if read_at is not None:
+            read_at += [time.monotonic()] * new.count(b"data: {")
+        read = (read + new)[-len(END) :]
+    writer.close()
+
+
+async def ask_whole(server: Server, count: int, connections: int) -> None:
+    """Send requests for one token each, over connections that stay open."""
+
+    async def ask_some() -> None:
+        reader, writer = await connect(server)
+        for _ in range(count // connections):
+            writer.write(request(server, max_tokens=1))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            await reader.readexactly(int(lengths[0].split(b":")[1]))
+        writer.close()
+
+    await asyncio.gather(*(ask_some() for _ in range(connections)))
+
+
+async def per_request_us(server: Server, count: int = 2000) -> float:
+    await ask_whole(server, WARM_REQUESTS, 8)
+    before = server.cpu_s
+    await ask_whole(server, count, 8)
+    return (server.cpu_s - before) / count * 1e6
+
+
+async def per_token_us(server: Server, streams: int, tokens: int) -> float:
+    """Return the cost of a token alone: the cost of requests with two tokens is subtracted."""
+    await asyncio.gather(*(stream(server, number, 2) for number in range(streams)))
+    costs = []
+    for length in (2, tokens):
+        before = server.cpu_s
+        await asyncio.gather(*(stream(server, number, length) for number in range(streams)))
+        costs.append(server.cpu_s - before)
+    return (costs[1] - costs[0]) / (streams * (tokens - 2)) * 1e6
+
+
+async def hold_streams(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
+    """Hold streams open at once, and return the delay of each token after all streams began, in ascending order."""
+    read_at: list[list[float]] = [[] for _ in range(streams)]
+    await asyncio.gather(*(stream(server, number, tokens, read_at[number]) for number in range(streams)))
+    late, all_began = [], max(times[0] for times in read_at)
+    for number, times in enumerate(read_at):
+        assert len(times) == tokens, f"stream {number} had {len(times)} of {tokens} tokens"
+        for index, at in enumerate(times):
+            had_at = CLOCK.unpack_from(noted, (number * MOST_TOKENS + index) * CLOCK.size)[0]
+            if had_at > all_began:
+                late.append(at - had_at)
+    assert late, "the first streams ended before the last began"
+    return sorted(late)
+
+
+def run(path: Path, streams: int, peer_python: str | None) -> None:
+    noted = noted_in(path)
+    with ours(0.001, path) as server:
+        cost_us = uvloop.run(per_request_us(server))
+        report("gateway, a request of one token", cost_us, "us of a core")
+    for held, tokens, beat_s in ((16, 400, 0.002), (512, 120, 0.05)):
+        with ours(beat_s, path) as server:
+            token_us = uvloop.run(per_token_us(server, held, tokens))
+        report(f"gateway, a streamed token, {held} streams", token_us, "us of a core")
+        report(f"gateway, streamed tokens on one core, {held} streams", 1e6 / token_us, "tokens/s")
+    for held, tokens, beat_s in ((streams, 40, 0.5), (16, 200, 0.02)):
+        with ours(beat_s, path) as server:
+            before_mb = server.memory_mb
+            late = uvloop.run(hold_streams(server, held, tokens, noted))
+            more_mb = server.memory_mb - before_mb
+        if held == streams:
+            report("gateway, streams held open at once on one core", held, "streams", goal=2000, at_least=True)
+            report(f"gateway, memory of a stream, {held} open", more_mb / held * 1e3, "kB")
+        for share in (0.5, 0.99):
+            at = late[int(share * (len(late) - 1))]
+            report(f"gateway, latency added to a token, p{share * 100:g}, {held} streams", at * 1e3, "ms")
+    if peer_python is not None:
+        from alignedserve.lab.benchmarks.peers import vllm_server
+
+        with vllm_server.serving(peer_python) as peer:
+            report("vLLM's server, a request of one token", uvloop.run(per_request_us(peer, 400)), "us of a core")
+            peer_us = uvloop.run(per_token_us(peer, 16, 400))
+            report("vLLM's server, a streamed token, 16 streams", peer_us, "us of a core")
+
+
+def compare(path: Path, checkout: Path) -> None:
+    """Report what a request and a token cost here, with what they cost in the other checkout as their baselines."""
+
+    def in_turns(
+        name: str, beat_s: float, cost_us: Callable[[Server], Coroutine[Any, Any, float]], most: float | None = None
+    ) -> None:
+        costs: dict[Path | None, list[float]] = {None: [], checkout: []}
+        for _ in range(TURNS):
+            for where, found in costs.items():
+                with ours(beat_s, path, where) as server:
+                    found.append(uvloop.run(cost_us(server)))
+        before, now = median(costs[checkout]), median(costs[None])
+        report(f"gateway, {name}", now, "us of a core", baseline=before, goal=most and most * before)
+
+    in_turns("a request of one token", 0.001, per_request_us)
+    for held, tokens, beat_s in BESIDE_BEFORE:
+        cost_us = partial(per_token_us, streams=held, tokens=tokens)
+        in_turns(f"a streamed token, {held} streams", beat_s, cost_us, MOST_RATIO)
+
+
+def main() -> int:
+    parser = command(__doc__)
+    parser.add_argument("--streams", type=int, default=2000, help="streams open at once")
+    parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="another commit's working tree, to compare with"
+    )
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None:
+        serve(args.beat, args.serve, min(os.sched_getaffinity(0)))
+        return 0
+    with tempfile.NamedTemporaryFile() as file:
+        os.ftruncate(file.fileno(), args.streams * MOST_TOKENS * CLOCK.size)
+        if args.before is None:
+            run(Path(file.name), args.streams, args.peer_python)
+        else:
+            compare(Path(file.name), args.before.resolve())
+    return status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

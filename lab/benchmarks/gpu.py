@@ -1,0 +1,458 @@
+"""Measure the engine on a GPU, on random weights of real shapes; it needs torch, Triton, transformers and numpy.
+
+    python -m lab.benchmarks.gpu                          # all parts, of the 8B
+    python -m lab.benchmarks.gpu --only decode            # a single part
+    python -m lab.benchmarks.gpu --model tiny             # what it measures, tried on a CPU
+
+`warm` compiles and measures all choices of the kernels, and names those that are broken. Decode is measured in three
+ways: kernel by kernel, with captured steps, and with captured steps that each begin before the result of the step
+before is read; beside the time of a step are that of its host and that for which the GPU computes. `kernels` says what
+a step's time goes to. `peer` is transformers' continuous batching.
+
+Every share is relative to a measurement of the same GPU in the same run: memory bandwidth of a copy within the device,
+speed of a large product, speed of a copy from pinned memory. A case that does not fit, or a part that fails, is
+reported and left out. lab/benchmarks/gpu_ceilings.py measures what needs no engine, tools/quarter.py runs both.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import Any
+
+import torch
+
+from alignedserve.architectures.quantization import Quantization
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.devices import beside_steps, free_memory
+from alignedserve.engine.device.pinning import cudart_for, pin
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import CudaCapture
+from alignedserve.engine.weights.dummy import DummyWeights
+from alignedserve.lab.benchmarks.common.gpu_shapes import (
+    BLOCK_SIZE,
+    DEVICE,
+    MODELS,
+    PAGE,
+    Model,
+    about,
+    busy,
+    kernels_of,
+    left_out,
+    seconds,
+    timed,
+)
+from alignedserve.lab.benchmarks.common.report import command, report
+from alignedserve.lab.benchmarks.copies import arena_of
+
+PARTS = ("warm", "decode", "kernels", "prompts", "copies", "peer")
+LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
+ON_CPU = 1 << 28  # bytes of the cache in a dry run
+MOST_BATCH = 256
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_p=0.95)
+DECODES = [(batch, 1000) for batch in (1, 8, 32, 64, 128, 256)] + [(1, 8000), (16, 8000)]
+EAGER = [(1, 1000), (64, 1000)]
+PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.6, 0.85, 1.05, 2.0
+STEP_GOALS = {(1, 1000): 6.2, (128, 1000): 13.0}  # ms, of the 8B on an H100
+JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
+PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
+MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt beside them
+
+
+class Bench:
+    quantization = Quantization.NONE
+    tensors: type[DummyWeights] = DummyWeights
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.device = model, DEVICE
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Return the bytes per second that a copy within the device reads and writes."""
+        source = torch.empty(1 << 30, dtype=torch.uint8, device=self.device)
+        out = torch.empty_like(source)
+        return 2 * source.nbytes / seconds(lambda: out.copy_(source))
+
+    @cached_property
+    def products(self) -> float:
+        """Return the operations per second of a large product in bf16."""
+        edge = 8192 if self.device.type == "cuda" else 512
+        a, b = torch.randn(2, edge, edge, device=self.device, dtype=torch.bfloat16)
+        return 2 * edge**3 / seconds(lambda: a @ b)
+
+    @property
+    def title(self) -> str:
+        return self.model.name
+
+    @cached_property
+    def engine(self) -> Engine:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(self.model.config))
+            few = Engine(
+                Path(folder),
+                num_pairs=1,
+                quantization=self.quantization,
+                device=self.device,
+                tensors_of=lambda _: self.tensors(),
+                has_graphs=True,
+            )
+        free = free_memory(self.device)
+        room = ON_CPU if free is None else free - LEFT
+        few.resize(room // (self.model.kv_bytes * BLOCK_SIZE))
+        few.cache.normal_()
+        report(f"rehearse_{self.title}", timed(few.rehearse), "s")
+        return few
+
+    @cached_property
+    def capturing(self) -> Engine:
+        """Return the engine with captured steps, or report why capture is not possible and run kernel by kernel."""
+        if (why := self.engine.why_no_graphs) is not None:
+            left_out(f"graphs_{self.title}", why)
+            return self.engine
+        capture, least = CudaCapture(self.device), LEFT // 8
+        took = timed(lambda: self.engine.capture(MOST_BATCH, capture, lambda: free_memory(self.device) or 0, least))
+        report(f"capture_{self.title}", took, "s")
+        return self.engine
+
+    def close(self) -> None:
+        """Give the GPU's memory back: an engine with graphs is a reference cycle, which needs a garbage collection."""
+        for name in ("capturing", "engine"):
+            self.__dict__.pop(name, None)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.engine.num_pairs * BLOCK_SIZE
+
+    def decodes(self, prefixes: Sequence[int], sampling: Sampling = GREEDY) -> StepPlan:
+        chance, first, parts = random.Random(0), 0, []
+        pairs = chance.sample(range(self.num_tokens // BLOCK_SIZE), self.num_tokens // BLOCK_SIZE)
+        for number, prefix in enumerate(prefixes):
+            count = -(-(prefix + 1) // BLOCK_SIZE)
+            own = tuple(pairs[first : first + count])
+            first += count
+            parts.append(Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, own, sampling, 0))
+        return StepPlan(0, (), tuple(parts))
+
+    # --- Measurements
+
+    def warm(self) -> None:
+        """Compile and measure all choices of all kernels, as a first start does."""
+        broken: list[str] = []
+        listening = logging.Handler(logging.WARNING)
+        listening.emit = lambda record: broken.append(record.getMessage())  # type: ignore[method-assign]
+        log = logging.getLogger("alignedserve")
+        log.addHandler(listening)
+        try:
+            _ = self.capturing
+        finally:
+            log.removeHandler(listening)
+        report(f"broken_{self.title}", len(broken), "1", goal=0)
+        for why in broken:
+            left_out(f"broken_{self.title}", why)
+
+    def decode(self) -> None:
+        fitting = [(batch, prefix) for batch, prefix in DECODES if self.fits(batch, prefix)]
+        plans = {case: self.decodes([case[1]] * case[0]) for case in fitting}
+        eager = {case: seconds(partial(self.engine.step, plans[case]), 5) for case in EAGER if case in plans}
+        engine = self.capturing
+        for (batch, prefix), plan in plans.items():
+            name = f"decode_{self.title}_batch_{batch}_prefix_{prefix}"
+            captured = seconds(partial(engine.step, plan))
+            alone = eager.get((batch, prefix))
+            report(f"{name}_captured", captured * 1e3, "ms", baseline=None if alone is None else alone * 1e3)
+            ahead, host = self.ahead(plan)
+            goal = (
+                STEP_GOALS.get((batch, prefix)) if self.title == "llama_8b_gqa" and "H100" in about()["gpu"] else None
+            )
+            report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3, goal=goal)
+            report(f"{name}_host", host * 1e3, "ms", baseline=ahead * 1e3)
+            report(f"{name}_rate", batch / ahead, "tokens/s")
+            read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
+            report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share")
+            if batch in (1, 64) and prefix == 1000:
+                sampled, _ = self.ahead(self.decodes([prefix] * batch, SAMPLED))
+                report(f"{name}_sampled", sampled * 1e3, "ms", baseline=ahead * 1e3)
+        self.busy(
+            {f"decode_{self.title}_batch_{batch}_prefix_{prefix}": plan for (batch, prefix), plan in plans.items()}
+        )
+
+    def busy(self, plans: Mapping[str, StepPlan]) -> None:
+        """Report for how long the GPU computes in each step: last, as launches take longer once a profiler was on."""
+        for name, plan in plans.items():
+            report(f"{name}_gpu", busy(partial(self.capturing.step, plan)) * 1e3, "ms")
+
+    def fits(self, batch: int, prefix: int) -> bool:
+        fits = batch * (prefix + BLOCK_SIZE) <= self.num_tokens
+        if not fits:
+            why = f"{batch * prefix} tokens of KV, {self.num_tokens} fit"
+            left_out(f"decode_{self.title}_batch_{batch}_prefix_{prefix}", why)
+        return fits
+
+    def ahead(self, plan: StepPlan, steps: int = 16) -> tuple[float, float]:
+        """Return the seconds of a step when each begins before the step before is read, and of these its host's. All
+        have equal positions."""
+        engine, took = self.capturing, list[float]()
+        following = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
+
+        def row() -> None:
+            running = engine.begin(plan)
+            for _ in range(steps - 1):
+                began = time.perf_counter()
+                running, last = engine.begin(following), running
+                took.append(time.perf_counter() - began)
+                last.result()
+            running.result()
+
+        return seconds(row, 10) / steps, median(took)
+
+    def kernels(self) -> None:
+        """Report what the time of a captured step goes to."""
+        for batch in (1, 32, 128):
+            if not self.fits(batch, 1000):
+                continue
+            found = kernels_of(partial(self.capturing.step, self.decodes([1000] * batch)))
+            title = f"kernel_{self.title}_batch_{batch}"
+            report(f"{title}_all", 1e6 * sum(took for took, _ in found.values()), "us")
+            for name, (took, count) in sorted(found.items(), key=lambda item: -item[1][0])[:14]:
+                report(f"{title}_{name[:60]}", took * 1e6, "us", baseline=count)  # as often in a step
+
+    def prompt(self, tokens: int, behind: int = 0) -> StepPlan:
+        """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have their KV already."""
+        prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
+        pairs = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
+        return StepPlan(0, (Chunk("r", prompt, behind, pairs, GREEDY),))
+
+    def prompt_s(self, tokens: int) -> float:
+        plan = self.prompt(tokens)
+        return seconds(lambda: self.engine.step(plan))
+
+    def prompts(self) -> None:
+        engine, model, plans = self.capturing, self.model, dict[str, StepPlan]()
+        for tokens, behind in PROMPTS if self.device.type == "cuda" else PROMPTS[:1]:
+            name = f"prompt_{self.title}_{tokens}" + (f"_behind_{behind}" if behind else "")
+            plans[name] = plan = self.prompt(tokens, behind)
+            took = seconds(partial(engine.step, plan), 8)
+            dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
+            # Two products of two operations each, of half of the square and what lies before it.
+            attention = 4 * tokens * (tokens / 2 + behind) * model.heads * model.head_dim * model.layers
+            share = (dense + attention) / took / self.products
+            report(f"{name}_rate", tokens / took, "tokens/s")
+            report(f"{name}_products", share, "share", goal=PREFILL_GOAL if tokens == 2048 else None, at_least=True)
+        if self.fits(MANY + 1, 1000):
+            plans |= self.mixed()
+        self.busy(plans)
+
+    def mixed(self) -> dict[str, StepPlan]:
+        """Report steps of decodes with some tokens of a prompt, and return them."""
+        engine, plans = self.capturing, dict[str, StepPlan]()
+        alone = seconds(partial(engine.step, self.decodes([1000] * MANY)), 8)
+        for tokens in MIXED if self.device.type == "cuda" else MIXED[:1]:
+            plan = self.decodes([1000] * (MANY + 1))
+            own, prompt = plan.decodes[-1].pairs, self.prompt(tokens).chunks[0]
+            plan = replace(plan, chunks=(replace(prompt, request="prompt", pairs=own),), decodes=plan.decodes[:-1])
+            name = f"mixed_{self.title}_{MANY}_decodes_{tokens}"
+            plans[name] = plan
+            report(f"{name}_step", seconds(partial(engine.step, plan), 8) * 1e3, "ms", baseline=alone * 1e3)
+        return plans
+
+    def copies(self) -> None:
+        count = 16
+        size = count * PAGE * self.model.kv_bytes
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        here = torch.empty(size, dtype=torch.uint8, device=self.device)
+        fastest = {"in": size / seconds(lambda: here.copy_(host)), "out": size / seconds(lambda: host.copy_(here))}
+        with self.copier(count) as copier:
+            pages, tokens = range(count), [1] * (count * PAGE)
+            pairs = range(len(tokens) // BLOCK_SIZE)
+            ways: dict[str, Callable[[], object]] = {
+                "out": lambda: copier.copy_out(pairs, pages, tokens),
+                "in": lambda: copier.copy_in(pages, pairs, tokens),
+            }
+            plan = self.decodes([512] * 16)
+            alone, _ = self.ahead(plan)
+            for way, copy in ways.items():
+                share = size / seconds(copy) / fastest[way]
+                report(f"arena_{way}_{self.title}", share, "share", goal=COPY_GOAL, at_least=True)
+                with repeating(copy, self.device):
+                    beside, _ = self.ahead(plan)
+                report(f"step_beside_arena_{way}_{self.title}", beside / alone, "times", goal=SLOWDOWN_GOAL)
+        self.join()
+
+    def join(self) -> None:
+        """Copy in the KV of a long request beside steps of others: how much longer does any of those steps take?"""
+        count = JOINING // PAGE
+        with self.copier(count) as copier:
+            pages, tokens, pairs = range(count), [1] * JOINING, range(JOINING // BLOCK_SIZE)
+            copier.copy_out(pairs, pages, tokens)
+            plan, took = self.decodes([1000] * 16), list[float]()
+            copy = partial(copier.copy_in, pages, pairs, tokens)
+            gaps = self.gaps(plan, lambda: None)
+            beside = self.gaps(plan, lambda: took.append(timed_alone(copy)))
+        report(f"join_{JOINING}_{self.title}", took[0] * 1e3, "ms")
+        longest = (max(beside) - median(gaps)) * 1e3
+        report(f"join_{JOINING}_delay_{self.title}", longest, "ms", baseline=(max(gaps) - median(gaps)) * 1e3, goal=1.0)
+        report(f"join_{JOINING}_step_{self.title}", median(beside) * 1e3, "ms", baseline=median(gaps) * 1e3)
+
+    def gaps(self, plan: StepPlan, meanwhile: Callable[[], object], steps: int = 24) -> list[float]:
+        """Return the seconds between the results of steps, each begun ahead, while another thread does something."""
+        engine, read_at = self.capturing, list[float]()
+        following = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
+
+        def aside() -> None:
+            with beside_steps(self.device):
+                meanwhile()
+
+        running = engine.begin(plan)
+        for number in range(steps):
+            running, last = engine.begin(following), running
+            last.result()
+            read_at.append(time.perf_counter())
+            if number == 3:
+                thread = Thread(target=aside, daemon=True)
+                thread.start()
+        running.result()
+        thread.join()
+        return [later - earlier for earlier, later in pairwise(read_at)]
+
+    @contextmanager
+    def copier(self, pages: int) -> Iterator[PageCopier]:
+        with arena_of(pages, PAGE * self.model.kv_bytes) as arena:
+            cudart = cudart_for(self.device)
+            unpin = None if cudart is None else pin(arena, cudart, self.device)
+            try:
+                yield PageCopier(self.engine.cache, arena, PAGE, verify=False)
+            finally:
+                if unpin is not None:
+                    unpin()
+
+    def peer(self) -> None:
+        """Compare the speed of 64 requests at once, with prompts of 512 tokens and outputs of 64."""
+        chance = random.Random(0)
+        count, outputs = (64, 64) if self.device.type == "cuda" else (4, 4)
+        prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(count)]
+        ours = self.ours(prompts, outputs)
+        report(f"ours_{self.model.name}_rate", count * outputs / ours, "tokens/s")
+        self.close()
+        peer = self.transformers(prompts, outputs)
+        report(f"peer_{self.model.name}_rate", count * outputs / ours, "tokens/s", baseline=count * outputs / peer)
+        report(f"peer_{self.model.name}", peer / ours, "times", goal=PEER_GOAL, at_least=True)
+
+    def ours(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        engine = self.capturing
+
+        def serve() -> None:
+            each = -(-(len(prompts[0]) + outputs) // BLOCK_SIZE)
+            own = [tuple(range(number * each, (number + 1) * each)) for number in range(len(prompts))]
+            last: dict[str, int] = {}
+            for at in range(0, len(prompts), 4):  # 2,048 tokens in a step
+                chunks = [
+                    Chunk(f"r{n}", tuple(prompts[n]), 0, own[n], GREEDY) for n in range(at, min(at + 4, len(prompts)))
+                ]
+                last |= dict(engine.step(StepPlan(0, tuple(chunks))).tokens)
+            running = None
+            for index in range(1, outputs):
+                decodes = (
+                    Decode(f"r{n}", None if running else last[f"r{n}"], len(prompt) + index - 1, own[n], GREEDY, index)
+                    for n, prompt in enumerate(prompts)
+                )
+                running, before = engine.begin(StepPlan(0, (), tuple(decodes))), running
+                if before is not None:
+                    before.result()
+            if running is not None:
+                running.result()
+
+        serve()
+        return timed(serve)
+
+    def transformers(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        """Return the time of the second batch, which reuses what the first sets up, such as graphs."""
+        from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(**{key: value for key, value in self.model.config.items() if key != "architectures"})
+        with torch.device(self.device):
+            model: Any = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        wanted = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1)
+
+        def serve() -> None:
+            inputs = [list(prompt) for prompt in prompts]
+            done = model.generate_batch(inputs=inputs, generation_config=wanted, persistent_manager=True)
+            made = sorted(len(output.generated_tokens) for output in done.values())
+            if made != [outputs] * len(prompts):  # transformers logs an error, and returns
+                raise RuntimeError(f"outputs of {made[:3]} ... tokens, {len(made)} in all")
+
+        serve()
+        return timed(serve)
+
+
+def timed_alone(work: Callable[[], object]) -> float:
+    """Return the seconds of work that waits for the device by itself."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
+    """Repeat the copy in a separate thread and stream while the context is open."""
+    going, copied = [True], [0]
+
+    def again() -> None:
+        with beside_steps(device):
+            while going[0]:
+                copy()
+                copied[0] += 1
+
+    thread = Thread(target=again, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        going[0] = False
+        thread.join()
+    if not copied[0]:
+        raise RuntimeError("nothing was copied meanwhile")
+
+
+def main() -> int:
+    parser = command(__doc__)
+    parser.add_argument("--only", choices=PARTS, help="one part instead of all")
+    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
+    options = parser.parse_args()
+    if DEVICE.type != "cuda" and options.model != "tiny":
+        print("lab.benchmarks.gpu: no GPU: torch sees none here", file=sys.stderr)
+        return 1
+    print(json.dumps(about()), flush=True)
+    has_failed = False
+    bench = Bench(MODELS[options.model])
+    for part in [options.only] if options.only else PARTS:
+        if part == "peer":
+            bench.close()  # the engine's cache takes all memory
+        try:
+            getattr(bench, part)()
+        except Exception as error:  # time on a GPU is short: measure the remaining parts
+            has_failed = True
+            traceback.print_exc()
+            left_out(f"{part}_{bench.title}", f"{type(error).__name__}: {str(error)[:200]}")
+    return 1 if has_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

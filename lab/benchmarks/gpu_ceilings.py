@@ -1,0 +1,306 @@
+"""Measure what a GPU can do, and how near attention comes to it; no engine is loaded.
+
+    python -m lab.benchmarks.gpu_ceilings                       # all parts, at an 8B's shapes
+    python -m lab.benchmarks.gpu_ceilings --only attention
+    python -m lab.benchmarks.gpu_ceilings --model tiny          # tried on a CPU
+
+`machine` says what the machine has, and what pinning memory costs. `ceilings` are copies, products, each layer of the
+model at some numbers of rows, read from memory each time, and what a launch costs. `attention` compares ours, over
+blocks of 16 tokens, with FlashAttention 3 on the same blocks where it is installed, and prompts with torch's own.
+`counters` reads the GPU's own counters of our attention by ncu. `alignment` has few long requests among short.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import mmap
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+from alignedserve.engine.device.pinning import cudart_for
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
+from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
+from alignedserve.kernels.dispatch.paged_libraries import PAGE as PAGE_OF_LIBRARIES
+from alignedserve.kernels.dispatch.probing import working_libraries
+from alignedserve.lab.benchmarks.common.gpu_shapes import (
+    BLOCK_SIZE,
+    DEVICE,
+    MODELS,
+    Model,
+    about,
+    busy,
+    left_out,
+    replayed,
+    seconds,
+    timed,
+)
+from alignedserve.lab.benchmarks.common.report import command, report
+
+PARTS = ("machine", "ceilings", "attention", "counters", "alignment")
+ROWS = (1, 8, 32, 64, 128, 256)
+LAUNCHES = 363  # kernels in a captured step of the 8B
+DECODES, CHUNKS = ((1, 1000), (32, 1000), (128, 1000), (16, 8000)), (2048, 8192)
+IS_DRY = DEVICE.type != "cuda"
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
+
+
+def machine(_model: Model) -> None:
+    shared = os.statvfs("/dev/shm")
+    report("shared_memory", shared.f_bavail * shared.f_frsize / 1e9, "GB")
+    report("memory", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, "GB")
+    report("cores", len(os.sched_getaffinity(0)), "1")
+    report("memory_that_may_be_locked", resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], "bytes")
+    if IS_DRY:
+        return
+    query = "driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current,memory.total"
+    asked = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv"], capture_output=True, text=True)
+    print(json.dumps({"name": "nvidia-smi", "said": asked.stdout.strip()}), flush=True)
+    for megabytes in (64, 1024):
+        _pin(megabytes)
+
+
+def _pin(megabytes: int) -> None:
+    cudart = cudart_for(DEVICE)
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        os.ftruncate(file.fileno(), megabytes << 20)
+        memory = mmap.mmap(file.fileno(), megabytes << 20)
+        tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        report(f"fault_in_{megabytes}_mb", timed(lambda: tensor.fill_(1)), "s")
+        if cudart is not None:
+            report(
+                f"pin_{megabytes}_mb", timed(lambda: cudart.cudaHostRegister(tensor.data_ptr(), len(tensor), 0)), "s"
+            )
+            there = torch.empty(len(tensor), dtype=torch.uint8, device=DEVICE)
+            for way, copy in (
+                ("to", lambda: there.copy_(tensor, non_blocking=True)),
+                ("from", lambda: tensor.copy_(there, non_blocking=True)),
+            ):
+                report(f"copy_{way}_gpu_{megabytes}_mb", len(tensor) / seconds(copy, 5) / 1e9, "GB/s")
+            cudart.cudaHostUnregister(tensor.data_ptr())
+
+
+def ceilings(model: Model) -> None:
+    size = 1 << (24 if IS_DRY else 30)
+    source = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+    out, numbers = torch.empty_like(source), source.view(torch.int32)
+    copied = 2 * size / seconds(lambda: out.copy_(source))
+    report("memory_bandwidth", copied / 1e9, "GB/s")
+    report("reading", size / seconds(lambda: numbers.sum(dtype=torch.int32)) / 1e9, "GB/s")
+    edge = 512 if IS_DRY else 8192
+    a, b = randn(edge, edge), randn(edge, edge)
+    report("products", 2 * edge**3 / seconds(lambda: a @ b) / 1e12, "TFLOP/s")
+    one = torch.zeros(1, device=DEVICE)
+    report("kernel_in_a_graph", replayed(lambda: one.add_(1), LAUNCHES) * 1e6, "us")
+    report("launch_by_the_host", seconds(lambda: [one.add_(1) for _ in range(100)]) * 1e4, "us")
+    for name, outputs, inputs in _layers(model):
+        weights = [randn(outputs, inputs) for _ in range(3)]  # together more than the second-level cache
+        for rows in ROWS:
+            x, y = randn(rows, inputs), randn(rows, outputs)
+
+            def run(x: torch.Tensor = x, y: torch.Tensor = y, weights: list[torch.Tensor] = weights) -> None:
+                for weight in weights:
+                    torch.mm(x, weight.t(), out=y)
+
+            took = replayed(run) / len(weights)
+            moved = 2 * (outputs * inputs + rows * (outputs + inputs))
+            report(f"layer_{name}_rows_{rows}", took * 1e6, "us", baseline=moved / copied * 1e6)
+
+
+def _layers(model: Model) -> Iterator[tuple[str, int, int]]:
+    queries = model.heads * model.head_dim
+    yield "qkv", queries + 2 * model.kv_dim, model.hidden
+    yield "out", model.hidden, queries
+    yield "gate_up", 2 * model.inner, model.hidden
+    yield "down", model.hidden, model.inner
+    yield "head", model.vocabulary, model.hidden
+
+
+# --- Attention
+
+
+def attention(model: Model) -> None:
+    kernels, scale = choose(DEVICE, torch.bfloat16).kernels, model.head_dim**-0.5
+    flash = _flash_attention_3()
+    for batch, length in DECODES:
+        name, work = f"attend_{batch}x{length}", Attending(model, [length] * batch, BLOCK_SIZE)
+        took = busy(partial(work.by, kernels))
+        report(name, took * 1e6, "us")
+        report(f"{name}_bandwidth", work.cache.nbytes / took / 1e9, "GB/s")
+        if flash is not None:
+            theirs = busy(partial(work.by_flash, flash))
+            report(f"{name}_flash_attn_3", theirs * 1e6, "us", baseline=took * 1e6)
+            off = (work.by(kernels).float() - work.by_flash(flash).view(work.query.shape).float()).abs().max()
+            report(f"{name}_flash_attn_3_off", float(off), "1", goal=0.05)
+    for tokens in CHUNKS:
+        work = Attending(model, [tokens], BLOCK_SIZE, queries=tokens)
+        took = busy(partial(work.by, kernels))
+        flops = 2 * tokens**2 * model.heads * model.head_dim
+        report(f"attend_prompt_{tokens}", flops / took / 1e12, "TFLOP/s")
+        q, k, v = (randn(1, heads, tokens, model.head_dim) for heads in (model.heads, model.kv_heads, model.kv_heads))
+        theirs = busy(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True, scale=scale, enable_gqa=True))
+        report(f"attend_prompt_{tokens}_torch", flops / theirs / 1e12, "TFLOP/s")
+        if flash is not None:
+            theirs = busy(partial(work.by_flash, flash))
+            report(f"attend_prompt_{tokens}_flash_attn_3", flops / theirs / 1e12, "TFLOP/s")
+
+
+def _flash_attention_3() -> Callable[..., torch.Tensor] | None:
+    if IS_DRY:
+        left_out("flash_attn_3", "it needs a GPU")
+        return None
+    try:
+        found: Callable[..., torch.Tensor] = import_module("flash_attn_interface").flash_attn_with_kvcache
+    except ImportError as error:
+        left_out("flash_attn_3", f"it is not installed: {error}")
+        return None
+    return found
+
+
+class Attending:
+    """Attention of one layer for requests of these lengths, with `queries` each, whose blocks are spread at random."""
+
+    def __init__(self, model: Model, lengths: Sequence[int], block_size: int, queries: int = 1) -> None:
+        self.lengths, self.queries, self.scoring = lengths, queries, Scoring(model.head_dim**-0.5)
+        counts = [-(-length // block_size) for length in lengths]
+        pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
+        self.tables = [tuple(pairs.pop() for _ in range(count)) for count in counts]
+        lies = [Lie(queries, length, own) for length, own in zip(lengths, self.tables, strict=True)]
+        self.cache = randn(2 * sum(counts), block_size, model.kv_dim)
+        self.query = randn(queries * len(lengths), model.heads, model.head_dim)
+        self.spans = Spans(lies, block_size)
+
+    def by(self, kernels: Kernels) -> torch.Tensor:
+        return kernels.attend(self.query, self.cache, self.spans, self.scoring)
+
+    def by_flash(self, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """Attend with FlashAttention 3; requests are equally long."""
+        kept = self.spans.kept("flash", lambda: torch.tensor(self.tables, dtype=torch.int32, device=DEVICE))
+        lengths = self.spans.kept("lengths", lambda: torch.tensor(self.lengths, dtype=torch.int32, device=DEVICE))
+        heads = self.query.shape[-1]
+        k, v = (self.cache[at::2].unflatten(-1, (-1, heads)) for at in (0, 1))
+        query = self.query.view(len(self.lengths), self.queries, -1, heads)
+        scale = self.scoring.scale
+        return attend(query, k, v, cache_seqlens=lengths, page_table=kept, softmax_scale=scale, causal=True)
+
+
+def counters(model: Model) -> None:
+    """Report the shares of the GPU's memory and arithmetic that attention of a step takes, as the GPU counts them."""
+    if IS_DRY or (ncu := shutil.which("ncu")) is None:
+        left_out("counters", "ncu is not here" if not IS_DRY else "a CPU has none")
+        return
+    metrics = {
+        "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "processors": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+        "duration": "gpu__time_duration.sum",
+    }
+    command = [ncu, "--clock-control", "none", "--csv", "--metrics", ",".join(metrics.values())]
+    command += ["--kernel-name", "regex:_attend|merge", "--launch-skip", "40", "--launch-count", "8"]
+    once = [sys.executable, "-m", "lab.benchmarks.gpu_ceilings", "--only", "once", "--model", _name_of(model)]
+    said = subprocess.run([*command, *once], capture_output=True, text=True)
+    rows = list(csv.DictReader(line for line in said.stdout.splitlines() if line.startswith('"')))
+    if not rows:
+        left_out("counters", (said.stdout + said.stderr).strip()[-200:])
+    for name, metric in metrics.items():
+        for kernel in dict.fromkeys(row["Kernel Name"] for row in rows):
+            values = [row for row in rows if row["Kernel Name"] == kernel and row["Metric Name"] == metric]
+            if values:
+                middle = median(float(row["Metric Value"].replace(",", "")) for row in values)
+                report(f"counted_{kernel}_{name}", middle, values[0]["Metric Unit"])
+
+
+def once(model: Model) -> None:
+    """Attend again and again, for a tool that looks on."""
+    kernels = choose(DEVICE, torch.bfloat16).kernels
+    work = Attending(model, [1000] * 32, BLOCK_SIZE)
+    for _ in range(60):
+        work.by(kernels)
+
+
+def _name_of(model: Model) -> str:
+    return next(name for name, known in MODELS.items() if known is model)
+
+
+def alignment(model: Model) -> None:
+    """Time one layer's attention: few long requests among short, against as many of their mean length. gamma2 is that
+    of the cost model (docs/how/cost_model.md), from these two batches."""
+    for long in (4096, 16_384):
+        mixed = [32] * 60 + [long] * 4
+        even = [sum(mixed) // len(mixed)] * len(mixed)
+        bubble = len(mixed) * max(mixed) - sum(mixed)
+        for name, kernels, block_size in _attentions():
+            aligned, skewed = (
+                busy(partial(Attending(model, lengths, block_size).by, kernels)) for lengths in (even, mixed)
+            )
+            title = f"{model.name}_{long}_{name}"
+            report(f"skew_{title}", skewed * 1e6, "us", baseline=aligned * 1e6)
+            report(f"gamma2_{title}", (skewed - aligned) / bubble, "s/token")
+
+
+def _attentions() -> Iterator[tuple[str, Kernels, int]]:
+    """Yield kernels with their block size, which libraries choose themselves."""
+    yield "ours", choose(DEVICE, torch.bfloat16).kernels, BLOCK_SIZE
+    yield "torch", Reference(), BLOCK_SIZE
+    working, why_not = working_libraries(DEVICE, torch.bfloat16, PAGE_OF_LIBRARIES)
+    for library in working:
+        if library.why_not(True) is None:
+            yield library.name.replace(" ", "_"), PagedKernels([library], Fixed(library.name)), PAGE_OF_LIBRARIES
+    for why in why_not:
+        left_out("skew", why)
+
+
+class Fixed(Fastest):
+    """A choice that is always the same library, whatever is faster."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def find(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+        return self._name
+
+
+def main() -> int:
+    parser = command(__doc__)
+    parser.add_argument("--only", choices=(*PARTS, "once"), help="one part instead of all")
+    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
+    options = parser.parse_args()
+    if IS_DRY and options.model != "tiny":
+        print(f"{Path(__file__).stem}: no GPU: torch sees none here", file=sys.stderr)
+        return 1
+    print(json.dumps(about()), flush=True)
+    parts = {"machine": machine, "ceilings": ceilings, "attention": attention, "alignment": alignment}
+    parts |= {"counters": counters, "once": once}
+    has_failed = False
+    for name in [options.only] if options.only else PARTS:
+        try:
+            parts[name](MODELS[options.model])
+        except Exception as error:  # time on a GPU is short: measure the remaining parts
+            has_failed = True
+            traceback.print_exc()
+            left_out(name, f"{type(error).__name__}: {str(error)[:200]}")
+    return 1 if has_failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

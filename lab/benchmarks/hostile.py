@@ -1,0 +1,342 @@
+"""Measure what hostile clients cost a gateway, and others' chats: `python -m lab.benchmarks.hostile`, twenty minutes.
+
+First bodies: each kind is sent to the server of gateway.py, a separate process with a fake engine. The figures
+are the processor time of the event loop's thread for a single body, without other requests; and the peak memory above
+the memory before, with as many bodies at once as the gateway accepts.
+
+Then floods, each beside a deployment of its own, from a process of its own, with a key of its own:
+
+    one_stream     what an honest client does: one stream after the other, the least that any load costs
+    answer         unstreamed answers of 128 choices with 20 log-probabilities, one after the other
+    refused        the same, larger than an answer may be
+    batch_answer   a batch whose lines have such answers
+    forms          16 uploads of forms without end and without content
+    unread         40 clients that never read their streams of 4 choices
+    schemas        16 clients, each chat with a schema that is new and takes long to try
+    long_texts     16 clients that have 240 kB tokenised, again and again
+    texts          64 clients that have 24 kB tokenised
+    ids            16 clients whose bodies have 200 prompts and name all tokens of the model (use --model)
+    references     16 clients whose bodies name a kept answer with log-probabilities 150 times
+
+Beside each, another client asks for a chat of 8 tokens, again and again. A row is the 95th percentile of the time to
+its first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
+took, and how many parts ended. Times need quiet cores.
+
+Then faults, poison and hang beside 20 chats that stream (benchmarks/common/faults.py). Their baselines are those of
+commit 0d46efdc; where nothing was given up then, the time for which it was watched:
+
+    poison         a request that kills its worker at its prompt, as it decodes, as it is sampled, or at its end
+    hang           a request whose step never ends
+    log            parts die while nobody can write the log
+    locks          another process locks the folder of the pool, or a file of ours (takes root, as the next)
+    memory         a small /dev/shm, and a small pool
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import uvloop
+
+from alignedserve.architectures.model_source import DEMO_FOLDER
+from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
+from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
+from alignedserve.lab.benchmarks.common.faults import FAULTS
+from alignedserve.lab.benchmarks.common.report import command, report, several, status
+from alignedserve.lab.benchmarks.common.serving import NAME, memory_mb, parts_under, serve
+from alignedserve.lab.benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
+
+SIZE = 4 << 20  # the usual limit of a body
+CHATS, PAUSE_S, WARM_S = 60, 0.2, 3.0
+UPLOADS, READERS = 16, 40
+MOST_TIMES = 1.5  # the first token of a chat alone
+BODIES = "bodies"
+PATH = "/v1/chat/completions"
+_HEAD = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], '
+_PROMPT = f'{{"model": "{MODEL}", "prompt": '
+
+
+def filled(before: str, unit: str, after: str) -> bytes:
+    return (before + unit * ((SIZE - len(before) - len(after)) // len(unit)) + after).encode()
+
+
+def bodies() -> Iterator[tuple[str, str, bytes]]:
+    """Yield the kind, the route and the body of each hostile request."""
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    part, names = '{"type": "text", "text": ""}', ", ".join(f'"{number}": 1' for number in range(300_000))
+    yield "token ids", completions, filled(_PROMPT + "[1", ",1", "]}")
+    yield "prompts", completions, filled(_PROMPT + "[[1]", ",[1]", "]}")
+    yield "a text", completions, filled(_PROMPT + '"', "word ", '"}')
+    yield "escapes", completions, filled(_PROMPT + '"', "\\u0000", '"}')
+    begun = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": [{part}'
+    yield "parts of a message", chat, filled(begun, f",{part}", "]}]}")
+    yield "messages", chat, filled(f'{{"model": "{MODEL}", "messages": [{{}}', ",{}", "]}")
+    yield "nested lists", chat, filled(_HEAD + '"odd": [1', "," + "[" * 190 + "]" * 190, "]}")
+    yield "names", chat, f"{_HEAD}{names}}}".encode()
+    yield "digits", chat, filled(_HEAD + '"max_tokens": 1', "0", "}")
+    yield "a schema", chat, filled(_HEAD + '"guided_json": {"enum": [1', ', {"a": []}', "]}}")
+
+
+async def post(server: Server, route: str, body: bytes) -> bytes:
+    """Return the whole answer."""
+    reader, writer = await connect(server)
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def say(server: Server, route: str, body: bytes) -> None:
+    answer = await post(server, route, body)
+    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 503")), answer[:80]
+
+
+async def at_once(server: Server, route: str, body: bytes) -> None:
+    async def send() -> None:
+        with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
+            await say(server, route, body)
+
+    await asyncio.gather(*(send() for _ in range(BODIES_AT_ONCE)))
+
+
+async def works(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(request(server, max_tokens=1))
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+def loop_s(server: Server) -> float:
+    """Return the processor time of the event loop's thread, the first thread of the process."""
+    return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, **fields}
+
+
+def large(max_tokens: int) -> dict[str, Any]:
+    return chat(n=128, max_tokens=max_tokens, logprobs=True, top_logprobs=20)
+
+
+async def answer(http: httpx.AsyncClient) -> None:
+    while True:
+        await http.post(PATH, json=large(200))
+
+
+async def refused(http: httpx.AsyncClient) -> None:
+    while True:
+        await http.post(PATH, json=large(600))
+
+
+async def batch_answer(http: httpx.AsyncClient) -> None:
+    lines = [{"custom_id": str(at), "method": "POST", "url": PATH, "body": large(200)} for at in range(100)]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = (await http.post("/v1/files", files={"file": ("x", data)}, data={"purpose": "batch"})).json()
+    asked = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h"}
+    (await http.post("/v1/batches", json=asked)).raise_for_status()
+    await asyncio.Event().wait()
+
+
+async def forms(http: httpx.AsyncClient) -> None:
+    async def endless() -> Any:
+        while True:
+            yield b"--b\r\n\r\n\r\n" * 4096
+
+    async def upload() -> None:
+        while True:
+            with suppress(httpx.TransportError):
+                form = {"Content-Type": "multipart/form-data; boundary=b"}
+                await http.post("/v1/files", content=endless(), headers=form)
+
+    await asyncio.gather(*(upload() for _ in range(UPLOADS)))
+
+
+async def unread(http: httpx.AsyncClient) -> None:
+    address, body = urlparse(str(http.base_url)), json.dumps(chat(n=4, max_tokens=600, stream=True)).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {address.hostname}\r\nAuthorization: {http.headers['authorization']}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connections = [await asyncio.open_connection(address.hostname, address.port, limit=1) for _ in range(READERS)]
+    for _, writer in connections:
+        writer.write(head.encode() + body)
+    await asyncio.Event().wait()
+
+
+async def one_stream(http: httpx.AsyncClient) -> None:
+    while True:
+        async with http.stream("POST", PATH, json=chat(max_tokens=200, stream=True)) as streamed:
+            async for _ in streamed.aiter_bytes():
+                pass
+
+
+async def posts(http: httpx.AsyncClient, clients: int, path: str, body: dict[str, Any]) -> None:
+    async def post() -> None:
+        while True:
+            with suppress(httpx.TransportError):
+                await http.post(path, content=data, headers={"Content-Type": "application/json"})
+
+    data = json.dumps({"model": NAME, **body}).encode()
+    await asyncio.gather(*(post() for _ in range(clients)))
+
+
+async def long_texts(http: httpx.AsyncClient) -> None:
+    await posts(http, 16, "/tokenize", {"prompt": "word " * 48_000})
+
+
+async def schemas(http: httpx.AsyncClient) -> None:
+    async def ask(number: int) -> None:
+        for at in itertools.count(number, UPLOADS):
+            schema = {"type": "integer", "multipleOf": 100_003 + 2 * at}
+            await http.post(PATH, json=chat(max_tokens=8, guided_json=schema))
+
+    await asyncio.gather(*(ask(number) for number in range(UPLOADS)))
+
+
+async def texts(http: httpx.AsyncClient) -> None:
+    await posts(http, 64, "/tokenize", {"prompt": "word " * 4_800})
+
+
+async def ids(http: httpx.AsyncClient) -> None:
+    wrong = await http.post("/v1/completions", json={"model": NAME, "prompt": [1 << 30]})
+    size = int(re.findall(r"has (\d+) tokens", wrong.text)[0])
+    every = {"prompt": [[5]] * 200, "max_tokens": 1, "allowed_token_ids": [*range(size)]}
+    await posts(http, 16, "/v1/completions", every)
+
+
+async def references(http: httpx.AsyncClient) -> None:
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "temperature": 2.0}
+    kept = await http.post("/v1/responses", json={"model": NAME, "input": "Hi", "max_output_tokens": 1_900, **shown})
+    await posts(http, 16, "/v1/responses", {"input": [{"id": kept.json()["output"][0]["id"]}] * 150})
+
+
+FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
+    flood.__name__: flood
+    for flood in (one_stream, answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids, references)
+}
+
+
+def client(url: str, key: str) -> httpx.AsyncClient:
+    limits, headers = httpx.Limits(max_connections=None), {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0, limits=limits, trust_env=False)
+
+
+def run_flood(name: str, url: str, key: str) -> None:
+    async def run() -> None:
+        async with client(url, key) as http:
+            await FLOODS[name](http)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def flooding(name: str, url: str, key: str) -> Iterator[None]:
+    process = multiprocessing.get_context("spawn").Process(target=run_flood, args=(name, url, key), daemon=True)
+    process.start()
+    time.sleep(WARM_S)
+    try:
+        yield
+        assert process.is_alive(), f"the flood {name} ended"
+    finally:
+        process.kill()
+        process.join()
+
+
+async def first_tokens(http: httpx.AsyncClient) -> list[float | None]:
+    """Return the times to the first token of chats, one after the other; None for a chat that was not served."""
+    found: list[float | None] = []
+    for _ in range(CHATS):
+        began, first, is_whole = time.perf_counter(), None, False
+        with suppress(httpx.TransportError):
+            async with http.stream("POST", PATH, json=chat(max_tokens=8, stream=True)) as streamed:
+                async for line in streamed.aiter_lines():
+                    if first is None and '"content":"' in line and '"content":""' not in line:
+                        first = time.perf_counter() - began
+                    is_whole |= line == "data: [DONE]"
+        found.append(first if is_whole else None)
+        await asyncio.sleep(PAUSE_S)
+    return found
+
+
+def p95_ms(found: list[float | None]) -> float:
+    served = sorted(s for s in found if s is not None)
+    return 1e3 * served[int(0.95 * (len(served) - 1))] if served else float("inf")
+
+
+def measure_flood(name: str, model: str) -> None:
+    def chats() -> list[float | None]:
+        async def ask() -> list[float | None]:
+            async with client(deployment.url, keys["chats"]) as http:
+                return await first_tokens(http)
+
+        return asyncio.run(ask())
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "keys.yaml")
+        keys = {key: make_key(file, key, EVERY_SCOPE, Limits()) for key in ("flood", "chats")}
+        with serve(model, "--keys-file", str(file), "--jobs-directory", folder) as deployment:
+            chats()
+            alone, before = p95_ms(chats()), parts_under(deployment.pid)
+            before_mb = sum(memory_mb(part, "VmHWM") for part in before)
+            with flooding(name, deployment.url, keys["flood"]):
+                beside = chats()
+            ended = before.keys() - parts_under(deployment.pid).keys()
+            more_mb = sum(memory_mb(part, "VmHWM") for part in before.keys() - ended) - before_mb
+    report(f"beside {name}, first token, p95", p95_ms(beside), "ms", baseline=alone, goal=MOST_TIMES * alone)
+    report(f"beside {name}, chats not served", float(beside.count(None)), "", goal=0.0)
+    report(f"beside {name}, peak memory of all parts, more", more_mb, "MB")
+    report(f"beside {name}, parts that ended", len(ended), "", goal=0.0)
+
+
+def measure_bodies() -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        os.ftruncate(file.fileno(), CLOCK.size)
+        most_s = most_mb = 0.0
+        for kind, route, body in bodies():
+            with ours(0.001, Path(file.name)) as server:
+                uvloop.run(works(server))
+                before_s, before_mb = loop_s(server), server.memory_mb
+                uvloop.run(say(server, route, body))
+                took_s = loop_s(server) - before_s
+
+                uvloop.run(at_once(server, route, body))
+                uvloop.run(works(server))
+                more_mb = memory_mb(server.pid, "VmHWM") - before_mb
+                report(f"gateway, {kind}, {SIZE >> 20} MB, the event loop's time", took_s * 1e3, "ms")
+                report(f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory", more_mb, "MB")
+                most_s, most_mb = max(most_s, took_s), max(most_mb, more_mb)
+        report("gateway, the most of all kinds, the event loop's time", most_s * 1e3, "ms")
+        report("gateway, the most of all kinds, memory", most_mb, "MB")
+
+
+def main() -> int:
+    parser, all_ = command(__doc__), [BODIES, *FLOODS, *FAULTS]
+    parser.add_argument("--only", type=several(str, all_), default=all_, help="what to measure")
+    parser.add_argument("--model", default=str(DEMO_FOLDER), help="folder of the model")
+    args = parser.parse_args()
+    for name in args.only:
+        if name == BODIES:
+            measure_bodies()
+        elif name in FAULTS:
+            FAULTS[name](args.model)
+        else:
+            measure_flood(name, args.model)
+    return status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

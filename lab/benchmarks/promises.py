@@ -1,0 +1,370 @@
+"""Measure whether promises are kept: over capacity and below it, beside documents, on few and on many workers.
+
+    python -m lab.benchmarks.promises                                 # about a minute on two cores: one seed, few rates
+    python -m lab.benchmarks.promises --parts overload --seeds 0,1,2 --all
+    python -m lab.benchmarks.promises --chats FILE.csv                # another trace of chats
+
+All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless a row says more.
+
+    overload   chats per second that keep all their promises at 1.25 to 3 times the capacity, against the most that did
+               at up to 1.25 times. The capacity is the highest rate at which 19 of 20 do
+    refusals   requests refused at 0.7 times the capacity, where nobody needs to be
+    placement  how evenly many workers hold tokens, and preemptions, at equal load for each worker
+    handing_on prefill and decode workers: promises kept beside documents at half of their capacity, and against as many
+               colocated workers where prompts are long and outputs short
+    documents  mean completion of documents that come all at once, against the shortest-first preset, and with lengths
+               known against not known
+    beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
+               best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
+               time that a document stands still at 0.7 times the capacity
+    predictions  mean completion of documents at once whose words tell their lengths, against no predictions, with
+               lengths that are known, learnt, learnt of something else, or learnt the wrong way round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise, product
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+from alignedserve.core import ServiceClass
+from alignedserve.lab.benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
+from alignedserve.lab.benchmarks.common.report import command, report, several, status
+from alignedserve.lab.benchmarks.common.simulating import figure_of_each, in_processes, save_load
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.loads.figures.request_figures import attains, requests_of_class, ttft_s
+from alignedserve.loads.records.records import RunRecord
+from alignedserve.loads.workload.spec import read_workload
+
+T = TypeVar("T")
+
+CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
+GPU = "rtx4090-llama-3.1-8b-tp1"
+KEPT, AT_HALF = 0.95, 0.99
+NO_WORSE = 1.02  # than without predictions
+MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (3.0,)
+BELOW, HALF = 0.7, 0.5
+ONE_PLUS_ONE = 0.6  # of the capacity of two colocated workers, at least: a prefill and a decode worker
+AGAINST = {"1+1": "2xcolocated", "1+2": "3xcolocated", "2+2": "4xcolocated"}
+OTHERS = ("aligned-multi-resource", "bros", "bros-plain")  # presets that attain about as much as the default
+ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sarathi")
+POINTS, OF_BEST = 0.005, 0.98
+SEATS = "engine.max_batch=256"  # of every preset, as `bros` has: with fewer, short chats would wait for a seat
+DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
+AT_ONCE, A_SECOND = 300, 4.0  # documents
+ENDLESS_CHATS = "sizes:prompt=lognormal:1000:1100:7000,output=lognormal:210:150:1000"  # about as long as the trace's
+LONGEST_S = 20.0  # twice schedule.age_s
+LOTS = {  # of documents: a lot comes when the one before it has ended
+    "name": "documents",
+    "service": "be",
+    "prompt": "512-1024",
+    "output": "32-128",
+    "arrivals": "closed",
+    "in_flight": 32,
+    "num_requests": 100_000,
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one kind; `capacity` is what two workers take, in chats per second."""
+
+    workload: str
+    capacity: float
+    seconds: int = 60
+
+    def trial(self, rate: float, cluster: str = "2xcolocated") -> SimulationTrial:
+        return SimulationTrial("aligned", f"{self.workload},first_s={self.seconds}", cluster, 0, rate, GPU)
+
+    def beside_documents(self, path: Path) -> str:
+        """Write the same requests with documents beside them, and return the name of the file."""
+        endless = {} if self.workload.startswith("trace:") else {"rate": 1.0, "num_requests": 100_000}
+        return save_load(path, self.seconds, {**endless, **self.stream()}, LOTS)
+
+    def stream(self) -> dict[str, object]:
+        """Return the chats as a stream of a workload's file."""
+        kind, _, keys = self.workload.partition(":")
+        own = {"path": keys} if kind == "trace" else dict(pair.split("=") for pair in keys.split(","))
+        return {"name": "chats", "kind": kind, **own}
+
+
+def loads(chats: Path) -> dict[str, Load]:
+    return {
+        "chats": Load(f"trace:{chats.resolve()}", 8.0),
+        "long prompts": Load("sizes:prompt=lognormal:2048:1900:8000,output=lognormal:28:60:400", 5.0),
+        "short chats": Load("sizes:prompt=exp:80:400,output=exp:60:300", 120.0, 20),
+        "conversations": Load(
+            "sizes:prompt=lognormal:150:200:1500,output=lognormal:150:150:800,turns=2-8,system=200,think_s=exp:5:30",
+            4.0,
+        ),
+    }
+
+
+def of_seeds(
+    figure: Callable[[RunRecord], T], trials: Sequence[SimulationTrial], seeds: Sequence[int]
+) -> list[tuple[T, ...]]:
+    """Run each trial with each seed, and return the figures of each trial's records."""
+    figures = iter(figure_of_each(figure, [replace(trial, seed=seed) for trial in trials for seed in seeds]))
+    return [tuple(islice(figures, len(seeds))) for _ in trials]
+
+
+def num_kept(record: RunRecord) -> int:
+    """Return the chats that kept all promises."""
+    return sum(map(attains, requests_of_class(record.requests, ServiceClass.RT)))
+
+
+def overload(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    below, above = ((0.75, 1.0, 1.25), MULTIPLES) if with_all else ((1.0,), FEW)
+    rows = list(product(chosen, sorted({*below, *above})))
+    trials = [chosen[name].trial(chosen[name].capacity * multiple) for name, multiple in rows]
+    runs = dict(zip(rows, of_seeds(num_kept, trials, seeds), strict=True))
+    for name, load in chosen.items():
+        peak = max(mean(runs[name, multiple]) for multiple in below) / load.seconds
+        for multiple in above:
+            label = f"{name}, chats that keep their promises at {multiple:g} times the capacity"
+            value = mean(runs[name, multiple]) / load.seconds
+            report(label, value, "1/s", baseline=peak, goal=KEPT * peak, at_least=True)
+
+
+def refusals(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    rows = [
+        (name, load.trial(BELOW * load.capacity * (1.0 if cluster == "2xcolocated" else ONE_PLUS_ONE), cluster))
+        for name, load in chosen.items()
+        for cluster in (("2xcolocated", "1+1") if with_all else ("2xcolocated",))
+    ]
+    every = of_seeds(RunFigures.from_record, [trial for _, trial in rows], seeds)
+    for (name, trial), runs in zip(rows, every, strict=True):
+        where, at = f"{name}, {trial.cluster}", f"at {trial.rate:.3g}/s"
+        report(f"{where}, refused {at}", sum(run.requests.refused for run in runs), "1", goal=0)
+        report(f"{where}, attained {at}", mean(run.rt.attainment for run in runs), "1")
+
+
+def handing_on(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    some = chosen if with_all else {"chats": chosen["chats"]}
+    with TemporaryDirectory() as folder:
+        trials = [
+            replace(
+                load.trial(HALF * ONE_PLUS_ONE * load.capacity, "1+1"),
+                workload=load.beside_documents(Path(folder) / f"{name}.yaml"),
+            )
+            for name, load in some.items()
+        ]
+        every = of_seeds(RunFigures.from_record, trials, seeds)
+    for name, trial, runs in zip(some, trials, every, strict=True):
+        where, at = f"{name}, 1+1 beside documents", f"at {trial.rate:.3g}/s"
+        report(f"{where}, refused {at}", sum(run.requests.refused for run in runs), "1", goal=0)
+        attained = mean(run.rt.attainment for run in runs)
+        report(f"{where}, attained {at}", attained, "1", goal=AT_HALF, at_least=True)
+    _against_colocated(chosen["long prompts"], seeds, with_all)
+
+
+def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None:
+    """Report the long prompts that keep their promises on prefill and decode workers, against colocated ones."""
+    pairs = [
+        (load.trial(rate, cluster), load.trial(rate, colocated))
+        for cluster, colocated in (AGAINST.items() if with_all else [("1+1", "2xcolocated")])
+        for rate in (
+            multiple * load.capacity / 2 * int(colocated[0]) for multiple in ((0.7, 1.0, 1.5) if with_all else (1.0,))
+        )
+    ]
+    kept = (mean(run) / load.seconds for run in of_seeds(num_kept, list(chain(*pairs)), seeds))
+    for (trial, other), value, best in zip(pairs, kept, kept, strict=True):
+        at = f"at {trial.rate:.4g}/s, against {other.cluster}"
+        label = f"long prompts, {trial.cluster}, chats that keep their promises {at}"
+        report(label, value, "1/s", baseline=best, goal=KEPT * best, at_least=True)
+
+
+def placement(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    # A trace would have ended after 3 s for 256 workers: eleven chats each.
+    load = replace(chosen["chats"], workload=ENDLESS_CHATS, seconds=20)
+    sizes = (2, 8, 64, 256) if with_all else (2, 8)
+    trials = [load.trial(load.capacity / 2 * 0.9 * workers, f"{workers}xcolocated") for workers in sizes]
+    first = 0.0
+    for workers, runs in zip(sizes, of_seeds(_evenness, trials, seeds), strict=True):
+        spread, preempted = map(mean, zip(*runs, strict=True))
+        first = first or max(preempted, 1 / 100)
+        report(f"{workers} workers, tokens that steps hold, p95/p50", spread, "1", goal=1.3)
+        report(f"{workers} workers, preemptions per request", preempted, "1", baseline=first, goal=2 * first)
+
+
+def _evenness(record: RunRecord) -> tuple[float, float]:
+    """Return how evenly workers hold tokens, and the preemptions of a request."""
+    return _spread(record), sum(request.num_preempted for request in record.requests) / len(record.requests)
+
+
+def _spread(record: RunRecord) -> float:
+    """Return how much more tokens the fullest workers hold in their decode steps than the usual worker, on average
+    while requests come."""
+    held: dict[str, list[int]] = {}
+    last_at = max(request.arrival_at for request in record.requests)
+    for step in record.steps:
+        if step.shape.decodes and step.began_at <= last_at:
+            held.setdefault(step.worker, []).append(step.shape.prefixes)
+    means = sorted(mean(tokens) for tokens in held.values())
+    return means[-(-len(means) * 95 // 100) - 1] / means[-(-len(means) // 2) - 1]
+
+
+def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
+    workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
+
+    trials = [
+        SimulationTrial(preset, workload, "2xcolocated", 0, None, GPU, options=(f"schedule.predictor={predictor}",))
+        for preset, predictor in (("aligned", "oracle"), ("aligned", "constant"), ("alise", "oracle"))
+    ]
+    every = of_seeds(RunFigures.from_record, trials, seeds)
+    known, unknown, shortest = (mean(run.be.jct_s.mean for run in runs) for runs in every)
+    report("documents at once, lengths known, mean completion", known, "s", baseline=shortest, goal=1.05 * shortest)
+    report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
+
+
+def beside(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    mixes = list(product(chosen, (True, False)))
+    few = [mix for mix in mixes if mix in (("chats", True), ("long prompts", False))]
+    for name, at_once in mixes if with_all else few:
+        mix = Mix(name, replace(chosen[name], seconds=20 if name == "short chats" else 40), at_once)
+        shares = (0.5, 0.85) if with_all else (0.85,)
+        compared = list(product(("aligned", *(ALL_OTHERS if with_all else OTHERS)), shares))
+        *every, alone = mix.runs([*compared, ("aligned", BELOW)], seeds)
+        for share in shares:
+            found = {row[0]: runs for row, runs in zip(compared, every, strict=True) if row[1] == share}
+            _compare(mix.label(share), found)
+        _tell_longest(mix, alone)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Chats and documents."""
+
+    name: str
+    load: Load
+    at_once: bool
+
+    def label(self, share: float) -> str:
+        how = "at once" if self.at_once else "one by one"
+        return f"{self.name} at {share * self.load.capacity:.3g}/s, documents {how}"
+
+    def runs(self, rows: Sequence[tuple[str, float]], seeds: Sequence[int]) -> list[tuple[Beside, ...]]:
+        """Run each preset with chats at its share of their capacity."""
+        with TemporaryDirectory() as folder:
+            trials = [self._trial(Path(folder) / f"{share}.yaml", preset, share) for preset, share in rows]
+            return of_seeds(Beside.from_record, trials, seeds)
+
+    def _trial(self, path: Path, preset: str, share: float) -> SimulationTrial:
+        chats = {"first_s": self.load.seconds, **self.load.stream()}
+        rate, own_rate = share * self.load.capacity, read_workload(self.load.workload).rate
+        if self.at_once:
+            documents = {"arrivals": "at_once", "num_requests": AT_ONCE}
+        else:  # the rate of all is set: that of each changes with it
+            documents = {"rate": A_SECOND * own_rate / rate, "first_s": self.load.seconds}
+            rate += A_SECOND
+        workload = save_load(path, 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
+        return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU, options=(SEATS,))
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Figures of a run of chats and documents."""
+
+    attained: float
+    tokens_per_s: float  # of documents
+    longest_pause_s: float  # of a document, between two tokens
+    longest_wait_s: float  # of a document, for its first token
+
+    @classmethod
+    def from_record(cls, record: RunRecord) -> Beside:
+        figures = RunFigures.from_record(record)
+        begun = [request for request in requests_of_class(record.requests, ServiceClass.BE) if request.token_at]
+        pauses = (after - before for request in begun for before, after in pairwise(request.token_at))
+        waits = map(ttft_s, begun)
+        return cls(figures.rt.attainment, figures.be.tokens_per_s, max(pauses, default=0.0), max(waits, default=0.0))
+
+
+def _compare(label: str, runs: dict[str, tuple[Beside, ...]]) -> None:
+    """Report the chats in time and the tokens of documents of the default, against the best of the other presets."""
+    found = {
+        preset: (mean(run.attained for run in each), mean(run.tokens_per_s for run in each))
+        for preset, each in runs.items()
+    }
+    attained, tokens = found["aligned"]
+    best = max(attained for attained, _ in found.values())
+    report(f"{label}, attained", attained, "1", baseline=best, goal=best - POINTS, at_least=True)
+    most = max(tokens for as_much, tokens in found.values() if as_much >= attained - POINTS)
+    report(f"{label}, tokens of documents", tokens, "1/s", baseline=most, goal=OF_BEST * most, at_least=True)
+
+
+def _tell_longest(mix: Mix, runs: Sequence[Beside]) -> None:
+    """Report how long a document waits for its first token at most, and pauses between two tokens."""
+    label = mix.label(BELOW)
+    report(f"{label}, longest pause of a document", max(run.longest_pause_s for run in runs), "s", goal=LONGEST_S)
+    goal = None if mix.at_once else LONGEST_S  # all at once, the last begin when the first have made room
+    report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)
+
+
+def predictions(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    clusters = ("2xcolocated", "1+1") if with_all else ("2xcolocated",)
+    rows = list(product(clusters, (Lesson.NOTHING, Lesson.PERFECT, Lesson.LEARNT, Lesson.USELESS, Lesson.REVERSED)))
+    plays = [Play(600 if with_all else 300, *row, seed) for row in rows for seed in seeds]
+    seconds = iter(in_processes(Play.completion_s, plays))
+    means = {row: mean(islice(seconds, len(seeds))) for row in rows}
+    for (cluster, lesson), value in means.items():
+        without = means[cluster, Lesson.NOTHING]
+        if lesson is not Lesson.NOTHING:
+            label = f"documents at once, {cluster}, predictions {lesson.value}, mean completion"
+            report(label, value, "s", baseline=without, goal=NO_WORSE * without)
+
+
+@dataclass(frozen=True)
+class Play:
+    """A run of documents that come all at once."""
+
+    number: int
+    cluster: str
+    lesson: Lesson
+    seed: int
+
+    def completion_s(self) -> float:
+        asked = list(arrivals(self.number, ServiceClass.BE, self.seed))
+        record = played(settings_of_cluster(self.cluster, seed=self.seed), self.lesson, asked)
+        return RunFigures.from_record(record).be.jct_s.mean
+
+
+PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
+    "overload": overload,
+    "refusals": refusals,
+    "handing_on": handing_on,
+    "placement": placement,
+    "documents": documents,
+    "beside": beside,
+    "predictions": predictions,
+}
+
+
+def main() -> int:
+    parser = command(__doc__)
+    parser.add_argument("--parts", type=several(str, PARTS), default=list(PARTS), help="default: all")
+    parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
+    parser.add_argument(
+        "--all", action="store_true", help="all loads, rates, sizes: three seeds take some forty minutes on two cores"
+    )
+    parser.add_argument(
+        "--chats", type=Path, default=CHATS, help="a CSV file with arrival_s, prompt_tokens, output_tokens"
+    )
+    parser.add_argument(
+        "--beside", type=several(str, loads(CHATS)), help="kinds of chats that documents come beside, with --all"
+    )
+    args = parser.parse_args()
+    chosen = loads(args.chats)
+    for part in args.parts:
+        some = args.beside if part == "beside" and args.beside else chosen
+        PARTS[part]({name: chosen[name] for name in some}, args.seeds, args.all)
+    return status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,280 @@
+"""Measure how fast and how exact the simulator is: `python -m lab.benchmarks.simulator [--full]`.
+
+The real cores run every step; none is merged or skipped. The default takes about a minute; --full adds an hour of chat
+on eight workers, the memory that ended requests leave, and 64 and a thousand workers, with a profile of the time.
+--measured FILE compares with the times of a real run instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import gc
+import json
+import resource
+import tracemalloc
+from collections import defaultdict
+from collections.abc import Sequence
+from cProfile import Profile
+from dataclasses import dataclass, replace
+from itertools import count
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
+
+from alignedserve.lab.benchmarks.common.report import command, report
+from alignedserve.lab.benchmarks.common.simulating import record_of, recorded
+from alignedserve.lab.devices import gpu_truth
+from alignedserve.lab.devices.hardware import Hardware
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.loads import defaults
+from alignedserve.loads.records.distribution import Distribution
+from alignedserve.loads.records.records import RunRecord
+from alignedserve.simulator.clients import Client
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import Settings
+
+_MIB = 1024  # KiB, as getrusage counts
+_SHORT = 16  # tokens of the output of a short request
+
+
+def steps_per_second(running: int, seconds: float, goal: float) -> None:
+    """Time a worker on which this many requests decode all the time."""
+    lot = f"sizes:prompt=64,output=1000,arrivals=closed,in_flight={running},replace=true,first_s={seconds:g}"
+    simulation = Simulation(settings_of(SimulationTrial("aligned", lot)))
+    simulation.run()  # the first run also makes the profile with which workers start
+    simulation = Simulation(settings_of(SimulationTrial("aligned", lot)))
+    began = process_time()
+    simulation.run()
+    took = process_time() - began
+    steps = len(simulation.record(took).steps)
+    report(f"simulated steps a second, {running} running", steps / took, "1/s", goal=goal, at_least=True)
+
+
+def hour_of_chat(minutes: float) -> None:
+    trial = SimulationTrial("aligned", f"chat,rate=5.5,first_s={60 * minutes:g}", "8xcolocated")
+    took = _timed(trial)
+    report(f"{minutes:g} minutes of 5.5 chats a second on 8 workers, as an hour", took * 60 / minutes, "s", goal=600)
+
+
+def many_workers(number: int, seconds: float, goal: float = 600) -> None:
+    """Time workers with a request per second each."""
+    simulation = Simulation(settings_of(_each_with_one(number, seconds)))
+    began = process_time()
+    simulation.run()
+    took = process_time() - began
+    record = simulation.record(took)
+    what = f"{seconds:g} s of {number:,} requests a second on {number:,} workers"
+    report(what, took, "s of one core", goal=goal)
+    report(f"{what}: steps", len(record.steps) / took, "1/s")
+    began = process_time()
+    RunFigures.from_record(record)
+    report(f"{what}: their figures", process_time() - began, "s of one core")
+    report(f"{what}: memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MIB, "MiB", goal=8192)
+
+
+def memory_left(few: int, many: int) -> None:
+    """Report what a request leaves behind when it has ended: with its record, as planning keeps none, and beside that
+    with the length predictor, which learns from each but remembers the newest 50,000 at most."""
+    nothing = _left_behind(few, many, "constant", is_kept=False)
+    kept, learnt = _left_behind(few, many, "constant", is_kept=True), _left_behind(few, many, "hash", is_kept=False)
+    what = f"memory of a request of {_SHORT} tokens that has ended"
+    report(f"{what}, its record, beside 8 for each token", kept - 8 * _SHORT, "bytes", goal=1000)
+    report(f"{what}, without records", nothing, "bytes", goal=100)
+    report(f"{what}, in the length predictor", learnt - nothing, "bytes")
+
+
+def _left_behind(few: int, many: int, predictor: str, is_kept: bool) -> float:
+    """Return the bytes that are there for each request more that has ended, on a device so small that it is full."""
+    load = f"sizes:prompt=32,output={_SHORT},rate=100,num_requests={many + 1}"
+    settings = settings_of(SimulationTrial("aligned", load, options=(f"schedule.predictor={predictor}",)))
+    small = replace(settings.limits, num_pairs=300)
+    simulation = Simulation(replace(settings, limits=small, num_pages=512, record=is_kept))
+    bytes_at: list[int] = []  # when few and when many had ended
+    num_ended = count(1)
+
+    def ended(_: Client) -> None:
+        if next(num_ended) in (few, many):
+            gc.collect()
+            bytes_at.append(tracemalloc.get_traced_memory()[0])
+
+    simulation.clients.on_over = ended
+    if not is_kept:
+        simulation.clients.on_end = lambda _: None
+    tracemalloc.start()
+    simulation.run()
+    tracemalloc.stop()
+    return (bytes_at[1] - bytes_at[0]) / (many - few)
+
+
+def where_time_goes(number: int, seconds: float) -> None:
+    """Report each folder's share of the time by cProfile, which overstates small functions."""
+    simulation = Simulation(settings_of(_each_with_one(number, seconds)))
+    profile = Profile(builtins=False)
+    profile.runcall(simulation.run)
+    seconds_in: defaultdict[str, float] = defaultdict(float)
+    for entry in profile.getstats():
+        if not isinstance(entry.code, str):
+            seconds_in[_part_of(Path(entry.code.co_filename))] += entry.inlinetime
+    for part, own in sorted(seconds_in.items(), key=lambda item: -item[1]):
+        what = f"{seconds:g} s of {number:,} requests a second on {number:,} workers: {part}"
+        report(what, 100 * own / sum(seconds_in.values()), "% of the time")
+
+
+def _each_with_one(number: int, seconds: float) -> SimulationTrial:
+    return SimulationTrial("aligned", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
+
+
+def _part_of(path: Path) -> str:
+    """Return the folder of a file, within the package if the file is in the package."""
+    parts = path.parts
+    return (
+        "/".join(parts[len(parts) - parts[::-1].index("alignedserve") : -1]) if "alignedserve" in parts else path.stem
+    )
+
+
+def _timed(trial: SimulationTrial) -> float:
+    began = perf_counter()
+    record_of(trial)
+    return perf_counter() - began
+
+
+# --- Against a real run
+
+
+@dataclass(frozen=True)
+class ServedRequest:
+    """A request of a real run, and its times in seconds."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    whole_s: float
+
+
+def against_measured(measured: Path, profile: str, preset: str, link: list[float] | None) -> None:
+    """Simulate the requests of a real run. At most 128 run at once, the default of presets and of LLMServingSim."""
+    requests = _read_jsonl(measured) if measured.suffix == ".jsonl" else _read_csv(measured)
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.csv"
+        _write_trace(trace, requests)
+        settings = settings_of(SimulationTrial(preset, f"trace:{trace}", profile=profile))
+        record = recorded(Simulation(settings if link is None else _over(link, profile, settings)))
+    simulated = _simulated_times(record)
+    device = profile if link is None else f"{profile} over {link[0]:g} us, {link[1]:g} GB/s"
+    for name, times in _measured_times(requests).items():
+        real, mine = Distribution.from_values(times), Distribution.from_values(simulated[name])
+        report(f"{device}, {name}: the mean is off by", 100 * abs(mine.mean / real.mean - 1), "%", goal=15)
+        report(f"{device}, {name}: mean", mine.mean, "s", baseline=real.mean)
+        report(f"{device}, {name}: median", mine.p50, "s", baseline=real.p50)
+        report(f"{device}, {name}: p90", mine.p90, "s", baseline=real.p90)
+        report(f"{device}, {name}: p99", mine.p99, "s", baseline=real.p99)
+
+
+def _over(link: list[float], profile: str, settings: Settings) -> Settings:
+    """Return the settings with GPUs that sum over a link of this latency in microseconds and these GB/s."""
+    tree = json.loads((gpu_truth.FOLDER / f"{profile}.json").read_text(encoding="utf-8"))
+    tree["all_reduce"].update(zip(("latency_us", "gb_s"), link, strict=True))
+    assert isinstance(settings.timing, Hardware)
+    return replace(settings, timing=replace(settings.timing, truth=gpu_truth.GpuTruth(tree)))
+
+
+def _read_csv(path: Path) -> list[ServedRequest]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            ServedRequest(
+                float(row["arrival_s"]),
+                int(row["prompt_tokens"]),
+                int(row["output_tokens"]),
+                float(row["ttft_s"]),
+                float(row["e2e_s"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def _read_jsonl(path: Path) -> list[ServedRequest]:
+    """Read requests as LLMServingSim writes them. Clients and engine have clocks of their own: the first request to be
+    queued at once shows how far they are apart."""
+    rows = sorted(map(json.loads, path.read_text(encoding="utf-8").splitlines()), key=itemgetter("arrival_time"))
+    apart = min(row["queued_ts"] - row["arrival_time"] for row in rows)
+    return [
+        ServedRequest(
+            row["arrival_time"] - rows[0]["arrival_time"],
+            row["input_toks"],
+            row["output_toks"],
+            row["first_token_ts"] - row["arrival_time"] - apart,
+            row["last_token_ts"] - row["arrival_time"] - apart,
+        )
+        for row in rows
+    ]
+
+
+def _write_trace(path: Path, requests: Sequence[ServedRequest]) -> None:
+    lines = [f"{each.arrival_s:.6f},{each.prompt_tokens},{each.output_tokens}" for each in requests]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
+
+
+def _measured_times(requests: Sequence[ServedRequest]) -> dict[str, list[float]]:
+    tpot = [(each.whole_s - each.ttft_s) / (each.output_tokens - 1) for each in requests if each.output_tokens > 1]
+    return {
+        "TTFT": [each.ttft_s for each in requests],
+        "TPOT": tpot,
+        "end to end": [each.whole_s for each in requests],
+    }
+
+
+def _simulated_times(record: RunRecord) -> dict[str, list[float]]:
+    done = [(request.arrival_at, request.token_at) for request in record.requests if request.token_at]
+    return {
+        "TTFT": [tokens[0] - at for at, tokens in done],
+        "TPOT": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for _, tokens in done if len(tokens) > 1],
+        "end to end": [tokens[-1] - at for at, tokens in done],
+    }
+
+
+def main() -> None:
+    parser = command(__doc__)
+    parser.add_argument(
+        "--full", action="store_true", help="an hour on 8 workers, memory of ended requests, 64 and 1,000 workers"
+    )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="only compare with this real run: LLMServingSim's requests.jsonl, or a CSV file of arrival_s,"
+        " prompt_tokens, output_tokens, ttft_s, e2e_s",
+    )
+    parser.add_argument("--profile", default=defaults.PROFILE, help="the GPU and the model of the measured run")
+    parser.add_argument("--preset", default="vllm-chunked", help="what served the measured run")
+    parser.add_argument(
+        "--link",
+        type=float,
+        nargs=2,
+        metavar=("US", "GB_S"),
+        help="latency and bandwidth between tensor-parallel GPUs, instead of the profile's; 0 inf: sums take no time",
+    )
+    given = parser.parse_args()
+    pairs = [name for name in gpu_truth.names() if name.endswith("-tp2")]
+    if given.link and not (given.measured and given.profile in pairs):
+        parser.error(f"--link needs --measured and a --profile of two GPUs: {', '.join(pairs)}")
+    if given.measured:
+        against_measured(given.measured, given.profile, given.preset, given.link)
+        return
+    steps_per_second(8, 240, goal=10_000)
+    steps_per_second(128, 60, goal=1_500)
+    if given.full:
+        hour_of_chat(60)
+        memory_left(2_000, 20_000)
+        many_workers(64, 60, goal=300)
+        many_workers(1000, 60)
+        where_time_goes(1000, 2)
+    else:
+        hour_of_chat(5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""`alignedserve plan`: finds the cheapest deployment that keeps its promises, by simulations in several processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+from time import monotonic
+
+from alignedserve.cli.terminal.arguments import check_writable
+from alignedserve.cli.terminal.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
+from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve.config.sources import read_yaml
+from alignedserve.config.topology import Topology
+from alignedserve.core import ServiceClass
+from alignedserve.errors import ConfigError, ProfileError, SimulateError
+from alignedserve.lab.cli.plan_settings import check_accepted, settings_text
+from alignedserve.lab.devices import devices
+from alignedserve.lab.planning.demand import Capacity, Expected, demand_of, expected_requests, family_of
+from alignedserve.lab.planning.deployments import Deployment, Family, Offer
+from alignedserve.lab.planning.outcome import Hopeless, Outcome, Promise, Tally
+from alignedserve.lab.planning.picture import plot_plan
+from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text
+from alignedserve.lab.planning.search import PlanTrial, Search
+from alignedserve.lab.reports import plots
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import cluster_of, device_of, settings_of, workload_of
+from alignedserve.loads.workload import Mixture
+from alignedserve.loads.workload.build import USUAL_REQUESTS
+from alignedserve.loads.workload.pace import Recorded
+from alignedserve.loads.workload.stream import Span
+from alignedserve.machine.processes import one_for_each_core, processes
+from alignedserve.simulator.run import Simulation
+
+_FRESH = 3  # seeds of the check
+_RANKS = (1, 2, 4, 8)  # GPUs of a worker, for devices that name a GPU alone
+_USUAL_S, _LEAST_S = 60.0, 30.0  # of arrivals, where the workload does not say how long they last
+_MANY = 3000  # requests, with which arrivals last less long
+_LOADS = (0.6, 0.8, 1.2, 1.5)  # times the workload's, in the picture
+_NOTHING_KEEPS = 1  # the status where no deployment keeps the promises
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    workload: str
+    attain: float
+    be_attain: float
+    devices: tuple[str, ...] = ()  # each as DEVICE:PRICE
+    devices_file: Path | None = None
+    be_tokens_per_s: float | None = None
+    model: str | None = None
+    workers: int = 16
+    preset: str = "aligned"
+    settings: tuple[str, ...] = ()
+    seed: int = 0
+    jobs: int | None = None
+    out: Path | None = None
+    plot: Path | None = None
+    json: Path | None = None
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(self.attain, self.be_attain, self.be_tokens_per_s)
+
+
+def run(options: PlanOptions) -> int:
+    began_at = monotonic()
+    hear_sigterm_as_ctrl_c()
+    _check_files(options)
+    common = _common_trial(options)
+    workload = workload_of(common)
+    _check_promise(options, workload)
+    families = [family for offer in _offers(options) for family in _families(options, common, offer)]
+    fresh = range(options.seed + 1, options.seed + 1 + _FRESH)
+    search = Search(families, options.promise, options.workers, options.seed, fresh)
+    loads, is_interrupted = list[LoadPoint](), False
+    with _simulating(options.jobs or one_for_each_core()) as simulated:
+        simulations = _Simulations(common, workload, options.promise, simulated)
+        try:
+            _carry_out(search, simulations)
+            loads = _loads(search, workload, simulations) if options.plot is not None else []
+        except KeyboardInterrupt:
+            is_interrupted = True  # what was found until now is the answer
+    took_s, question = monotonic() - began_at, _question(options, common)
+    notes = _notes(workload)
+    plan = Plan(search, options.promise, options.workers, question, took_s, is_interrupted, loads, notes)
+    _write(plan, options, common, workload)
+    print(plan_text(plan), end="")
+    if plan.is_interrupted:
+        return INTERRUPTED
+    return 0 if search.answer is not None else _NOTHING_KEEPS
+
+
+# --- The question
+
+
+def _check_files(options: PlanOptions) -> None:
+    for path in filter(None, (options.out, options.plot, options.json)):
+        check_writable(path)
+    if options.plot is not None:
+        plots.check(options.plot)
+
+
+def _common_trial(options: PlanOptions) -> SimulationTrial:
+    """Return what all simulations share. A workload that does not say how long it lasts gets a time."""
+    trial = SimulationTrial(options.preset, options.workload, options=options.settings)
+    workload = workload_of(trial)
+    if any(stream.span != Span(USUAL_REQUESTS) for stream in workload.streams):
+        return trial
+    lasts_s = min(_USUAL_S, max(_LEAST_S, _MANY / workload.rate)) if workload.rate else _USUAL_S
+    return replace(trial, workload=f"{options.workload},first_s={lasts_s:.0f}")
+
+
+def _check_promise(options: PlanOptions, workload: Mixture) -> None:
+    if options.be_tokens_per_s and all(stream.promise.service is ServiceClass.RT for stream in workload.streams):
+        raise SimulateError("--be-tokens is of documents: no stream of --workload has service=be")
+
+
+def _question(options: PlanOptions, common: SimulationTrial) -> dict[str, object]:
+    left_out = ("out", "plot", "json", "jobs", "devices_file")
+    return {key: value for key, value in asdict(options).items() if key not in left_out} | {"workload": common.workload}
+
+
+def _notes(workload: Mixture) -> list[str]:
+    """Return what the user should know of the check."""
+    traces = [stream for stream in workload.streams if isinstance(stream.arrivals, Recorded)]
+    if all(stream.window_s for stream in traces):
+        return []
+    return ["Every seed has the trace as it is, so the check proves little: window_s=30 draws windows of it."]
+
+
+def _offers(options: PlanOptions) -> list[Offer]:
+    """Return every device that the user names, each once."""
+    priced = [_priced(text) for text in options.devices]
+    if options.devices_file is not None:
+        priced += [(str(name), price) for name, price in read_yaml(options.devices_file).items()]
+    offers = [offer for name, price in priced for offer in _offers_of(name, _price(name, price), options.model)]
+    for number, offer in enumerate(offers):
+        if any(offer.device == earlier.device for earlier in offers[:number]):
+            raise ConfigError(f"--device {offer.device} is given twice")
+    return offers
+
+
+def _priced(text: str) -> tuple[str, str]:
+    name, colon, price = text.rpartition(":")
+    if not colon or not name:
+        raise ConfigError(f"--device {text!r:.60} has no price: write DEVICE:PRICE, such as {text.strip(':')}:3.90")
+    return name, price
+
+
+def _price(name: str, price: object) -> float:
+    try:
+        found = float(price) if isinstance(price, str | int | float) and not isinstance(price, bool) else 0.0
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e9:
+        raise ConfigError(f"the price of {name} must be a number above 0, for a GPU and hour, not {price!r:.40}")
+    return found
+
+
+def _offers_of(name: str, price: float, model: str | None) -> list[Offer]:
+    """Return the offer of a device; of a GPU alone one for each number of GPUs that hold the model."""
+    if name not in devices.GPUS:
+        return [Offer(name, price, _gpus_of(name))]
+    if model is None or devices.model_named(model) is None:
+        known = f"--model, one of {', '.join(devices.MODELS)}, in bf16 or with -int8 or -int4 after it"
+        raise ConfigError(f"--device {name} is a GPU alone: it needs {known}" + (f", not {model}" if model else ""))
+    found = [Offer(device, price, ranks) for ranks in _RANKS if _fits(device := f"{name}-{model}-tp{ranks}")]
+    if not found:
+        _gpus_of(f"{name}-{model}-tp{_RANKS[-1]}")  # says why
+    return found
+
+
+def _fits(device: str) -> bool:
+    try:
+        return _gpus_of(device) > 0
+    except ProfileError:
+        return False
+
+
+def _gpus_of(device: str) -> int:
+    return device_of(SimulationTrial("aligned", profile=device)).gpus
+
+
+def _families(options: PlanOptions, common: SimulationTrial, offer: Offer) -> Iterator[Family]:
+    """Yield the families of a device; presets that are for prefill workers have no colocated ones."""
+    trial = _on(common, Deployment(offer, Topology()))
+    settings, device = settings_of(trial), device_of(trial)
+    demand = demand_of(workload_of(common).within(device.kv_tokens), options.be_tokens_per_s, options.seed)
+    capacity = Capacity.of(device, settings.limits, demand)
+    only_parted = not Topology.parse(cluster_of([options.preset])).colocated
+    for parted in (True,) if only_parted else (False, True):
+        yield family_of(offer, parted, demand, capacity)
+
+
+# --- Simulations
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A simulation for one of the processes."""
+
+    number: int
+    trial: SimulationTrial
+    promise: Promise
+    expected: Expected
+
+
+def _simulate(task: _Task) -> tuple[int, Outcome]:
+    """Return the task's number, and what counts of its run: neither steps nor requests are kept."""
+    simulation = Simulation(replace(settings_of(task.trial), record=False))
+    tally = Tally(task.promise, task.expected)
+    simulation.clients.on_end = tally.hear
+    with suppress(Hopeless):
+        simulation.run()
+    if simulation.problems:
+        raise SimulateError(f"{task.trial.title}: {simulation.problems[0]}")
+    return task.number, tally.outcome()
+
+
+_Simulated = Callable[[Iterable[_Task]], Iterator[tuple[int, Outcome]]]
+
+
+@contextmanager
+def _simulating(jobs: int) -> Iterator[_Simulated]:
+    """Return a function that yields outcomes with their tasks' numbers, in the order in which they are done."""
+    if jobs == 1:
+        yield lambda tasks: map(_simulate, tasks)
+        return
+    with processes(jobs) as started:
+        yield lambda tasks: started.as_done(_simulate, tasks)
+
+
+class _Simulations:
+    """Simulates what the search wants, and shows how far it is."""
+
+    def __init__(self, common: SimulationTrial, workload: Mixture, promise: Promise, simulated: _Simulated) -> None:
+        self._common, self._rate, self._promise, self._simulated = common, workload.rate, promise, simulated
+        self._expected = expected_requests(workload)
+        self._num_done = 0
+
+    def outcomes(self, trials: Sequence[PlanTrial], label: str) -> Iterator[tuple[PlanTrial, Outcome]]:
+        """Yield each trial with its outcome."""
+        total = self._num_done + len(trials)
+        with ProgressBar(label, sys.stderr) as bar:
+            bar.show(self._num_done, total)
+            for number, outcome in self._simulated(map(self._task, count(), trials)):
+                self._num_done += 1
+                bar.show(self._num_done, total)
+                yield trials[number], outcome
+
+    def _task(self, number: int, trial: PlanTrial) -> _Task:
+        rate = None if trial.load == 1 else trial.load * self._rate
+        asked = replace(_on(self._common, trial.deployment), seed=trial.seed, rate=rate)
+        return _Task(number, asked, self._promise, {} if trial.is_whole else self._expected)
+
+
+def _on(common: SimulationTrial, deployment: Deployment) -> SimulationTrial:
+    return replace(common, cluster=str(deployment.topology), profile=deployment.offer.device)
+
+
+def _carry_out(search: Search, simulations: _Simulations) -> None:
+    while trials := search.wanted():
+        best = search.answer
+        label = f"best so far: {best}, {best.price:.2f} an hour" if best else "nothing found yet"
+        for trial, outcome in simulations.outcomes(trials, label):
+            search.hear(trial, outcome)
+
+
+def _loads(search: Search, workload: Mixture, simulations: _Simulations) -> list[LoadPoint]:
+    """Return how the answer does at other loads; nothing for workloads that have no rate."""
+    if search.answer is None or not workload.rate:
+        return []
+    trials = [PlanTrial(search.answer, search.seed, is_whole=True, load=load) for load in _LOADS]
+    outcomes = {trial.load: outcome for trial, outcome in simulations.outcomes(trials, "other loads")}
+    outcomes[1.0] = search.found[search.answer][search.fresh[0]]
+    return [LoadPoint(load * workload.rate, outcomes[load]) for load in sorted(outcomes)]
+
+
+# --- What is written
+
+
+def _write(plan: Plan, options: PlanOptions, common: SimulationTrial, workload: Mixture) -> None:
+    answer = plan.search.answer
+    if options.json is not None:
+        _write_text(options.json, plan_document(plan))
+    if options.plot is not None:
+        plot_plan(plan, options.plot)
+    if options.out is not None and answer is not None:
+        _write_text(options.out, settings_text(_on(common, answer), answer, workload))
+        check_accepted(options.out)
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,272 @@
+"""The flags of `alignedserve simulate`, `reproduce` and `fuzz`. A command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from alignedserve.cli.serving import add_policy, add_set, set_of
+from alignedserve.cli.terminal.arguments import (
+    Once,
+    above_zero,
+    all_above_zero,
+    check_goes_with,
+    file,
+    filled,
+    given,
+    only_one,
+    whole,
+    wholes,
+    zero_or_more,
+)
+from alignedserve.cli.terminal.interrupt import LeavesAtOnce
+from alignedserve.config.presets import DEFAULT, PRESETS
+from alignedserve.errors import ConfigError
+from alignedserve.lab.cli.declared import add_flags, flag, flag_of, flags_of
+from alignedserve.loads import defaults
+
+# --- simulate
+
+_REPLAY, _DIFF = "--replay", "--diff"
+_JOBS = flag("J", "processes that share several runs (default: as many as cores)", type=whole(1))
+
+
+@dataclass(frozen=True)
+class WhatRuns:
+    """The flags that say what `simulate` runs."""
+
+    preset: str = flag("P", f"how requests are scheduled: {', '.join(PRESETS)} (default: %(default)s)", DEFAULT)
+    settings: tuple[str, ...] = flag_of(add_set)  # what --set and --policy say, each as path=value
+    policy: str | None = flag_of(add_policy)
+    compare: tuple[str, ...] | None = flag("P", "two or more presets, compared over the same arrivals", nargs="+")
+    workload: str = flag(
+        "W",
+        "which requests come, and when: a name such as chat or coserve, a file, or a kind such as "
+        "trace:FILE, each with ,KEY=VALUE behind it (default: %(default)s)",
+        defaults.WORKLOAD,
+        type=filled,
+    )
+    cluster: str | None = flag(
+        "C", "workers: colocated, 4xcolocated, or prefill+decode such as 1+1 (default: as the presets say)"
+    )
+    seed: int = flag("N", "seed of the random numbers (default: %(default)s)", 0, type=whole(0))
+    seeds: tuple[int, ...] | None = flag("N,N", "a run for each seed", type=wholes(0))
+    rates: tuple[float, ...] | None = flag(
+        "X,X", "arrivals in a second, in place of the workload's: a run for each rate", type=all_above_zero
+    )
+    profile: str = flag(
+        "GPU",
+        "how long steps take: a GPU and a model, such as a100-80-opt-13b-tp1, or a file: of "
+        "`alignedserve profile`, of measured grids, or of a device's numbers (default: %(default)s)",
+        defaults.PROFILE,
+        type=filled,
+    )
+    transport: str | None = flag(
+        None,
+        "how KV goes from prefill to decode workers: through the KV pool, or from device to device "
+        "(default: as the presets say)",
+        choices=("host", "direct"),
+    )
+    gateway_ms: float = flag(
+        "MS",
+        "time that a request takes besides steps and frames: HTTP, templates, tokens (default: %(default)g)",
+        0.0,
+        type=zero_or_more,
+    )
+    jobs: int | None = _JOBS
+
+
+@dataclass(frozen=True)
+class WhatIsWritten:
+    """The flags that name the files of `simulate`."""
+
+    out: Path | None = flag("FOLDER", "folder for everything below but the record", type=file)
+    json: Path | None = flag("FILE", "all figures of all runs", type=file)
+    csv: Path | None = flag(
+        "FILE", "rows of requests, and of steps in NAME-steps.csv; of several runs a row for each", type=file
+    )
+    plot: Path | None = flag("FILE", "a .png or .svg (needs matplotlib: the extra `lab`)", type=file)
+    timeline: Path | None = flag("FILE", "a trace for ui.perfetto.dev, of a single run", type=file)
+    record: Path | None = flag("FILE", "what happened in a single run, as JSON: all figures follow from it", type=file)
+    save: Path | None = flag("FILE", "every command of every part in a single run, for --replay and --diff", type=file)
+    page: Path | None = flag(
+        "FILE", "a single run as the live page, with a slider of its time: open it in a browser", type=file
+    )
+    timeline_limit: float = flag("S", "the part of a timeline that begins in the first S seconds", inf, type=above_zero)
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [flags]\n       %(prog)s --replay FILE\n       %(prog)s --diff FILE FILE"
+    parser.description = (
+        "Runs a workload through a whole deployment in virtual time, without a model or a GPU, and prints the figures. "
+        "Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range. "
+        "docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."
+    )
+    add_flags(parser.add_argument_group("what runs"), WhatRuns)
+    add_flags(parser.add_argument_group("files that are written"), WhatIsWritten)
+    _add_saved(parser.add_argument_group("saved runs (no other flag goes with these)"))
+    parser.set_defaults(run=_simulate, parser=parser)
+
+
+def _add_saved(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        _REPLAY, action=Once, type=file, metavar="FILE", help="repeat a saved run, and say whether it is the same"
+    )
+    group.add_argument(
+        _DIFF, action=Once, type=file, nargs=2, metavar="FILE", help="show the first difference of two saved runs"
+    )
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    if (mode := only_one(args, _REPLAY, _DIFF)) is not None:
+        return _simulate_saved(args, mode)
+    only_one(args, "--preset", "--compare")
+    only_one(args, "--seed", "--seeds")
+    check_goes_with(args, "--timeline-limit", ("--timeline", "--out"), given(args))
+
+    with LeavesAtOnce():
+        from alignedserve.lab.cli.simulate import run
+
+    presets = _presets(args)
+    return run(replace(flags_of(args, WhatRuns), settings=set_of(args)), presets, flags_of(args, WhatIsWritten))
+
+
+def _simulate_saved(args: argparse.Namespace, mode: str) -> int:
+    if others := sorted(given(args) - {mode}):
+        raise ConfigError(f"{mode} takes no other flag, such as {others[0]}: a saved run says what was run")
+    with LeavesAtOnce():
+        from alignedserve.lab.cli.simulate import diff, replay
+
+    return diff(*args.diff) if mode == _DIFF else replay(args.replay)
+
+
+def _presets(args: argparse.Namespace) -> tuple[str, ...]:
+    if args.compare is None:
+        return (args.preset,)
+    if len(args.compare) < 2:
+        raise ConfigError(
+            f"--compare takes two presets or more, such as fcfs aligned: {args.compare[0]!r:.40} alone is --preset"
+        )
+    if len(set(args.compare)) < len(args.compare):
+        raise ConfigError(f"--compare {' '.join(args.compare)} names a preset twice")
+    return tuple(args.compare)
+
+
+# --- reproduce
+
+
+def add_reproduce(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs the figures of papers in virtual time: their workloads, the systems that they compare and our default. "
+        "Prints what each paper says beside what came out. docs/reproductions.md is what --out docs writes."
+    )
+    parser.add_argument("paper", nargs="?", metavar="PAPER", help="a paper, such as bros (default: all)")
+    parser.add_argument(
+        "--figure", action=Once, type=filled, metavar="N,N", help="some of the paper's figures (default: all)"
+    )
+    parser.add_argument(
+        "--seeds",
+        action=Once,
+        type=wholes(0),
+        metavar="N,N",
+        default=(0, 1, 2),
+        help="a run for each seed (default: 0,1,2)",
+    )
+    parser.add_argument(
+        "--full", action=Once, nargs=0, const=True, default=False, help="the papers' own sizes, which take hours"
+    )
+    parser.add_argument("--jobs", **_JOBS.metadata)
+    parser.add_argument("--out", action=Once, type=file, metavar="FOLDER", help="folder for a page, pictures and JSON")
+    parser.set_defaults(run=_reproduce, parser=parser)
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    if args.figure is not None and args.paper is None:
+        raise ConfigError("--figure needs a paper, such as: alignedserve reproduce bros --figure 11a-ttft")
+    with LeavesAtOnce():
+        from alignedserve.lab.cli.reproduce import ReproduceOptions, run
+        from alignedserve.lab.reproduce.papers import chosen
+
+    papers = chosen(args.paper, args.figure and args.figure.split(","))
+    return run(ReproduceOptions(papers, args.seeds, args.full, args.jobs, args.out))
+
+
+# --- fuzz
+
+_SEEDS, _ENDLESS, _ONE = "--seeds", "--until-failure", "--seed"
+_FUZZ_GOES_WITH = {
+    "--start": (_SEEDS, _ENDLESS),
+    "--jobs": (_SEEDS, _ENDLESS),
+    "--policy": (_SEEDS, _ENDLESS, _ONE),
+    "--save": (_SEEDS, _ENDLESS, _ONE),
+}
+
+
+def add_fuzz(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "%(prog)s [--seeds N | --until-failure]\n"
+        "                         [--start S] [--jobs J] [--policy FILE] [--save FILE]\n"
+        "       %(prog)s --seed N [--policy FILE] [--save FILE]\n"
+        "       %(prog)s --replay FILE\n"
+        "       %(prog)s --diff FILE FILE"
+    )
+    parser.description = (
+        "Injects faults that follow from seeds into simulated deployments, and checks what must hold after every "
+        "event. Exits with 1 where a seed fails, or where runs that are compared differ."
+    )
+    what = parser.add_argument_group("what to run")
+    what.add_argument(
+        _SEEDS, action=Once, type=whole(1), metavar="N", default=200, help="how many seeds (default: %(default)s)"
+    )
+    what.add_argument(
+        _ENDLESS, action=Once, nargs=0, const=True, default=False, help="run seeds without end, until a seed fails"
+    )
+    what.add_argument(
+        _ONE, action=Once, type=whole(0), metavar="N", help="run this seed alone, and show what happens in it"
+    )
+    add_policy(what)
+    _add_saved(what)
+    many = parser.add_argument_group("of many seeds")
+    many.add_argument(
+        "--start", action=Once, type=whole(0), metavar="S", default=0, help="the first seed (default: %(default)s)"
+    )
+    many.add_argument(
+        "--jobs", action=Once, type=whole(1), metavar="J", default=1, help="processes (default: %(default)s)"
+    )
+    written = parser.add_argument_group("what is written")
+    written.add_argument(
+        "--save",
+        action=Once,
+        type=file,
+        metavar="FILE",
+        help="the run of --seed, or the first of many seeds that fails, shrunk",
+    )
+    parser.set_defaults(run=_fuzz, parser=parser)
+
+
+def _fuzz(args: argparse.Namespace) -> int:
+    mode = only_one(args, _SEEDS, _ENDLESS, _ONE, _REPLAY, _DIFF) or _SEEDS
+    for name, modes in _FUZZ_GOES_WITH.items():
+        check_goes_with(args, name, modes, (mode,))
+    if mode == _SEEDS and args.jobs > args.seeds:
+        raise ConfigError(f"--jobs {args.jobs} is more than there are seeds, --seeds {args.seeds}")
+
+    with LeavesAtOnce():
+        from alignedserve.lab.cli.fuzz import FuzzOptions, run
+        from alignedserve.policies.source import PolicySource, check
+
+    return run(
+        FuzzOptions(
+            seeds=args.seeds,
+            start=args.start,
+            jobs=args.jobs,
+            until_failure=args.until_failure,
+            seed=args.seed,
+            save=args.save,
+            replay=args.replay,
+            diff=tuple(args.diff) if args.diff else None,
+            policy=check(PolicySource.parse(args.policy)) if args.policy else None,
+        )
+    )

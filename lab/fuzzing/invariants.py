@@ -1,0 +1,311 @@
+"""Check the invariants of a simulated run while it runs.
+
+After every event, for the core that handled it. Cores share no state, so the others cannot have changed:
+
+- pairs: each block pair of a worker is free, or taken once; if two requests may share a pair, each slot is taken once;
+  prefetched KV of a prefill worker takes no more than its share of pairs;
+- places: a decode worker has no attempt in two places;
+- pages: each page of the pool is free, leased to one holder, or part of entries; an entry has pages exactly as
+  long as it waits or is out;
+- reserve: best-effort requests, and leases for them, hold no page that is reserved for real-time requests; an int8
+  extent in which they have a page counts as a whole (kvpool/reserve.py);
+- leases: the pool has leased to a prefill worker the pages that the worker takes for its lease. Two cores take part,
+  so this is checked after the events of both.
+
+At every command, and when work begins and ends:
+
+- tokens: a client gets the next tokens of its request, no others, no token twice and none after the end;
+- ends once: a request is finished or refused once;
+- pairs: nothing is written to pairs of a full page that several requests may read;
+- refusals: a request that is refused was never placed and never is; a best-effort request is refused only where
+  something can be full;
+- leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
+- transfers: the blocks that are sent stay unchanged, and no other work writes to the blocks that receive, until both
+  sides have ended (simulator/machines/transfers.py and the modelled engine check this).
+
+After every event too, for the whole deployment:
+
+- waste: no attempt starts without cause, and nothing is kept without an owner (waste.py);
+- progress: while requests are open, a step, a copy or a delivery happens every STALLED_S, once faults are over and
+  the last frame is lost;
+- patience: every request has ended by `Scenario.ends_by`.
+
+Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`); policies of one's
+own have raised nothing and returned no nonsense. The modelled
+engine raises an exception for wrong KV; like any other exception of a core it is a failure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from alignedserve.core import Chunk, Decode, ServiceClass
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.compression import lease_to_compress
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.lab.fuzzing.scenario import Scenario
+from alignedserve.lab.fuzzing.waste import WasteWatch
+from alignedserve.loads.records.records import RequestOutcome
+from alignedserve.policies.kinds import PolicyKind
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import (
+    Command,
+    CompressPage,
+    CopyIn,
+    CopyOut,
+    CopySlots,
+    Deliver,
+    FoldKv,
+    ProjectKv,
+    ReceiveKv,
+    Reject,
+    RunStep,
+    Send,
+    SendKv,
+)
+from alignedserve.protocol.messages import Member, Message, Prefill, Refused
+from alignedserve.router.placing.admission import Queues
+from alignedserve.simulator.machines.faults import Forge
+from alignedserve.simulator.machines.process import Process
+from alignedserve.simulator.machines.world import Witness
+from alignedserve.simulator.run import Simulation
+
+FEW_OPEN = 1000  # no run has so many requests
+STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in a row, each after 5 s
+
+
+class Rule(Enum):
+    PAIRS = "pairs"
+    PLACES = "places"
+    PAGES = "pages"
+    RESERVE = "reserve"
+    LEASES = "leases"
+    TOKENS = "tokens"
+    ENDS_ONCE = "ends once"
+    WASTE = "waste"
+    SPEECH = "speech"
+    JOBS = "jobs"
+    REFUSALS = "refusals"
+    PROGRESS = "progress"
+    PATIENCE = "patience"
+    NO_CRASH = "no crash"
+    CLEAN_END = "clean end"
+    POLICY = "policy"
+
+
+@dataclass(frozen=True)
+class Failure:
+    rule: Rule
+    what: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.rule.value}: {self.what} (at {self.at:.4f} s)"
+
+
+class BrokenRule(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class InvariantWatch(Witness):
+    """Watch one simulation of a scenario, and raise BrokenRule when an invariant does not hold."""
+
+    def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
+        self._all_pairs, self._block_size = list(range(scenario.limits.num_pairs)), scenario.limits.block_size
+        self._reserved = scenario.policy.reserved
+        self._num_delivered: Counter[str] = Counter()
+        self._ended: set[str] = set()
+        self._placed: set[str] = set()
+        self._refused: set[str] = set()
+        self._has_bounds = scenario.queues != Queues() or scenario.most_open < FEW_OPEN
+        self._has_bounds |= scenario.policy.own.decides(PolicyKind.ADMISSION)
+        self._moved_at = 0.0
+        self._has_forged = any(isinstance(fault, Forge) for fault in scenario.faults)  # members are to drop those
+        self._waste = WasteWatch(scenario, self._world, simulation.clients.kept, partial(self._break, Rule.WASTE))
+        self.num_events = 0
+
+    def commanded(self, by: Member, command: Command, frame: bytes) -> None:
+        match command:
+            case Send():
+                self._waste.commanded(by, command)
+                self._check_refusal(command.message)
+                return
+            case Deliver(request, tokens, finish):
+                self._check_delivery(request, tokens)
+                if finish is not None:
+                    self._check_end(request)
+            case Reject(request):
+                self._check_end(request)
+                self._refused.add(request)
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | FoldKv() | ProjectKv() | CompressPage():
+                pass
+            case SendKv():
+                self._waste.sends(by, command)
+            case ReceiveKv():
+                pass
+            case _:
+                return
+        self._moved_at = self._now
+
+    def handled(self, process: Process) -> None:
+        self.num_events += 1
+        match process.core:
+            case PoolCore() as pool:
+                self._check_pool(pool)
+                for worker in self._workers():
+                    self._check_lease(worker)
+            case PrefillCore() | DecodeCore() as core:
+                self._check_pairs(process, core)
+                self._check_lease(process)
+        if process.num_refused and not self._has_forged:
+            self._break(Rule.SPEECH, f"{process.member.name} drops what a member of its sender's role may not say")
+        self._waste.look()
+        self._check_time()
+
+    def works(self, process: Process, command: Command) -> None:
+        kept = process.core.kept_pairs if isinstance(process.core, PrefillCore | DecodeCore) else ()
+        if kept and (wrong := sorted(_written(command, self._block_size).intersection(kept))):
+            self._break(Rule.PAIRS, f"{process.member.name} writes to pairs {wrong} of full pages")
+        if isinstance(command, CopyOut):
+            self._check_leased(process, command.pool, command.pages, "copies to")
+        if isinstance(command, CompressPage):
+            self._check_leased(process, command.pool, (command.into,), "compresses to", lease_to_compress)
+
+    # --- A single core
+
+    def _check_pairs(self, process: Process, core: PrefillCore | DecodeCore) -> None:
+        if (pairs := sorted(core.pairs)) != self._all_pairs:
+            self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
+        if isinstance(core, PrefillCore) and core.num_buffered_pairs > core.most_buffered_pairs:
+            self._break(Rule.PAIRS, f"{process.member.name} has {core.num_buffered_pairs} pairs of prefetched KV")
+        if isinstance(core, DecodeCore) and len(held := core.attempts) != len(set(held)):
+            self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
+        shared = core.shared if isinstance(core, DecodeCore) else None
+        if shared is not None and len(slots := shared.claimed) != len(set(slots)):
+            self._break(
+                Rule.PAIRS,
+                f"two requests share a slot of {process.member.name}: {_difference(sorted(slots), sorted(set(slots)))}",
+            )
+
+    def _check_pool(self, core: PoolCore) -> None:
+        if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):
+            self._break(Rule.PAGES, _difference(pages, wanted))
+        num_pages = core.pages.extents.num_pages(core.pages.extents.first_kind)
+        most = num_pages - self._reserved(num_pages)
+        if core.pages.best_effort > most:
+            self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort} pages of {most}")
+        if core.pages.entries != core.kept:
+            odd = sorted(core.pages.entries ^ core.kept)
+            self._break(Rule.PAGES, f"entries {odd} have either pages or a place in the pool, but not both")
+
+    # --- A worker and the pool
+
+    def _check_lease(self, worker: Process) -> None:
+        assert isinstance(worker.core, PrefillCore | DecodeCore)
+        if worker.core.pool is not None:
+            self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
+
+    def _check_leased(
+        self, worker: Process, pool: str, pages: tuple[int, ...], verb: str, lease: Callable[[str], str] = str
+    ) -> None:
+        """Check the pages against the pool's leases, but skip an earlier incarnation of the pool: its arena is gone."""
+        alive = self._world.alive(pool.rpartition(".")[0]) if pages else None
+        if alive is None or alive.member.holder != pool:
+            return
+        assert isinstance(alive.core, PoolCore)
+        if foreign := sorted(set(pages) - alive.core.pages.leased_to(lease(worker.member.holder))):
+            self._break(Rule.LEASES, f"{worker.member.holder} {verb} pages {foreign}, which are not leased to it")
+
+    def _workers(self) -> Iterable[Process]:
+        return (process for process in self._world.processes if isinstance(process.core, PrefillCore | DecodeCore))
+
+    # --- Requests
+
+    def _check_delivery(self, request: str, tokens: tuple[int, ...]) -> None:
+        at = self._num_delivered[request]
+        output = self._simulation.clients.kept[request].story.output
+        if request in self._ended:
+            self._break(Rule.ENDS_ONCE, f"{request} gets tokens after its end")
+        if tokens != output[at : at + len(tokens)]:
+            self._break(Rule.TOKENS, f"{request} gets {_listed(tokens)} at {at}, its own are {_listed(output[at:])}")
+        self._num_delivered[request] += len(tokens)
+
+    def _check_end(self, request: str) -> None:
+        if request in self._ended:
+            self._break(Rule.ENDS_ONCE, f"{request} ends a second time")
+        self._ended.add(request)
+
+    def _check_refusal(self, message: Message) -> None:
+        match message:
+            case Prefill(request):
+                self._placed.add(request.id)
+                if request.id in self._refused:
+                    self._break(Rule.REFUSALS, f"{request.id} was refused, and runs")
+            case Refused(request, attempt):
+                if attempt or request in self._placed:
+                    self._break(Rule.REFUSALS, f"{request} was admitted, and is refused")
+                client = self._simulation.clients.kept[request]
+                if client.request.service is ServiceClass.BE and not self._has_bounds:
+                    self._break(Rule.REFUSALS, f"{request} is refused, but nothing is full")
+
+    def _check_time(self) -> None:
+        if self._now > self._ends_by and (late := self._open()):
+            self._break(Rule.PATIENCE, f"{_listed(late)} did not end")
+        is_stalled = self._now > max(self._moved_at, self._calm_at) + STALLED_S
+        if is_stalled and self._now > self._frame_lost_at + STALLED_S and (waiting := self._open()):
+            self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_listed(waiting)} open")
+
+    @property
+    def _frame_lost_at(self) -> float:
+        """Return when a frame was last lost: a link that seldom speaks loses its frames long after the fault began."""
+        return max(self._world.trouble.lost_at.values(), default=0.0)
+
+    def _open(self) -> list[str]:
+        return [name for name, client in self._simulation.clients.kept.items() if client.outcome is RequestOutcome.OPEN]
+
+    @property
+    def _now(self) -> float:
+        return self._world.agenda.now
+
+    def _break(self, rule: Rule, what: str) -> None:
+        raise BrokenRule(Failure(rule, what, self._now))
+
+
+def _written(command: Command, block_size: int) -> set[int]:
+    """Return the pairs to which a worker writes."""
+    match command:
+        case RunStep(plan):
+            return {pair for part in plan.parts for pair in _written_by(part, block_size)}
+        case CopyIn(pairs=pairs, start=start):
+            return set(pairs[start // block_size :])
+        case ReceiveKv(pairs=pairs):
+            return set(pairs)
+        case FoldKv(folds):
+            return {into for into, *_ in folds}
+    return set()
+
+
+def _written_by(part: Chunk | Decode, block_size: int) -> Sequence[int]:
+    start = part.start - part.dropped
+    end = start + (len(part.tokens) if isinstance(part, Chunk) else 1)
+    return part.pairs[start // block_size : -(-end // block_size)]
+
+
+def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:
+    have, want = Counter(numbers), Counter(wanted)
+    lost, twice = sorted(want - have), sorted(have - want)
+    return ", ".join([*([f"{lost} are lost"] if lost else []), *([f"{twice} are there twice"] if twice else [])])
+
+
+def _listed(values: Iterable[object]) -> str:
+    shown = [str(value) for value in values]
+    return ", ".join([*shown[:5], *(["..."] if len(shown) > 5 else [])])

@@ -1,0 +1,196 @@
+"""Widen drawn scenarios: presets, switches, many workers, several nodes and clocks apart, each in some of the runs.
+
+Each feature draws from a generator of its own, as in scenario_drawing.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+from alignedserve.config.config import of_preset
+from alignedserve.config.presets import PRESETS
+from alignedserve.core import Fold, ServiceClass, Sight, units_for
+from alignedserve.lab.fuzzing.scenario import Ask, AskedVector, Scenario
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
+from alignedserve.simulator.machines.faults import Skew
+
+_MOST_WORKERS, _MOST_NODES = 4, 3
+_AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
+
+
+def widened(drawn: Scenario) -> Scenario:
+    drawn = _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
+    return _with_copies_beside(_with_known_copies(drawn))
+
+
+def some_without_faults(drawn: Scenario) -> Scenario:
+    """Leave all faults out of every eighth run: there nothing may be late, and no attempt may be lost (waste.py)."""
+    is_calm = Random(f"{drawn.seed}/calm").random() < 1 / 8
+    return replace(drawn, faults=()) if is_calm else drawn
+
+
+def some_with_clocks_apart(drawn: Scenario) -> Scenario:
+    """Let the clocks of two members be off by up to three hours in every eighth run, one from its next life on.
+
+    All clocks are ahead by four hours, since no clock shows less than nothing.
+    """
+    draw = Random(f"{drawn.seed}/clocks")
+    if draw.random() > 1 / 8 or not drawn.faults:
+        return drawn
+    skews = [Skew(0.0, member, _AHEAD_S) for member in drawn.members]
+    for at in (0.0, drawn.faults[0].at):
+        skews.append(Skew(at, draw.choice(drawn.members), _AHEAD_S + draw.uniform(-_APART_S, _APART_S)))
+    others = (fault for fault in drawn.faults if not isinstance(fault, Skew))
+    return replace(drawn, faults=tuple(sorted((*skews, *others), key=lambda fault: fault.at)))
+
+
+def some_with_late_ends(drawn: Scenario) -> Scenario:
+    """Let receivers hear of the ends of transfers after their senders in every fourth run with transfers: what the
+    sender then says may come before the end is known."""
+    draw = Random(f"{drawn.seed}/late ends")
+    if draw.random() > 1 / 4 or not drawn.direct:
+        return drawn
+    return replace(drawn, network=replace(drawn.network, late_end_s=10 ** draw.uniform(-4, -1.5)))
+
+
+def some_with_windows(drawn: Scenario) -> Scenario:
+    """Give all layers of the model a window in every fifth run, if by its policy requests drop what no layer reads.
+
+    Half of these devices have room for hardly more than the request that holds most.
+    """
+    draw, limits = Random(f"{drawn.seed}/reach"), drawn.limits
+    if draw.random() > 1 / 5 or not drawn.policy.drops:
+        return drawn
+    limits = replace(limits, reach=draw.choice((1, 2, 7, 20, 20, 60, 100)))
+    if draw.random() < 0.5:
+        held = max(limits.least_held(ask.most_tokens) for ask in drawn.asks)
+        limits = replace(limits, num_pairs=units_for(held, limits.block_size) + draw.choice((0, 2, 8)))
+    return replace(drawn, limits=limits)
+
+
+def some_with_folds(drawn: Scenario) -> Scenario:
+    """Give some layers of the model a window, or stretches, in every fourth run of the others where requests may give
+    memory back."""
+    draw, limits = Random(f"{drawn.seed}/pairs in one"), drawn.limits
+    if draw.random() > 1 / 4 or limits.reach is not None or not drawn.policy.drops:
+        return drawn
+    size, pairs = draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6))
+    sight = Sight(window=size) if draw.random() < 2 / 3 else Sight(stretch=size)
+    return replace(drawn, limits=replace(limits, fold=Fold(sight, pairs)))
+
+
+def some_with_vectors(drawn: Scenario) -> Scenario:
+    """Let some requests of every sixth run, or all, ask for vectors in place of outputs."""
+    draw = Random(f"{drawn.seed}/vector")
+    if draw.random() > 1 / 6 or drawn.limits.reach is not None:  # a device may have no room for all of a prompt
+        return drawn
+    share, kinds = draw.choice((0.3, 1.0)), draw.choice(([*AskedVector], [AskedVector.WHOLE]))
+    asks = (
+        replace(ask, length=1, max_tokens=1, vector=draw.choice(kinds)) if draw.random() < share else ask
+        for ask in drawn.asks
+    )
+    return replace(drawn, asks=tuple(asks))
+
+
+def _with_preset(drawn: Scenario) -> Scenario:
+    """Give every fifth run the policy of a preset; what a preset reserves is cut to the size of the device."""
+    draw = Random(f"{drawn.seed}/preset")
+    if draw.random() > 1 / 5:
+        return drawn
+    policy = _policies()[draw.choice(list(PRESETS))]
+    reserve = min(policy.reserve, draw.choice((1, drawn.limits.num_tokens // 2, drawn.limits.num_tokens)))
+    return _with_policy(drawn, replace(policy, reserve=reserve))
+
+
+@cache
+def _policies() -> dict[str, Policy]:
+    expected_chunk = Policy().expected_chunk  # those of the presets are for large steps
+    return {name: replace(of_preset(name, {}).policy, expected_chunk=expected_chunk) for name in PRESETS}
+
+
+def _switched(drawn: Scenario) -> Scenario:
+    """Change one to three switches in every third run, as far as they mean something together."""
+    draw = Random(f"{drawn.seed}/switches")
+    if draw.random() > 1 / 3:
+        return drawn
+    policy, tokens = drawn.policy, drawn.limits.num_tokens
+    for change in draw.choices(
+        (
+            {"pinning": False},
+            {"evict": False},
+            {"prefetch": False},
+            {"helps": not policy.helps},
+            {"refuse_ttfts": draw.choice((0.0, 0.01, 0.3))},
+            {"room": Room.WHOLE, "reserve": draw.choice((0, 1, tokens // 2, tokens))},
+            {"chunking": Chunking.NONE, "waiting_ratio": draw.choice((0.5, 1.2))},
+            {"packing": Packing.LONGEST},
+            {"packing": Packing.SKIP_JOIN},
+            {"age_s": draw.choice((0.05, 1.0))},
+            {"expected_output": draw.choice((1, 16, 4096))},
+        ),
+        k=draw.randint(1, 3),
+    ):
+        changed = replace(policy, **change)
+        policy = changed if changed.problem is None else policy
+    return _with_policy(drawn, policy)
+
+
+def _with_policy(drawn: Scenario, policy: Policy) -> Scenario:
+    """Return the scenario with another policy: pages for the largest request, and a cost of hidden vectors if any."""
+    draw, costs = Random(f"{drawn.seed}/hidden vectors"), drawn.costs
+    if policy.pairs.keeps_hidden and not costs.hidden_token_s:
+        costs = replace(costs, hidden_token_s=10 ** draw.uniform(-7, -4))
+    if not policy.pairs.keeps_hidden:
+        costs = replace(costs, hidden_token_s=0.0)
+    return replace(drawn.with_policy(policy), costs=costs)
+
+
+def _with_more_workers(drawn: Scenario) -> Scenario:
+    """Draw up to four workers of each kind in every fifth run, or several colocated ones."""
+    draw = Random(f"{drawn.seed}/workers")
+    if draw.random() > 1 / 5:
+        return drawn
+    prefill, decode = draw.randint(0, _MOST_WORKERS), draw.randint(1, _MOST_WORKERS)
+    topology = f"{prefill}+{decode}" if prefill else f"{max(2, decode)}xcolocated"
+    return replace(drawn, topology=topology)
+
+
+def _with_families(drawn: Scenario) -> Scenario:
+    """Let the requests of every fifth run come together and begin alike: they share pages of a device while one of
+    them runs, and some of those that others wait for leave."""
+    draw = Random(f"{drawn.seed}/families")
+    if draw.random() > 1 / 5:
+        return drawn
+    at, asks = 0.0, list[Ask]()
+    for ask in drawn.asks:
+        at = ask.at if draw.random() < 0.3 else max(at, drawn.asks[0].at)
+        service, leaves_after_s = draw.choice((ask.service, ServiceClass.BE)), draw.choice((None, draw.uniform(0, 0.1)))
+        num_alike = max(0, ask.num_prompt - draw.choice((0, 0, 1, 5)))
+        family = replace(ask, at=at, service=service, beginning=0, num_alike=num_alike)
+        asks.append(family if draw.random() < 0.7 else replace(family, leaves_after_s=leaves_after_s))
+    policy, drawn = (
+        replace(drawn.policy, reuse=True, blocks=Layout.PLAIN, cache=Cache.KV),
+        replace(drawn, asks=tuple(asks)),
+    )
+    return drawn if policy.problem is not None else _with_policy(drawn, policy)
+
+
+def _with_known_copies(drawn: Scenario) -> Scenario:
+    """Let the workers of every third run know how long copies take: they compute what takes less time than its copy."""
+    return replace(drawn, knows_copies=Random(f"{drawn.seed}/copies").random() < 1 / 3)
+
+
+def _with_copies_beside(drawn: Scenario) -> Scenario:
+    """Let copies from the pool go on beside the steps of decode workers in half of the runs, as on GPUs."""
+    return replace(drawn, copies_beside=Random(f"{drawn.seed}/beside").random() < 1 / 2)
+
+
+def _on_nodes(drawn: Scenario) -> Scenario:
+    """Spread every third run over several nodes if KV can travel between them."""
+    draw = Random(f"{drawn.seed}/nodes")
+    may_travel = drawn.policy.pairs.why_not_direct is None and "colocated" not in drawn.topology
+    if draw.random() > 1 / 3 or not may_travel:
+        return drawn
+    return replace(drawn, nodes=draw.randint(2, _MOST_NODES), direct=True)

@@ -1,0 +1,127 @@
+"""Declare a paper's figure: the systems, the points at which they run, the metric, and the paper's statements.
+
+Each system runs at each point with each seed, and each such run is a `SimulationTrial`: a system is a preset on a
+cluster, a point is a workload at a rate on a device. A module of a paper declares its figures, and nothing else:
+
+    PAPER = Paper("alignedserve", "AlignedServe", (Figure("7", "Decode throughput ...", ...), ...))
+
+`x` is a number (then the figure is drawn as curves) or a text (then as bars). `only_full` points run with --full alone;
+`full` is the workload that --full runs in place of the usual, smaller one. One of the systems of a figure is always our
+default, the preset `aligned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignedserve.lab.reports.figure_rows import Better
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.reproduce.cells import Cells, X
+
+_FACTORS = {"ms": 1e3, "%": 100.0}  # by which figures, in seconds and shares, are multiplied to be shown
+
+OURS = "aligned"  # the preset that is a curve of every figure
+_FILES = Path(__file__).parent / "files"
+
+
+def file(name: str) -> str:
+    """Return the path of a device or a workload that a figure needs and that has no name."""
+    return str(_FILES / name)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    label: str
+    unit: str = ""
+
+    @property
+    def factor(self) -> float:
+        return _FACTORS.get(self.unit, 1.0)
+
+    def __str__(self) -> str:
+        return f"{self.label}, {self.unit}" if self.unit else self.label
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A curve of a figure."""
+
+    label: str
+    preset: str
+    cluster: str = "colocated"
+    options: tuple[str, ...] = ()  # settings that override the preset's, each as path=value
+    direct: bool | None = None  # as in a trial
+    profile: str | None = None  # its own device, in place of the points'
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place on the x axis: what all systems get there."""
+
+    x: X
+    workload: str
+    rate: float | None = None
+    profile: str | None = None
+    options: tuple[str, ...] = ()
+    full: str | None = None  # the workload with --full, where it is another
+    only_full: bool = False  # whether only --full has this point
+
+    def trial(self, system: System, seed: int, is_full: bool) -> SimulationTrial:
+        return SimulationTrial(
+            system.preset,
+            self.full if is_full and self.full is not None else self.workload,
+            system.cluster,
+            seed,
+            self.rate,
+            system.profile or self.profile,
+            system.direct,
+            (*system.options, *self.options),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A number that the paper states about a figure, and the function that computes ours from the cells."""
+
+    text: str
+    paper: float
+    of: Callable[[Cells], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    number: str
+    title: str
+    x: Axis
+    y: Axis
+    systems: tuple[System, ...]
+    points: tuple[Point, ...]
+    metric: str  # a path of `RunFigures`, such as papers.alignedserve.decode_tokens_per_s
+    claims: tuple[Claim, ...] = ()
+    finding: str = ""  # a sentence on what the figure shows; needed where it does not show the paper's effect
+    better: Better = Better.HIGHER
+    behind: str = ""  # a sentence on why our default is not at least equal to the best, where it is not
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Return the labels of the systems that are our default, on any cluster."""
+        return tuple(system.label for system in self.systems if system.preset == OURS and not system.options)
+
+    def shown(self, is_full: bool) -> tuple[Point, ...]:
+        return tuple(point for point in self.points if is_full or not point.only_full)
+
+    def trials(self, seeds: Sequence[int], is_full: bool) -> Iterator[tuple[str, X, SimulationTrial]]:
+        """Yield the label and the x of each trial with it."""
+        for seed in seeds:
+            for point in self.shown(is_full):
+                for system in self.systems:
+                    yield system.label, point.x, point.trial(system, seed, is_full)
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    name: str  # as users write it
+    title: str
+    figures: tuple[Figure, ...]

@@ -1,0 +1,196 @@
+"""Write what was reproduced: a page of tables and pictures, and the numbers as JSON.
+
+The page follows from the declared figures and from the numbers. Figures that have not run are left out, and so are
+figures whose declaration has other systems or points than those that ran.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from alignedserve.errors import SimulateError
+from alignedserve.lab.reproduce.cells import Cells, X
+from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper
+
+PAGE, FOLDER = "reproductions.md", "reproductions"
+_FORMAT = 1
+_COMMAND = "alignedserve reproduce"
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRun:
+    """The values that the runs of a figure gave: those of all seeds, by system and x."""
+
+    seeds: tuple[int, ...]
+    is_full: bool
+    values: Mapping[tuple[str, X], Sequence[float]]
+
+
+Key = tuple[str, str]  # name of the paper, number of the figure
+Runs = Mapping[Key, FigureRun]
+
+
+def cells_of(figure: Figure, run: FigureRun) -> Cells | None:
+    """Return the numbers of a figure in the order in which it declares them; None if others ran."""
+    wanted = [(system.label, point.x) for point in figure.shown(run.is_full) for system in figure.systems]
+    if set(wanted) != set(run.values):
+        return None
+    return Cells({key: run.values[key] for key in wanted}, figure.better)
+
+
+def ran(papers: Iterable[Paper], runs: Runs) -> Iterator[tuple[Paper, list[tuple[Figure, FigureRun, Cells]]]]:
+    """Yield the papers of which a figure ran, and what ran, in the declared order."""
+    for paper in papers:
+        found = [
+            (figure, run, cells)
+            for figure in paper.figures
+            if (run := runs.get((paper.name, figure.number))) and (cells := cells_of(figure, run))
+        ]
+        if found:
+            yield paper, found
+
+
+# --- The page
+
+
+def page(papers: Iterable[Paper], runs: Runs) -> str:
+    head = (
+        "# Reproductions\n\n"
+        f"The papers' figures, simulated. `{_COMMAND} --out docs` writes this page, its pictures and its\n"
+        "numbers; the declarations are in `lab/reproduce/`. A value is the mean over the seeds, a\n"
+        "ratio our value over the paper's. [Figures](reference/figures.md) defines what is measured,\n"
+        "[presets](reference/presets.md) say how each system differs from its paper."
+    )
+    return "\n\n".join([head, *_papers(papers, runs, with_pictures=True)]) + "\n"
+
+
+def tables(papers: Iterable[Paper], runs: Runs) -> str:
+    return "\n\n".join(_papers(papers, runs, with_pictures=False)) + "\n"
+
+
+def _papers(papers: Iterable[Paper], runs: Runs, with_pictures: bool) -> Iterator[str]:
+    for paper, found in ran(papers, runs):
+        yield f"## {paper.title}"
+        for figure, run, cells in found:
+            yield from _figure(paper, figure, run, cells, with_pictures)
+
+
+def _figure(paper: Paper, figure: Figure, run: FigureRun, cells: Cells, with_picture: bool) -> Iterator[str]:
+    yield f"### {paper.title}, figure {figure.number}: {figure.title}"
+    if with_picture:
+        yield f"![{paper.title}, figure {figure.number}]({FOLDER}/{picture(paper, figure)})"
+    yield f"{_command(paper, figure, run)}\n\n{_cells_table(figure, cells)}"
+    if figure.claims:
+        yield _claims_table(figure.claims, cells)
+    yield " ".join(filter(None, (figure.finding, _ours(figure, cells))))
+
+
+def picture(paper: Paper, figure: Figure) -> str:
+    return f"{paper.name}-{figure.number}.svg"
+
+
+def _command(paper: Paper, figure: Figure, run: FigureRun) -> str:
+    full = " --full" if run.is_full else ""
+    return f"`{_COMMAND} {paper.name} --figure {figure.number} --seeds {','.join(map(str, run.seeds))}{full}`"
+
+
+def _cells_table(figure: Figure, cells: Cells) -> str:
+    rows = [[_x(x), *(_shown(figure.y, cells.at(label, x)) for label in cells.labels)] for x in cells.xs]
+    return _table([f"{figure.x} \\ {figure.y}", *cells.labels], rows)
+
+
+def _claims_table(claims: Sequence[Claim], cells: Cells) -> str:
+    return _table(["what", "paper", "ours", "ratio"], [_claim(claim, cells) for claim in claims])
+
+
+def _claim(claim: Claim, cells: Cells) -> list[str]:
+    ours = claim.of(cells)
+    return [claim.text, _number(claim.paper), _number(ours), _number(ours / claim.paper)]
+
+
+def _ours(figure: Figure, cells: Cells) -> str:
+    """Say where our default is at least equal to the best of the others."""
+    behind, ours = cells.behind(figure.ours), "`aligned`"
+    if len(figure.ours) > 1:
+        ours += ", on the better of its clusters,"
+    if not behind:
+        return f"{ours} is at least equal to the best of the others everywhere."
+    where = ", ".join(f"{100 * share:.0f} % at {_x(x)}" for x, share in behind.items())
+    return f"{ours} is behind the best by {where}{f': {figure.behind}' if figure.behind else '.'}"
+
+
+def _x(x: X) -> str:
+    return x if isinstance(x, str) else f"{x:g}"
+
+
+def _shown(axis: Axis, value: float) -> str:
+    return _number(value * axis.factor)
+
+
+def _number(value: float) -> str:
+    if not isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- The numbers
+
+
+def numbers(paper: Paper) -> str:
+    """Return the name of the file with the numbers of a paper."""
+    return f"{paper.name}.json"
+
+
+def document(paper: Paper, runs: Runs) -> str:
+    """Return the numbers as JSON, with a line for each figure."""
+    found = [_figure_tree(*parts) for _, every in ran([paper], runs) for parts in every]
+    head = json.dumps({"format": _FORMAT, "paper": paper.name})
+    lines = ",\n".join(json.dumps(figure, allow_nan=False) for figure in found)
+    return f'{head[:-1]}, "figures": [\n{lines}\n]}}\n'
+
+
+def _figure_tree(figure: Figure, run: FigureRun, cells: Cells) -> dict[str, Any]:
+    return {
+        "number": figure.number,
+        "metric": figure.metric,
+        "seeds": list(run.seeds),
+        "full": run.is_full,
+        "cells": [
+            {"system": label, "x": x, "values": [value if isfinite(value) else None for value in values]}
+            for (label, x), values in cells.values.items()
+        ],
+        "claims": [{"what": claim.text, "paper": claim.paper, "ours": _known(claim, cells)} for claim in figure.claims],
+    }
+
+
+def _known(claim: Claim, cells: Cells) -> float | None:
+    ours = claim.of(cells)
+    return ours if isfinite(ours) else None
+
+
+def read_document(text: str, name: str) -> Runs:
+    """Return what ran before, as the JSON of this name says."""
+    try:
+        tree = json.loads(text)
+        if tree["format"] != _FORMAT:
+            raise SimulateError(f"{name} is of another version: write it to another folder")
+        return {(tree["paper"], figure["number"]): _figure_run(figure) for figure in tree["figures"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise SimulateError(f"{name} was not written by {_COMMAND} ({type(error).__name__}: {error})") from None
+
+
+def _figure_run(tree: Mapping[str, Any]) -> FigureRun:
+    values = {
+        (cell["system"], cell["x"]): [float("nan") if value is None else value for value in cell["values"]]
+        for cell in tree["cells"]
+    }
+    return FigureRun(tuple(tree["seeds"]), tree["full"], values)

@@ -1,0 +1,37 @@
+"""Runs many trials of the simulator, in as many processes as there are cores.
+
+with side_by_side(figures_of) as run_all:
+    figures = {run.trial: run.figures for run in run_all(trials)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
+
+from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
+from alignedserve.lab.trials.running import run_once
+from alignedserve.machine.processes import one_for_each_core, processes
+
+T = TypeVar("T")
+R = TypeVar("R")
+RunAll: TypeAlias = Callable[[Iterable[T]], Iterator[R]]
+
+
+def figures_of(trial: SimulationTrial) -> TrialRun:
+    return TrialRun.from_record(trial, run_once(trial, lambda _ended, _all_requests: None))
+
+
+@contextmanager
+def side_by_side(run: Callable[[T], R], jobs: int | None = None) -> Iterator[RunAll[T, R]]:
+    """Return a function that runs trials, and yields each run when it has ended, in whatever order.
+
+    The processes stay until the end of the block, for several calls. A single job runs in this process.
+    """
+    jobs = jobs or one_for_each_core()
+    if jobs == 1:
+        yield lambda trials: map(run, trials)
+        return
+    with processes(jobs) as started:
+        yield lambda trials: started.as_done(run, trials)
