@@ -28,6 +28,7 @@ class Asking:
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._verify = not self._url.startswith("http:")  # reading all certificates takes longer than a question
 
     def model(self) -> str:
         """Return the name of the first model that the server lists."""
@@ -99,11 +100,12 @@ class Asking:
                         yield chunk
 
     def _client(self) -> httpx.Client:
-        return httpx.Client(headers=self._headers, timeout=_TIMEOUT, trust_env=False)
+        return httpx.Client(headers=self._headers, timeout=_TIMEOUT, trust_env=False, verify=self._verify)
 
     def _async_client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=_MOST_AT_ONCE)
-        return httpx.AsyncClient(headers=self._headers, timeout=_TIMEOUT, trust_env=False, limits=limits)
+        options: dict[str, Any] = {"trust_env": False, "verify": self._verify, "limits": limits}
+        return httpx.AsyncClient(headers=self._headers, timeout=_TIMEOUT, **options)
 
     @contextmanager
     def _plainly(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain, cycle, zip_longest
 
 from alignedserve.core import Chunk, Decode, Sampling, WorkerLimits, units_for
@@ -27,7 +28,7 @@ class Trial:
     chunks: tuple[tuple[int, int], ...] = ()  # (length, cached)
     prefixes: tuple[int, ...] = ()
 
-    @property
+    @cached_property  # a start draws thousands of trials, and asks for the shapes of each several times
     def shape(self) -> Shape:
         return Shape.build(self.chunks, self.prefixes)
 

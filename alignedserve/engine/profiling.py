@@ -53,7 +53,7 @@ _CAUTION = 1.25  # factor by which a guessed time may be too low
 _LARGEST_SHARE = 0.1  # largest share of the budget for one step
 _FEWEST = 6  # trials that are measured whatever they take, two of each kind: with fewer, a profile predicts nothing
 _CHECK_S = 10.0  # time limit of a check of three steps
-_CHECK_RUNS = 9  # runs of each
+_CHECK_RUNS = (RUNS, 6)  # runs of each: more where the fewer do not say that the profile holds on a quiet machine
 _LEAST_SHARE = 0.01  # of a run's time that is its own: the clocks differ a little
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 _SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
@@ -352,10 +352,13 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = Fal
     if len(again) < len({trial.shape.kind for trial in all_trials}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
         return None
-    now = measure(meter, again, _CHECK_S, _CHECK_RUNS, meter.engine.signs)
-    off = median(point.seconds / known[point.shape] for point in now.points) - 1
-    wrong = "" if in_haste else _why_wrong(profile, off, now.slowdown >= BUSY)
-    if wrong:
+    for num_runs in _CHECK_RUNS:
+        now = measure(meter, again, _CHECK_S, num_runs, meter.engine.signs)
+        off = median(point.seconds / known[point.shape] for point in now.points) - 1
+        wrong = _why_wrong(profile, off, now.slowdown >= BUSY)
+        if in_haste or (not wrong and now.slowdown < BUSY):
+            break
+    if wrong and not in_haste:
         log.info("the cached cost profile %s: it is measured anew", wrong)
         return None
     return replace(profile, slowdown=now.slowdown * max(1.0, 1 + off))

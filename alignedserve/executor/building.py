@@ -43,7 +43,7 @@ class RankParts(Generic[AnEngine]):
         """Return whether copies from the pool go on beside a decode worker's steps.
 
         A GPU has engines for that. On a CPU they would take the memory that the steps read from: between two steps a
-        copy takes less from the requests that decode than beside them (benchmarks/joins.py), and joins much sooner.
+        copy takes less from the requests that decode than beside them (lab/benchmarks/joins.py), and joins much sooner.
         Ranks would begin such copies at different steps."""
         return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
 

@@ -14,7 +14,7 @@ from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.config.config import Config
 from alignedserve.machine.model_folder import model_folder
 
-READY_LOOK_S = 0.1  # between two looks at whether it can
+READY_LOOK_S = 0.05  # between two looks at whether it can
 
 
 def url_of(config: Config) -> str:

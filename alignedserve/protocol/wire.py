@@ -12,7 +12,7 @@ same fields that msgspec writes as an array and reads without defaults and witho
 
 A step's outputs are the most frequent frame, and `Tokens` with all that is in it are named tuples: no twin, no
 conversion, and nothing is checked before it is sent. Where last fields are missing, they have their defaults. For 64
-outputs of one token each, `python -m benchmarks.router` prints what it takes.
+outputs of one token each, `python -m lab.benchmarks.router` prints what it takes.
 """
 
 from __future__ import annotations

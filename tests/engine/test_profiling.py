@@ -238,7 +238,16 @@ def test_a_cached_profile_is_checked_and_taken(engine: Engine, tmp_path: Path, m
     first = profiled(engine, tmp_path / "cache", tmp_path)
     steps = counted(engine, monkeypatch)
     assert profiled(engine, tmp_path / "cache", tmp_path) == first
-    assert len(steps) == len(Kind) * 9  # a step of each kind, nine times
+    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
+
+
+def test_a_cached_profile_that_may_be_off_is_checked_again_by_more_runs(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    steps = counted(engine, monkeypatch)
+    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.001)) == first
+    assert len(steps) == len(Kind) * (3 + 6)
 
 
 def test_a_cached_profile_that_is_off_is_measured_anew(
@@ -259,7 +268,7 @@ def test_a_worker_that_starts_again_takes_even_a_profile_that_is_off(
     first = profiled(engine, tmp_path / "cache", tmp_path, tick=0.003)
     steps = counted(engine, monkeypatch)
     assert profiled(engine, tmp_path / "cache", tmp_path, in_haste=True) == first
-    assert len(steps) == len(Kind) * 9  # a step of each kind, nine times
+    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
     assert profiled(engine, None, tmp_path, in_haste=True)  # but it measures where there is none
 
 

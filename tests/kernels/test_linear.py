@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator
 
@@ -190,6 +191,11 @@ def test_where_torch_becomes_faster_is_found_without_measuring_all(ours: int, mo
     assert tuning.ways[layer.shape] == (Way.NATIVE,) * ours + (Way.TORCH,) * (len(BUCKETS) - ours)
     assert len(measured) <= 4
     assert sum(measured) <= 1.0
+
+
+def test_tuning_ends_when_it_knows_enough_however_much_time_it_may_take() -> None:
+    layer = Linear(torch.ones(32, 64), None, Library() if native_sets() else None)
+    assert set(tune([layer], seconds=math.inf).ways) == {layer.shape}
 
 
 def test_of_nothing_there_is_nothing_to_tune(caplog: pytest.LogCaptureFixture) -> None:
