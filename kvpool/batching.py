@@ -79,7 +79,7 @@ def _shortest(tree: QuadTree, wanted: BatchBounds) -> BatchWindow:
     """Return the shortest requests, so that a worker without room for the batch that was found need not idle."""
     window = BatchWindow()
     for leaf in tree.filled(ROOT.leaves):
-        if not _take(tree, window, leaf, min(wanted.least, wanted.most), wanted):
+        if not _take(tree, window, leaf, wanted.least, wanted):
             break
     return window
 

@@ -19,10 +19,10 @@ from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, shape_of
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, load, save, store
 from alignedserve.errors import ProfileError
-from alignedserve.simulator.machines import gpu_truth
+from alignedserve.lab.devices import gpu_truth
 from tests.samples import LIMITS
 
-STEPS = Path(__file__).parent / "cost_steps.json"  # recorded by `python -m benchmarks.cost --record`
+STEPS = Path(__file__).parent / "cost_steps.json"  # recorded by `python -m lab.benchmarks.cost --record`
 MODELS = ("demo", "llama160m")
 DRIFT = 1.6
 
@@ -228,6 +228,13 @@ def test_no_coefficient_is_ever_negative(
 
 
 # --- Learning
+
+
+def test_it_begins_as_slow_as_it_was_told() -> None:
+    points = synthetic(100, seed=0)
+    usual, slow = (OnlineCost(points, slowdown=slowdown) for slowdown in (1.0, 3.0))
+    assert slow.slowdown == pytest.approx(3.0)
+    assert slow.model.seconds(points[0].shape) == pytest.approx(3 * usual.model.seconds(points[0].shape))
 
 
 def test_a_snapshot_does_not_change() -> None:

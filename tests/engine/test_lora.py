@@ -112,7 +112,9 @@ def test_tensors_that_fit_nothing_are_named(folder: Path, model: Path) -> None:
         with pytest.raises(AdapterError, match=said):
             read(folder, model)
         save_file(before, folder / WEIGHTS)
-    read(folder, model)
+    for rank in (1, MOST_RANK):
+        _rewrite(folder, **{a: torch.zeros(rank, 56), b: torch.zeros(32, rank)})
+        assert read(folder, model).ranks[_LAYER] == rank
 
 
 def test_files_that_are_missing_or_broken_are_named(folder: Path, model: Path, tmp_path: Path) -> None:

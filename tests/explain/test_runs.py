@@ -13,11 +13,11 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.explain.sentences import lines
 from alignedserve.explain.story import Stage, Story
 from alignedserve.explain.trace_file import trace_of
+from alignedserve.loads.workload import Workload
+from alignedserve.loads.workload.spec import read_workload
 from alignedserve.simulator.explaining import story_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from alignedserve.simulator.workload import Workload
-from alignedserve.simulator.workload.spec import read_workload
 
 TIGHT = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
 CROWDED = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)

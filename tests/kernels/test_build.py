@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import re
 import shutil
 import subprocess
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.kernels.build import LIBRARY, X86, NoCompiler, find_compiler, sources, used_here
+from alignedserve.kernels.build import LIBRARY, ONCE, SOURCES, X86, NoCompiler, find_compiler, sources, used_here
 from alignedserve.kernels.library import Library, NoLibrary, usable_sets
 
 built = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
@@ -49,6 +51,34 @@ def test_an_instruction_set_or_a_kernel_that_is_not_there() -> None:
         Library("sse9")
     with pytest.raises(NoLibrary, match="no kernel make_tea"):
         Library().kernel("make_tea")
+
+
+# What /proc/cpuinfo calls each set beyond those before it. Not every system lets its processes use AMX.
+FLAGS = {
+    "generic": set[str](),
+    "avx2": {"avx2", "fma"},
+    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    "avx512vnni": {"avx512_vnni"},
+    "avx512bf16": {"avx512_bf16"},
+}
+
+
+def test_what_this_cpu_has_is_usable_and_nothing_else(tmp_path: Path) -> None:
+    flags = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set[str]()
+    if "sse2" not in flags or not shutil.which("g++"):
+        pytest.skip("needs an x86 CPU that Linux describes, and g++")
+    (tmp_path / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in X86))
+    (tmp_path / "built_from.h").write_text('#define BUILT_FROM ""\n')
+    kernels = "".join(f"namespace {isa} {{ void* kernel(const char*) {{ return nullptr; }} }}\n" for isa in X86)
+    (tmp_path / "kernels.cpp").write_text(kernels)
+    library, sources = tmp_path / "library.so", [str(SOURCES / ONCE), str(tmp_path / "kernels.cpp")]
+    subprocess.run(["g++", "-shared", "-fPIC", f"-I{tmp_path}", *sources, "-o", str(library)], check=True)
+    as_usable = ctypes.CDLL(str(library)).as_usable
+    as_usable.restype = ctypes.c_char_p
+    usable = as_usable().decode().split()
+    has = list(itertools.takewhile(lambda isa: flags >= FLAGS[isa], FLAGS))
+    assert [isa for isa in usable if isa != "amx"] == has
+    assert "amx" not in usable or {"amx_tile", "amx_bf16"} <= flags
 
 
 def test_the_named_compiler_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

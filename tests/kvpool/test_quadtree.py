@@ -220,6 +220,12 @@ def test_it_widens_while_a_token_becomes_cheaper_and_no_further() -> None:
     assert blind.num == len(lengths) - 1, "as many as B_max allows"
 
 
+def test_where_none_of_the_most_common_length_fits_a_small_batch_of_the_shortest_is_found() -> None:
+    tree = tree_of([30_000] * 60 + [10] * 50)
+    window = find_batch(tree, BatchBounds(500, 500, 36, 64), None, 0.0)
+    assert (window.num, window.high) == (36, leaf_of(10))
+
+
 def test_the_same_request_twice_is_refused() -> None:
     tree = tree_of([5])
     with pytest.raises(ValueError, match="r0 is in the tree already"):

@@ -164,6 +164,17 @@ def test_a_prefix_is_held_no_longer_than_the_worker_that_asked_for_it_lives(pool
     assert pool.held == NOTHING_HELD
 
 
+def test_a_request_that_starts_again_lets_those_behind_it_go(pool: PoolCore) -> None:
+    long = entry(request("long", max_tokens=30), (3,))
+    pool.handle(said("prefill-0", Commit(long)), 0.0)
+    later = replace(IN_A, due=Due(at=10.0), request=replace(A, arrival_at=0.1))
+    pool.handle(said("prefill-0", Commit(later)), 0.0)
+    assert pool.handle(said("decode-0", AskBatch(pairs=4, requests=9)), 0.0) == []
+    told = pool.handle(said("prefill-0", AskPrefix("long", 1, ())), 0.0)
+    batches = [command.message for command in told if isinstance(command, Send) and isinstance(command.message, Batch)]
+    assert [[waiting.request.id for waiting in batch.entries] for batch in batches] == [["a"]]
+
+
 class TestCancel:
     def test_of_what_waits_frees_its_pages(self, pool: PoolCore) -> None:
         pool.handle(said("prefill-0", Commit(IN_A)), 0.0)

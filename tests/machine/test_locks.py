@@ -108,6 +108,11 @@ def test_a_trap_is_no_lock_of_ours(tmp_path: Path, trap: Callable[[Path], None])
         open_private(path)
 
 
+def test_a_folder_that_is_not_there_is_not_taken_for_another_users(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_private(tmp_path / "nowhere" / "lock")
+
+
 def test_a_lock_that_others_could_open_is_ours_alone_from_now_on(tmp_path: Path) -> None:
     (path := tmp_path / "lock").touch(mode=0o644)
     os.close(open_private(path))

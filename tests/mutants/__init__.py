@@ -11,6 +11,7 @@ drawing.py        Draws from all folders by a seed.
 equivalents.py    Drawn mutants that behave as the source does, with reasons.
 nearest.py        Orders test files by how near they are to a source file.
 trying.py         Runs the tests that run a mutated function, in a fork for each mutant.
+compiled.py       Mutants of the C++ kernels' dispatch, compiled and tried.
 other_code.py     Gives functions that are loaded already the code of another syntax tree.
 forked.py         Runs work in a child process that may hang or crash.
 planting/         What brings a mutant into processes that import it.

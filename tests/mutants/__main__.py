@@ -12,9 +12,10 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 
-from tests.mutants import MUTANTS, results, score
-from tests.mutants.drawing import LEAST, draw, files_by_folder, lines_of, shares
+from tests.mutants import MUTANTS, compiled, results, score
+from tests.mutants.drawing import LEAST, draw, files_by_folder, lines_of, part_of, shares
 from tests.mutants.equivalents import EQUIVALENT
 from tests.mutants.first_failure import failing_seed
 from tests.mutants.mutant import Mutant
@@ -24,6 +25,8 @@ from tests.mutants.trying import SURVIVED, Tried, tried
 
 def main() -> int:
     options = _parser().parse_args()
+    if options.compiled is not None:
+        return _compiled(options)
     return _sample(options) if options.sample is not None else _written_by_hand(options)
 
 
@@ -34,13 +37,14 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         default=[],
         metavar="NAME",
-        help="this folder, or what has this in its name",
+        help="these folders, in this order, or what has this in its name",
     )
     parser.add_argument("--write", action="store_true", help="bring results.md, or score.md, up to date")
     drawn = parser.add_argument_group("drawn at random")
     drawn.add_argument("--sample", type=int, metavar="NUMBER", help="how many, over all folders")
     drawn.add_argument("--least", type=int, default=LEAST, metavar="NUMBER", help="how many of each folder, at least")
     drawn.add_argument("--seed", type=int, help="of the draw; that of the published score where it is not given")
+    drawn.add_argument("--compiled", type=int, metavar="NUMBER", help="how many of the C++ kernels, instead")
     drawn.add_argument("--again", action="store_true", help="only those that survived when the score was published")
     by_hand = parser.add_argument_group("written by hand")
     by_hand.add_argument("--seeds", type=int, default=5000, help="most seeds for a mutant that no unit test kills")
@@ -54,32 +58,53 @@ def _sample(options: argparse.Namespace) -> int:
     published = score.read()
     seed = published.seed if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr)
-    folders = files_by_folder()
+    order = {folder: place for place, folder in enumerate(options.only)}
+    folders = dict(sorted(files_by_folder().items(), key=lambda entry: order.get(entry[0], len(order))))
     lines = {folder: lines_of(files) for folder, files in folders.items()}
     numbers = shares(lines, options.sample, options.least)
     now = score.Score({}, {}, seed)
     written = published if published.seed == seed else now
-    if options.again:
-        folders = {folder: files for folder, files in folders.items() if folder in published.rows}
+    drawn = {}
     for folder, files in folders.items():
-        if not options.only or any(part == folder if part in folders else part in folder for part in options.only):
-            before = published.rows.get(folder) if options.again else None
-            drawn = draw(files, before.mutants if before else numbers[folder], seed)
-            if before:
-                drawn = [mutant for mutant in drawn if published.has_survived(mutant)]
-            found = {mutant: Tried(SURVIVED) for mutant in drawn}
-            found |= tried([mutant for mutant in drawn if mutant.name not in EQUIVALENT], _say)
-            row, survivors = score.row_of(folder, lines[folder], found)
-            row = row if before is None else row.after(before)
+        before = published.rows.get(folder)
+        is_wanted = any(part == folder if part in folders else part in folder for part in options.only)
+        if (is_wanted or not options.only) and (before or not options.again):
+            drawn[folder] = draw(files, before.mutants if before and options.again else numbers[folder], seed)
+            if options.again:
+                drawn[folder] = [mutant for mutant in drawn[folder] if published.has_survived(mutant)]
+    # Folders that are named are tried together, and otherwise those of one part of the product: they share tests.
+    for _, together in groupby(drawn, lambda folder: "" if options.only else part_of(folder)):
+        some = {folder: drawn[folder] for folder in together}
+        found = {mutant: Tried(SURVIVED) for mutants in some.values() for mutant in mutants}
+        found |= tried([mutant for mutant in found if mutant.name not in EQUIVALENT], _say)
+        for folder, mutants in some.items():
+            row, survivors = score.row_of(folder, lines[folder], {mutant: found[mutant] for mutant in mutants})
+            row = row.after(published.rows[folder]) if options.again else row
             now = now.with_folder(row, survivors)
             written = written.with_folder(row, survivors)
             _say(str(row))
-            if options.write:
-                score.write(written)
+        if options.write:
+            score.write(written)
     print(score.text(now))
     fell = score.falls(published, now)
     print("\n".join(fell), file=sys.stderr)
     return int(bool(fell))
+
+
+def _compiled(options: argparse.Namespace) -> int:
+    """Try mutants of the C++ kernels until so many compile to other code."""
+    published = score.read()
+    found: dict[compiled.TextMutant, Tried] = {}
+    drawn = compiled.draw(published.seed if options.seed is None else options.seed)
+    for mutant, each in compiled.tried(drawn, _say):
+        found[mutant] = each
+        if len(found) == options.compiled:
+            break
+    now = score.Score({}, {}, published.seed).with_folder(*compiled.row_of(found))
+    if options.write:
+        score.write(published.with_folder(*compiled.row_of(found)))
+    print(score.text(now))
+    return int(bool(score.falls(published, now)))
 
 
 def _written_by_hand(options: argparse.Namespace) -> int:

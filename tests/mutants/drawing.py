@@ -28,6 +28,12 @@ def is_core(folder: str) -> bool:
     return any(folder == core or folder.startswith(f"{core}/") for core in CORES)
 
 
+def part_of(folder: str) -> str:
+    """Return the part of the product that a folder is in, whose tests are in one folder."""
+    first, *others = Path(folder).parts
+    return "/".join([first, *others[:1]]) if first == "alignedserve" else first
+
+
 def files_by_folder() -> dict[str, list[str]]:
     """Return all product files in Python by their folders, cores first."""
     found: dict[str, list[str]] = {}

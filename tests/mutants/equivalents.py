@@ -5,4 +5,35 @@ The keys are those of operators.key: file, function, operator, code.
 
 from __future__ import annotations
 
-EQUIVALENT: dict[str, str] = {}
+_PLAIN_SIZE = "the kernels of fewer vectors do the same work: only time differs"
+
+EQUIVALENT: dict[str, str] = {
+    "prefill_worker/buffering.py | Buffers._prefetch | argument strict left out | zip(entries, waits_s, strict=True)": (
+        "an assertion: the sender makes both from the same requests"
+    ),
+    "router/placing/placement.py | Placement.withdraw | statement left out | del self._node[worker]": (
+        "nothing asks for the node of a worker without a role, and it is set anew when the worker is met"
+    ),
+    "alignedserve/shell/control.py | Door._serve | GtE to Gt | self._listener.fileno() >= 0": (
+        "descriptor 0 is a part's standard input"
+    ),
+    "alignedserve/engine/sampling/edits.py | _Seen.__init__ | constant +1 | 2": "a third row that nothing uses",
+    "kernels/csrc/attention.cpp | - | < to <= | "
+    "for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())": (
+        "the part after the last begins where the line ends: no unit is in it"
+    ),
+    "kernels/csrc/packed.cpp | - | constant 1 +1 | "
+    "int64_t panels = panels_of(*layer), threads = omp_get_max_threads(), parts = 1;": (
+        "halves of a panel give the same results as a whole: only time differs"
+    ),
+    "kernels/csrc/packed.cpp | - | statement left out | go(std::integral_constant<int, PANEL>());": _PLAIN_SIZE,
+    "kernels/csrc/packed.cpp | - | statement left out | go(std::integral_constant<int, PANEL / 2>());": _PLAIN_SIZE,
+    "kernels/csrc/quantised.cpp | - | constant 0 +1 | "
+    "for (int64_t i = 0; i < part.of.group; i += rows.block, ++at, x += rows.block, w += bytes) {": (
+        "it only counts blocks: a group has whole ones, each longer than one input"
+    ),
+    "kernels/csrc/decoder.cpp | - | constant 0 +1 | "
+    "layer_norm(dtype, x, nullptr, norm.weight, norm.bias, out, rows, width, width, 0, norm.eps);": (
+        "nothing is added, so its stride is not read"
+    ),
+}

@@ -48,8 +48,8 @@ def _alarm(_signal: int, _frame: FrameType | None) -> None:
 
 
 def first_failure(seeds: range) -> str:
-    from alignedserve.simulator.fuzzing.fuzz import attempt  # forks that try mutants have imported none of ours
-    from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+    from alignedserve.lab.fuzzing.fuzz import attempt  # forks that try mutants have imported none of ours
+    from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 
     signal.signal(signal.SIGALRM, _alarm)
     for seed in seeds:

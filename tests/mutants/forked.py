@@ -7,12 +7,13 @@ import json
 import os
 import select
 import signal
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-IDLE_S = 60.0  # a child that has not wanted to compute for so long, all in all, waits for ever
+IDLE_S = 25.0  # a child that has not wanted to compute for so long, all in all, waits for ever
 _LOOK_S = 0.5
 _SUBREAPER, _DIES_WITH_PARENT = 36, 1  # of prctl: orphans below become children of this process; a signal for a child
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -48,7 +49,7 @@ def forked(work: Callable[[], Any], cpu_s: float, idle_s: float = IDLE_S) -> Any
     if status == -signal.SIGPROF:
         raise TakesTooLong
     if status or not answer:
-        raise Crashed
+        raise Crashed(answer.decode())
     return json.loads(answer)
 
 
@@ -69,6 +70,9 @@ def _work(work: Callable[[], Any], writes: int) -> None:
         with os.fdopen(writes, "wb") as pipe:
             pipe.write(answer)
         status = 0
+    except BaseException:
+        os.write(writes, traceback.format_exc().encode())
+        raise
     finally:
         os._exit(status)  # nothing of what the parent prepared is torn down here
 

@@ -16,14 +16,16 @@ _FAR = 9  # more imports than that lie between no two modules that have to do wi
 
 def near_tests(file: str, name: str = "") -> list[str]:
     """Return test files, the nearest first: the file's own, then those with fewer imports between them and the file.
+    A file that has the module in its text uses it, even where it only patches something in it.
 
     Of two that are as near, the one in the folder of the file's tests comes first. Files that have a name in their text
     come before all others.
     """
-    ways = _ways(file)
+    module = next(name for name, path in modules().items() if path == SOURCE / file)
+    ways = _ways(module)
     ranked = []
     for test, imported in _imported_by_tests().items():
-        steps = min((ways.get(name, _FAR) for name in imported), default=_FAR)
+        steps = 0 if module in _text(test) else min((ways.get(name, _FAR) for name in imported), default=_FAR)
         is_elsewhere = not test.startswith(f"{folder_of_tests(file)}/")
         if steps < _FAR or not is_elsewhere:
             is_another = is_elsewhere or Path(test).stem != f"test_{Path(file).stem}"
@@ -41,11 +43,10 @@ def folder_of_tests(file: str) -> str:
     return f"tests/{second if first == 'alignedserve' else first}"
 
 
-def _ways(file: str) -> dict[str, int]:
-    """Return how many imports lie between each module and a file that it uses."""
+def _ways(module: str) -> dict[str, int]:
+    """Return how many imports lie between each module and one that it uses."""
     graph = _imports()
-    start = next(name for name, path in modules().items() if path == SOURCE / file)
-    ways, last = {start: 0}, {start}
+    ways, last = {module: 0}, {module}
     for steps in range(1, _FAR):
         last = {name for name, used in graph.items() if name not in ways and used & last}
         ways |= dict.fromkeys(last, steps)

@@ -1,42 +1,50 @@
-"""Try mutants against the tests that run them: the tests are collected once, and each mutant gets a fork.
+"""Try mutants against the tests that run them: all mutants share one collection, and each gets a fork.
 
-The tests near the mutated files run once as they are, which tells what each costs and which functions it runs. A
-mutant in a function is planted into the fork by giving the function other code. One that runs when its module is
-imported gets a process of its own, where the import brings it.
+Some tests near the mutated files run once as they are, which tells what each costs and which functions it runs; more
+of them run for mutants that survive those. A mutant in a function is planted into the fork by giving the function other
+code. One that runs when its module is imported gets a fork of a process that has imported no product code yet, only
+what that imports of others.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import accumulate, takewhile
 from math import inf
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
-from tests.mutants.forked import Crashed, TakesTooLong, forked, limit
-from tests.mutants.nearest import folder_of_tests, near_tests
+from tests.mutants.forked import IDLE_S, Crashed, TakesTooLong, forked, limit
+from tests.mutants.nearest import near_tests
 from tests.mutants.other_code import Function, function_of, give_code, probe
 from tests.mutants.planted import SOURCE, Planted
 
-NEAR_FILES = 24  # of each mutated file
-FIRST_RUN_S, MORE_S = 4.0, 2.0  # of processor time, for tests without mutants: the nearest come first; more a mutant
+NEAR_FILES = 16  # of each mutated file
+# Tests run without mutants, the nearest first, until so many run each mutant's function, or so much processor time has
+# gone for each mutant; then all others, for those that survive.
+ROUNDS = ((5, 0.8), (inf, 2.5))
 SLOW_S = 0.5  # tests that take longer come after those that take less
-MUTANT_S = 15.0  # of processor time that the tests of a mutant take without it
-MOST_S, FACTOR, START_S = 40.0, 10.0, 3.0  # with it a test has ten times what it takes, and a start; all have MOST_S
+MUTANT_S = 6.0  # of processor time that the tests of a mutant take without it
+# With it a test has ten times what it takes, and a start: what it shares with others is made anew. All have MOST_S.
+MOST_S, FACTOR, START_S = 60.0, 10.0, 20.0
 IMPORTS_S = 60.0  # more for a process that imports and collects
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
-_PLANTING = str(Path(__file__).with_name("planting"))
-_OPTIONS = ("-q", "--no-header", "--capture=no", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist")
+_PLANTING = Path(__file__).with_name("planting")
+OPTIONS = ("-q", "--no-header", "--capture=no", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist")
 Near = Mapping[Planted, Sequence[str]]  # the files of tests that are near each mutant
 
 
@@ -57,6 +65,7 @@ class Tried:
 class _Test:
     item: pytest.Item
     cpu_s: float
+    wall_s: float
     runs: frozenset[Function]
 
 
@@ -64,28 +73,111 @@ def environment(mutant: Planted, scratch: Path) -> dict[str, str]:
     """Return what lets each process that is started with it have the mutant."""
     source = scratch / "mutant.py"
     source.write_text(ast.unparse(mutant.tree()), encoding="utf-8")
-    path = os.pathsep.join((_PLANTING, str(SOURCE), str(SOURCE / "tools")))
+    path = os.pathsep.join((str(_PLANTING), str(SOURCE), str(SOURCE / "tools")))
     return {"PYTHONPATH": path, "MUTANT_FILE": str(SOURCE / mutant.file), "MUTANT_SOURCE": str(source)}
 
 
 def tried(mutants: Sequence[Planted], say: Callable[[str], None]) -> Iterator[tuple[Planted, Tried]]:
-    """Yield what becomes of each mutant, folder by folder."""
-    near = {mutant: near_tests(mutant.file, mutant.imported_name)[:NEAR_FILES] for mutant in mutants}
-    for folder in dict.fromkeys(mutant.folder for mutant in mutants):
-        chosen = [mutant for mutant in mutants if mutant.folder == folder]
-        found = forked(lambda chosen=chosen: _try_folder(chosen, near, say), inf, inf)  # type: ignore[misc]
-        yield from zip(chosen, (Tried(*each) for each in found), strict=True)
-
-
-def _try_folder(mutants: Sequence[Planted], near: Near, say: Callable[[str], None]) -> list[tuple[str, str, int]]:
+    """Yield what becomes of each mutant; they share one collection of tests."""
     os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not live on in a fork
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles all that it imports
+    sys.dont_write_bytecode = False
+    if not mutants:
+        return
+    near = {mutant: near_tests(mutant.file, mutant.imported_name)[:NEAR_FILES] for mutant in mutants}
+    found, imported = forked(lambda: _try_all(mutants, near, say), inf, inf)
+    _import(imported)
+    for mutant, (verdict, test, num_tests, names) in zip(mutants, found, strict=True):
+        before_s = _children_s()
+        each = Tried(verdict, test, num_tests) if verdict else _verdict_of_process(mutant, names)
+        if not verdict:
+            say(_line(mutant, each, _children_s() - before_s))
+        yield mutant, each
+
+
+_Found = tuple[str, str, int, Sequence[str]]  # a verdict, or none and the tests that a process has to run
+
+
+def _try_all(mutants: Sequence[Planted], near: Near, say: Callable[[str], None]) -> tuple[list[_Found], list[str]]:
+    """Return what becomes of each mutant, and the modules of others that were imported."""
     with TemporaryDirectory(prefix="mutants-") as scratch:
         trying = _Trying(mutants, near, Path(scratch), say)
-        sys.setprofile(trying.recorder)
-        pytest.main([*_OPTIONS, f"--basetemp={scratch}/tests", *trying.files], plugins=[trying])
+        sys.settrace(trying.recorder)
+        pytest.main([*OPTIONS, f"--basetemp={scratch}/tests", *trying.files], plugins=[trying])
         if len(trying.found) != len(mutants):
-            raise RuntimeError(f"tests cannot be collected: {' '.join(trying.files)}")
-        return [(found.verdict, found.test, found.num_tests) for found in trying.found]
+            raise RuntimeError(trying.error or f"tests cannot be collected: {' '.join(trying.files)}")
+        return trying.found, _imported_of_others()
+
+
+def _imported_of_others() -> list[str]:
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file and "site-packages" in file]
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(Exception):  # a part of a package that is not imported by itself
+            import_module(name)
+
+
+def _verdict_of_process(mutant: Planted, tests: Sequence[str]) -> Tried:
+    """Run tests where the mutant's module is not imported yet."""
+    with TemporaryDirectory(prefix="mutants-") as scratch:
+        try:
+            failed = forked(lambda: _first_failing_of(tests, Path(scratch), mutant), MOST_S + IMPORTS_S)
+        except TakesTooLong:
+            return Tried(TIMED_OUT, num_tests=len(tests))
+        except Crashed:
+            return Tried(KILLED, "the process ended", len(tests))
+        if not failed or _pass([failed] if failed in tests else tests):
+            return Tried(KILLED if failed else SURVIVED, failed, len(tests))
+        if failed not in tests:
+            return Tried(SURVIVED)
+    others = [test for test in tests if test != failed]  # since that one fails anyway
+    return _verdict_of_process(mutant, others) if others else Tried(SURVIVED)
+
+
+def _pass(tests: Sequence[str]) -> bool:
+    with TemporaryDirectory(prefix="mutants-") as scratch, suppress(TakesTooLong, Crashed):
+        return not forked(lambda: _first_failing_of(tests, Path(scratch)), MOST_S + IMPORTS_S)
+    return False
+
+
+def _first_failing_of(tests: Sequence[str], scratch: Path, mutant: Planted | None = None) -> str:
+    if mutant:
+        os.environ |= environment(mutant, scratch)
+        sys.path.insert(0, str(_PLANTING))
+        sys.modules.pop("sitecustomize", None)  # some systems have one
+        import_module("sitecustomize")
+    chosen = _Chosen(tests)
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    status = pytest.main(["-x", *OPTIONS, f"--basetemp={scratch}/tests", *files], plugins=[chosen])
+    return chosen.failed or ("the tests cannot be collected" if status else "")
+
+
+class _Chosen:
+    """A plugin of pytest that runs these tests, in their order, and keeps the first that fails."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self._places = {test: place for place, test in enumerate(tests)}
+        self.failed = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if item.nodeid in self._places]
+        items.sort(key=lambda item: self._places[item.nodeid])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def _children_s() -> float:
+    used = getrusage(RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _line(mutant: Planted, found: Tried, cpu_s: float) -> str:
+    return f"  {found.verdict} by {found.test or f'none of {found.num_tests}'} in {cpu_s:.1f} s: {mutant.name}"
 
 
 class _Trying:
@@ -95,42 +187,49 @@ class _Trying:
         self._mutants, self._scratch, self._say = mutants, scratch, say
         self._near = near
         ranks = [(rank, test) for mutant in mutants for rank, test in enumerate(near[mutant])]
-        own_folder = f"{folder_of_tests(mutants[0].file)}/"
-        ranks.sort(key=lambda ranked: (not ranked[1].startswith(own_folder), *ranked))
+        ranks.sort()
         self.files = list(dict.fromkeys(test for _, test in ranks))
         self._imported: dict[int, CodeType] = {}  # what ran while tests were collected
         self._ran: set[Function] = set()
         self._failed: list[str] = []
         self._tests: list[_Test] = []
+        self._unrun: Sequence[pytest.Item] = ()
         self._shared: dict[tuple[str, str], set[Function]] = {}  # what fixtures run, by where and how they are named
-        self.found: list[Tried] = []
+        self.found: list[_Found] = []
+        self.error = ""
 
-    def recorder(self, frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call":
-            code = frame.f_code
-            self._imported[id(code)] = code
+    def recorder(self, frame: FrameType, _event: str, _argument: object) -> None:
+        self._imported[id(frame.f_code)] = frame.f_code
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self.error = str(excrepr)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failed.append(report.nodeid)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        sys.setprofile(None)
+        sys.settrace(None)
         at_import = set(map(function_of, self._imported.values()))
         items = _in_turns(session.items, {near[0] for near in self._near.values() if near})
-        names = {item.nodeid: item for item in items}
-        began = time.monotonic()
-        first = forked(lambda: self._first_run(items), inf)
-        self._tests = [
-            _Test(names[name], cpu_s, frozenset((file, line, function) for file, line, function in runs))
-            for name, cpu_s, runs in first
-        ]
-        folder = self._mutants[0].folder
-        self._say(f"{folder}: {len(first)} of {len(items)} tests in {time.monotonic() - began:.0f} s")
-        for mutant in self._mutants:
-            self.found.append(self._try(mutant, at_import))
-            last = self.found[-1]
-            self._say(f"  {last.verdict} by {last.test or f'none of {last.num_tests}'}: {mutant.name}")
+        self._unrun = items
+        found = dict[Planted, _Found]()
+        self._say(f"{len(items)} tests collected in {time.process_time():.0f} s")
+        alive = list(self._mutants)
+        for enough, most_s in ROUNDS:
+            before_s, known = _children_s(), {test.item.nodeid for test in self._tests}
+            self._learn(alive, enough, most_s * len(alive))
+            self._say(f"{len(self._tests)} run in {_children_s() - before_s:.0f} s for {len(alive)} mutants")
+            for mutant in alive:
+                before_s = _children_s()
+                now = self._try(mutant, at_import, known)
+                found[mutant] = (*now[:2], now[2] + (found[mutant][2] if mutant in found else 0), now[3])
+                if now[0]:
+                    self._say(_line(mutant, Tried(*found[mutant][:3]), _children_s() - before_s))
+            alive = [mutant for mutant in alive if found[mutant][0] == SURVIVED]
+            if not alive:
+                break
+        self.found = [found[mutant] for mutant in self._mutants]
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -146,66 +245,99 @@ class _Trying:
             self._shared[fixturedef.baseid, fixturedef.argname] = self._ran.copy()
             self._ran.update(before)
 
-    def _first_run(self, items: Sequence[pytest.Item]) -> list[tuple[str, float, list[Function]]]:
-        """Run tests without a mutant; return what each that passes costs, and which functions of ours it runs.
+    def _learn(self, mutants: Sequence[Planted], enough: float, most_s: float) -> None:
+        """Run tests without a mutant, and note what each that passes costs, and which functions of ours it runs."""
+        log, names = self._scratch / "first", {item.nodeid: item for item in self._unrun}
+        used_s, imported = 0.0, None
+        while imported is None:
+            log.write_text("", encoding="utf-8")
+            try:
+                imported = forked(lambda: self._first_run(mutants, enough, most_s - used_s, log), inf, inf)  # noqa: B023
+            except Crashed:
+                if not log.stat().st_size:  # otherwise a test has ended the process: it is left out
+                    raise
+            lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+            began = {line for line in lines if isinstance(line, str)}
+            for name, cpu_s, wall_s, runs, passes in [line for line in lines if not isinstance(line, str)]:
+                used_s += cpu_s
+                if passes:
+                    self._tests.append(_Test(names[name], cpu_s, wall_s, frozenset(tuple(each) for each in runs)))
+            self._unrun = [item for item in self._unrun if item.nodeid not in began]
+        _import(imported)  # or each fork imports it again
 
-        No file takes more than its share of the time before all have had theirs.
-        """
+    def _first_run(self, mutants: Sequence[Planted], enough: float, most_s: float, log: Path) -> list[str]:
+        """Run tests until each mutant has enough of them; no file takes more than its share before all have theirs."""
         self._ran = probe({mutant.file for mutant in self._mutants})
-        found, spent, most_s = [], dict.fromkeys(self.files, 0.0), FIRST_RUN_S + MORE_S * len(self._mutants)
-        waiting, share = deque(items), 2 * most_s / len(self.files)
+        spent = dict.fromkeys(self.files, 0.0)
+        ranks = dict[str, int]()
+        for mutant in mutants:
+            ranks |= {file: min(rank, ranks.get(file, rank)) for rank, file in enumerate(self._near[mutant])}
+        waiting, share = deque(self._unrun), most_s / len(mutants)
+        if enough == inf:  # further cases of tests that run a mutant come first, then all of the nearest files
+            run = [test for test in self._tests if any(_is_run(mutant, test.runs) for mutant in mutants)]
+            hot = {test.item.nodeid.partition("[")[0] for test in run}
+            names = {item: item.nodeid.partition("::")[0] for item in self._unrun}
+            turns = {item: (item.nodeid.partition("[")[0] not in hot, ranks.get(names[item], inf)) for item in names}
+            waiting, share = deque(sorted(self._unrun, key=turns.__getitem__)), 2 * share
         put_off: list[pytest.Item] = []
-        while sum(spent.values()) < most_s and (waiting or put_off):
-            if not waiting:
-                waiting, put_off, share = deque(put_off), [], most_s
-            item = waiting.popleft()
-            name, before = item.nodeid.partition("::")[0], time.process_time()
-            if spent[name] > share:
-                put_off.append(item)
-                continue
-            self._failed = []
-            self._ran.clear()
-            _run(item)
-            cost = time.process_time() - before
-            spent[name] += cost
-            if not self._failed:
-                found.append((item.nodeid, cost, list(self._ran.union(*self._shared_by(item)))))
-        return found
+        lacking = {mutant: sum(_is_run(mutant, test.runs) for test in self._tests) for mutant in mutants}
+        with log.open("w", encoding="utf-8") as lines:
+            while sum(spent.values()) < most_s and (waiting or put_off):
+                if not waiting:
+                    waiting, put_off, share = deque(put_off), [], most_s
+                item = waiting.popleft()
+                file = item.nodeid.partition("::")[0]
+                if not any(number < enough and file in self._near[mutant] for mutant, number in lacking.items()):
+                    continue
+                if spent[file] > share:
+                    put_off.append(item)
+                    continue
+                print(json.dumps(item.nodeid), file=lines, flush=True)
+                before_s, began_at = time.process_time(), time.monotonic()
+                self._failed = []
+                self._ran.clear()
+                _run(item)
+                cpu_s = time.process_time() - before_s
+                spent[file] += cpu_s
+                runs = self._ran.union(*self._shared_by(item))
+                took = [item.nodeid, cpu_s, time.monotonic() - began_at, list(runs), not self._failed]
+                print(json.dumps(took), file=lines, flush=True)
+                for mutant in mutants:
+                    lacking[mutant] += not self._failed and _is_run(mutant, runs)
+        return _imported_of_others()
 
     def _shared_by(self, item: pytest.Item) -> list[set[Function]]:
         used = set(getattr(item, "fixturenames", ()))
         return [runs for (where, name), runs in self._shared.items() if name in used and item.nodeid.startswith(where)]
 
-    def _try(self, mutant: Planted, at_import: set[Function]) -> Tried:
-        place = mutant.place
-        function = (mutant.file, place.line, place.name)
-        is_read_as_text = mutant.file.startswith("kernels/triton/")
-        is_in_a_function = bool(place.line) and function not in at_import and not is_read_as_text
-        tests = self._chosen(mutant, function if place.line and not is_read_as_text else None)
+    def _try(self, mutant: Planted, at_import: set[Function], known: set[str]) -> _Found:
+        """Try those tests that are not known yet; all where a process has to run them."""
+        is_in_a_function = _function(mutant) is not None and _function(mutant) not in at_import
+        tests = self._chosen(mutant)
         if not tests:
-            return Tried(SURVIVED)
+            return (SURVIVED, "", 0, ())
         if is_in_a_function:
-            found = self._verdict(tests, 0.0, lambda: self._in_a_fork(mutant, tests))
+            new = [test for test in tests if test.item.nodeid not in known]
+            found = self._verdict(mutant, new) if new else (SURVIVED, "", 0, ())
             if found is not None:
                 return found
-        found = self._verdict(tests, IMPORTS_S, lambda: self._in_a_process(mutant, tests))
-        assert found is not None
-        return found
+        return ("", "", len(tests), [test.item.nodeid for test in tests])
 
-    def _verdict(self, tests: list[_Test], more_s: float, run: Callable[[], str | None]) -> Tried | None:
+    def _verdict(self, mutant: Planted, tests: list[_Test]) -> _Found | None:
         """Run the tests with a mutant; None where it could not be planted."""
         try:
-            failed = forked(run, MOST_S + more_s)
+            idle_s = IDLE_S + sum(test.wall_s for test in tests)
+            failed = forked(lambda: self._in_a_fork(mutant, tests), MOST_S, idle_s)
         except TakesTooLong:
-            return Tried(TIMED_OUT, num_tests=len(tests))
+            return (TIMED_OUT, "", len(tests), ())
         except Crashed:
-            return Tried(KILLED, "the process ended", len(tests))
+            return (KILLED, "the process ended", len(tests), ())
         if failed is None:
             return None
         again = [test for test in tests if test.item.nodeid == failed]
         if again and self._fails_anyway(again):
-            return self._verdict([test for test in tests if test not in again], more_s, run)
-        return Tried(KILLED if failed else SURVIVED, failed, len(tests))
+            return self._verdict(mutant, [test for test in tests if test not in again])
+        return (KILLED if failed else SURVIVED, failed, len(tests), ())
 
     def _fails_anyway(self, tests: list[_Test]) -> bool:
         try:
@@ -213,7 +345,7 @@ class _Trying:
         except (TakesTooLong, Crashed):
             return True
 
-    def _chosen(self, mutant: Planted, function: Function | None) -> list[_Test]:
+    def _chosen(self, mutant: Planted) -> list[_Test]:
         """Return the tests that run the function, or any of the file where it runs at import, the nearest first."""
         near = {file: rank for rank, file in enumerate(self._near[mutant])}
 
@@ -221,6 +353,7 @@ class _Trying:
             is_blind = not any(file == mutant.file for file, _, _ in test.runs)
             return is_blind, test.cpu_s > SLOW_S, near.get(test.item.nodeid.partition("::")[0], len(near))
 
+        function = _function(mutant)
         tests = [test for test in self._tests if function is None or function in test.runs]
         tests = [test for test in tests if function or not distance(test)[0] or distance(test)[2] < len(near)]
         tests.sort(key=distance)
@@ -229,7 +362,7 @@ class _Trying:
         return fitting or tests[:1]
 
     def _in_a_fork(self, mutant: Planted, tests: list[_Test]) -> str | None:
-        self._set_environment(mutant)
+        os.environ |= environment(mutant, self._scratch)
         given = give_code({mutant.file: mutant.tree()})
         return self._first_failing(tests) if (mutant.file, mutant.place.line, mutant.place.name) in given else None
 
@@ -243,21 +376,16 @@ class _Trying:
         tests[0].item.session._setupstate.teardown_exact(None)
         return self._failed[0] if self._failed else ""
 
-    def _in_a_process(self, mutant: Planted, tests: list[_Test]) -> str:
-        self._set_environment(mutant)
-        chosen, failed = self._scratch / "chosen", self._scratch / "failed"
-        chosen.write_text("\n".join(test.item.nodeid for test in tests), encoding="utf-8")
-        failed.unlink(missing_ok=True)
-        os.environ |= {"CHOSEN_TESTS": str(chosen), "FAILED_TEST": str(failed)}
-        files = dict.fromkeys(test.item.nodeid.partition("::")[0] for test in tests)
-        command = [sys.executable, "-m", "pytest", "-x", *_OPTIONS, "-p", "chosen_tests", *files]
-        status = os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn(sys.executable, command, os.environ), 0)[1])
-        if failed.exists():
-            return failed.read_text(encoding="utf-8")
-        return "the tests cannot be collected" if status else ""
 
-    def _set_environment(self, mutant: Planted) -> None:
-        os.environ |= environment(mutant, self._scratch)
+def _function(mutant: Planted) -> Function | None:
+    """Return the function that a mutant is in; None where all that imports or reads its file runs it."""
+    place, is_read_as_text = mutant.place, mutant.file.startswith("kernels/triton/")
+    return None if is_read_as_text or not place.line else (mutant.file, place.line, place.name)
+
+
+def _is_run(mutant: Planted, runs: Set[Function]) -> bool:
+    function = _function(mutant)
+    return function in runs if function else any(file == mutant.file for file, _, _ in runs)
 
 
 def _in_turns(items: Sequence[pytest.Item], nearest: set[str]) -> list[pytest.Item]:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
 import uvloop
 
 from alignedserve.owner.siblings import Siblings
@@ -56,6 +57,18 @@ def test_a_gateway_that_was_killed_is_left_out_until_it_listens_again(tmp_path: 
 
     assert told(by_the_other()) == ([b"I am 1"], [b"I am 1", b"I am 0"])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_gateway_that_has_left_refuses_whoever_still_finds_it(tmp_path: Path) -> None:
+    still_there = tmp_path / "found"
+
+    async def after_it_left() -> None:
+        async with sibling(0, tmp_path).listening():
+            still_there.hardlink_to(sockets_in(tmp_path)[NAMES[0]])
+        await asyncio.open_unix_connection(still_there)
+
+    with pytest.raises(ConnectionRefusedError):
+        told(after_it_left())
 
 
 def test_a_single_gateway_asks_nobody(tmp_path: Path) -> None:

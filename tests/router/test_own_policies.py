@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Estimate, Rejection, Request, Sampling, ServiceClass
+from alignedserve.explain.decisions import Kind
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import Died, Prefill, Refused, Submit
+from alignedserve.protocol.messages import AskDecisions, Decisions, Died, Prefill, Refused, Submit
 from alignedserve.router.state import RouterCore
 from alignedserve.scheduling.policy import Policy
 from tests.router.routers import LIMITS, NAMES, beat, serving
@@ -104,6 +105,15 @@ class TestPredictor:
     def test_its_length_goes_with_the_request(self) -> None:
         assert self.estimate(request("a", max_tokens=100), "7.2") == Estimate(8, 16)
         assert self.estimate(request("a", max_tokens=100), "1e300") == Estimate(100, 200)
+
+    def test_its_length_is_told_to_whoever_asks_about_the_request(self) -> None:
+        router = router_with(answering("PredictorPolicy", "length(self, request)", "7.2"))
+        submitted(router, request("a", max_tokens=100))
+        [told] = router.handle(said("gateway-0", AskDecisions(1, "a")), 3.0)
+        assert isinstance(told, Send)
+        assert isinstance(told.message, Decisions)
+        predicted = [noted for noted in told.message.findings.decisions if noted.kind is Kind.PREDICTED]
+        assert [(noted.tokens, noted.number) for noted in predicted] == [(8, 16)]
 
     def test_what_the_client_states_or_fixes_stays(self) -> None:
         stated = replace(request("a", max_tokens=100), estimate=Estimate(3, 6))
