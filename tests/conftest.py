@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import settings
 
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.fallbacks import fallbacks, works
+from alignedserve.machine.one_thread import ONE_THREAD
 from tests import times
 from tests.times import Timing
 
@@ -41,12 +43,12 @@ settings.load_profile("ours")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Set this before torch is loaded: its threads soon sleep while they wait, as a worker's do (docs/how/kernels.md). There
-# are more threads than cores, and tests of kernels took four times as long on a busy machine while threads spun.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-# The second thread of numpy's library spins too: it took a quarter of the time of tests that simulate.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Set these before torch and numpy are loaded. As many test processes run as there are cores, so each computes in one
+# thread: two that wait for each other spin, and took 13 times the processor time of one in transformers' passes over
+# SmolLM2 on a busy machine. Tests of threads, and workers, set their number themselves; those soon sleep while they
+# wait (docs/how/kernels.md).
+for _name, _value in (*ONE_THREAD.items(), ("GOMP_SPINCOUNT", "1000")):
+    os.environ.setdefault(_name, _value)
 
 # A process in the background ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,8 +57,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # long, and last those that fill the gaps. Deployments have timeouts long enough for a machine that runs two at a time.
 FIRST = ("cluster", "end_to_end", "third_party")
 THEN = ("real_models", "simulator", "engine", "demo_model", "kernels")
-_ON_RAY = "tests that share a deployment on Ray"
-
 
 _timings: list[Timing] = []
 
@@ -84,11 +84,30 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    began, processor_s = time.monotonic(), _processor_s()
-    try:
+    with _timed(item.nodeid):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Time the end of what all tests share by itself: the last test, whichever that is, has not caused it."""
+    if nextitem is not None:
+        return (yield)
+    with _timed(times.SHARED):
+        return (yield)
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    """Keep what this takes, less what is timed within it."""
+    began, processor_s, within = time.monotonic(), _processor_s(), len(_timings)
+    try:
+        yield
     finally:
-        _timings.append(Timing(item.nodeid, time.monotonic() - began, _processor_s() - processor_s))
+        wall_s, used_s = time.monotonic() - began, _processor_s() - processor_s
+        inner = _timings[within:]
+        wall_s -= sum(timing.wall_s for timing in inner)
+        _timings.append(Timing(what, wall_s, used_s - sum(timing.processor_s for timing in inner)))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -100,17 +119,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order.
-
-    Tests that share a deployment on Ray run together too, whatever their file.
-    """
+    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False
-    scheduling = LoadFileScheduling(config, log)
-    by_file = scheduling._split_scope
-    scheduling._split_scope = lambda test: _ON_RAY if "end_to_end" in test and "[1+1-ray" in test else by_file(test)
-    return scheduling
+    return LoadFileScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,8 +19,8 @@ from random import Random
 
 import pytest
 
-from alignedserve.simulator.fuzzing.fuzz import attempt
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.lab.fuzzing.fuzz import attempt
+from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from tests.near import Deadline
 from tests.times import ROOT
 

@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build" / "tests"  # a file for each process of the last run
 PAGE, NUMBERS = ROOT / "tests" / "times.md", ROOT / "tests" / "times.json"
+SHARED = "tests/end_to_end/conftest.py::deployments that all tests share, at their end"
 SLOWEST = 10
 RED = 2.0  # times a budget
 LEAST_BUDGET_S = 5  # what is faster is not watched: one start of Python more would exceed it

@@ -365,7 +365,7 @@ class Placement:
             self._beginnings.came(pieces, worker)
         if self._roles.get(worker) is not Role.PREFILL:
             return ""
-        gives = request.service is ServiceClass.BE and self._policy.precedence.may_displace(is_rt=True)
+        gives = request.service is ServiceClass.BE and self._policy.is_rt_first
         return self._rooms_for(worker, request).choose(request.tokens, self._most(request), gives)
 
     def _rooms_for(self, worker: str, request: Request) -> Rooms:

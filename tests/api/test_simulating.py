@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from alignedserve import System, compare, simulate
-from alignedserve.api.simulated_run import SimulatedRun
 from alignedserve.cli import main as cli
 from alignedserve.errors import AlignedServeError
 from alignedserve.explain.decisions import DecisionRing
+from alignedserve.lab.api.simulated_run import SimulatedRun
+from alignedserve.loads.figures.tables import csv_text
+from alignedserve.loads.records import record_file
+from alignedserve.loads.workload.spec import read_workload
+from alignedserve.loads.workload.table import trace_of
 from alignedserve.policies import OrderPolicy, RequestInLine
-from alignedserve.simulator.records import record_file
-from alignedserve.simulator.reports.report import csv_text
-from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.table import trace_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "chat,num_requests=12,rate=20,prompt=exp:60:400,output=exp:6:20"

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.report import command, several
+from alignedserve.lab.benchmarks.common.report import command, several
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.table import append, least_tried, num_kills, read, table
 from tests.chaos.trial import run

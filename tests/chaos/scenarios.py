@@ -101,6 +101,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
                 **({} if clock is None else clock.environment),
                 **({} if disk is None else {"ALIGNEDSERVE_JOBS_DIRECTORY": str(disk.folder / "jobs")}),
             },
+            measured=True,
         )
     )
     parts = Parts(deployment.processes)
@@ -118,7 +119,7 @@ def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
     environment = {} if clock is None else clock.environment
     flags = (*scenario.flags, *_POOL, *_UNTUNED)
     deployment = stack.enter_context(
-        deployed(*flags, topology=scenario.topology, launcher="ray", environment=environment)
+        deployed(*flags, topology=scenario.topology, launcher="ray", environment=environment, measured=True)
     )
     parts = Parts(deployment.processes)
     steps = [] if clock is None else [StepClock(clock)]
@@ -137,7 +138,7 @@ def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
     nodes = stack.enter_context(clustered(_PROMPTS, _DECODES, _DECODES, environment=stepped))
     flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
     deployment = stack.enter_context(
-        deployed(*flags, topology=scenario.topology, launcher="ray", environment=nodes.environment)
+        deployed(*flags, topology=scenario.topology, launcher="ray", environment=nodes.environment, measured=True)
     )
     parts = Parts(lambda: deployment.processes() | nodes.processes())
     steps = [] if clock is None else [StepClock(clock)]
@@ -148,7 +149,7 @@ def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
     network = stack.enter_context(machines(_PROMPTS, _DECODES, _DECODES))
     flags = ("--ray-address", network.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
     deployment = stack.enter_context(
-        deployed(*flags, topology=scenario.topology, launcher="ray", environment=network.environment)
+        deployed(*flags, topology=scenario.topology, launcher="ray", environment=network.environment, measured=True)
     )
     parts = Parts(lambda: deployment.processes() | network.processes())
     cuts = [CutWire(wire) for wire in network.wires]

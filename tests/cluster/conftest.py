@@ -139,6 +139,6 @@ def _until_done(nodes: Nodes) -> Iterator[Nodes]:
 
 @contextmanager
 def deployed_on(nodes: Nodes, topology: str, *flags: str) -> Iterator[Deployment]:
-    where = ("--ray-address", nodes.address, "--profile-s", "0", *flags)
+    where = ("--ray-address", nodes.address, *flags)
     with deployed(*where, topology=topology, launcher="ray", environment=nodes.environment) as deployment:
         yield deployment

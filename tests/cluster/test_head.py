@@ -24,7 +24,7 @@ def test_after_the_head_is_lost_a_job_goes_on_with_the_next_one(tmp_path: Path) 
     wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
     jobs = ("--jobs-directory", str(tmp_path / "jobs"))
     with shared_memory() as memory, clustered(HEAD, WORKER) as nodes:
-        flags = ("--ray-address", nodes.address, "--profile-s", "0", *jobs)
+        flags = ("--ray-address", nodes.address, *jobs)
         first = Deployment(*flags, launcher="ray", memory=memory, environment=nodes.environment)
         id = Patient(first).submit(wanted)
 

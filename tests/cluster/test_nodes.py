@@ -173,12 +173,6 @@ def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_o
             r"\S+ \(CPU 4, decode 1\); "
             r"\S+ \(CPU 4, kv_pool 1, prefill 1\); \S+ \(nothing of use\)",
         ),
-        ("2xcolocated", (), r"decode-1 has no place: it needs CPU 1, decode 1; the cluster's nodes are: .*"),
-        (
-            "colocated",
-            ("--device", "auto", "--ray-gpus-per-worker", "0.5", "--kv-memory-mb", "64"),
-            r"decode-0 has no place: it needs CPU 1, GPU 0.5, decode 1; .*",
-        ),
         (
             "colocated",
             ("--device", "cuda", "--tensor-parallel-size", "4"),  # a GPU for each rank
@@ -186,7 +180,7 @@ def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_o
         ),
         ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\), .*"),
     ],
-    ids=["together", "too many", "GPUs", "ranks", "no cluster"],
+    ids=["together", "ranks on GPUs", "no cluster"],
 )
 def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags: tuple[str, ...], said: str) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0"]
@@ -196,26 +190,16 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags:
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
 
 
-def test_what_a_killed_launcher_left_in_shared_memory_goes_at_the_next_start(apart: Nodes) -> None:
+def test_a_second_ctrl_c_ends_a_deployment_whose_cluster_hangs(apart: Nodes) -> None:
+    """Ray itself would wait for its head for ever; it ends the parts once the head goes on. And before that, its start
+    has removed what a killed launcher had left in shared memory."""
+    (head,) = (pid for pid, command in apart.processes().items() if "/gcs_server " in command)
     with shared_memory() as memory:
         (left := memory / "alignedserve-1-pool-0.lock").touch()
-        where = ("--ray-address", apart.address, "--profile-s", "0")
+        where = ("--ray-address", apart.address)
         deployment = Deployment(*where, launcher="ray", memory=memory, environment=apart.environment)
         try:
             assert not left.exists(), deployment.log()
-            assert deployment.stop() == 0, deployment.log()
-        finally:
-            deployment.kill()
-            deployment.forget()
-
-
-def test_a_second_ctrl_c_ends_a_deployment_whose_cluster_hangs(apart: Nodes) -> None:
-    """Ray itself would wait for its head for ever; it ends the parts once the head goes on."""
-    (head,) = (pid for pid, command in apart.processes().items() if "/gcs_server " in command)
-    with shared_memory() as memory:
-        where = ("--ray-address", apart.address, "--profile-s", "0")
-        deployment = Deployment(*where, launcher="ray", memory=memory, environment=apart.environment)
-        try:
             with held(head):
                 deployment.send(signal.SIGINT)
                 assert deployment.stop(signal.SIGTERM, within_s=SOON_S) == 0

@@ -5,21 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import subprocess
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
 from tokenizers import Tokenizer
 
+from alignedserve.cli import main as cli
 from demo_conversations import conversations
 from tests.end_to_end.deployment import ANSWER_S, MODEL, NAME
 from tests.reference import Tally, compare, load
 
 EOS = 2
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command of `alignedserve` in this process: to start Python, and import what it needs, takes a second."""
+    with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()) as complained:
+        code = cli.main(typed := [*map(str, arguments)])
+    return subprocess.CompletedProcess(typed, code, said.getvalue(), complained.getvalue())
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.deployment import BACK_S, LOCAL, ONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
+from tests.end_to_end.deployment import BACK_S, LOCAL, NONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
 
 
 @pytest.fixture(params=TOPOLOGIES)
@@ -15,7 +16,7 @@ def topology(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=ONE_ON_RAY, ids="-".join)
+@pytest.fixture(params=NONE_ON_RAY, ids="-".join)
 def kind(request: pytest.FixtureRequest) -> Kind:
     topology, launcher = request.param
     return topology, launcher
@@ -26,13 +27,13 @@ def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", kinds, ids="-".join)
 
 
-_FLAGS = ("--log-level", "debug")  # each move of a request
+_FLAGS = ("--log-level", "debug", "--pool-verify-pages")  # each move of a request is logged, and each page checked
 
 
 class Running:
     """Keeps one running deployment of each kind. It starts at its first use: a start takes some seconds of all cores.
 
-    Ray is never idle, so it is stopped when tests go on without it; the tests on Ray run together (tests/conftest.py).
+    Ray is never idle, so it is stopped when tests go on without it. Workers measure steps first, as those of users do.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,8 @@ class Running:
             self._end_ray()
         if kind not in self._started:
             ends = ExitStack()
-            self._started[kind] = ends.enter_context(deployed(*_FLAGS, topology=topology, launcher=launcher)), ends
+            made = deployed(*_FLAGS, topology=topology, launcher=launcher, measured=True)
+            self._started[kind] = ends.enter_context(made), ends
         return self._started[kind][0]
 
     def _end_ray(self) -> None:
@@ -62,26 +64,36 @@ class Running:
 
     def stop(self) -> None:
         with ExitStack() as all_ends:
-            for _, ends in self._started.values():
-                all_ends.push(ends)
+            while self._started:
+                all_ends.push(self._started.popitem()[1][1])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running() -> Iterator[Running]:
     found = Running()
     yield found
     found.stop()
 
 
-@pytest.fixture(scope="module", params=LOCAL, ids="-".join)
-def wounded(request: pytest.FixtureRequest, running: Running) -> Iterator[Deployment]:
-    """Yield a deployment for the tests of one module that kill its parts; on Ray, the one that all modules share."""
-    topology, launcher = request.param
-    if launcher == "ray":
-        yield running.of(request.param)
-        return
-    with deployed(topology=topology, launcher=launcher) as deployment:
-        yield deployment
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that share deployments before the others of this folder."""
+    here = Path(__file__).parent
+    places = [place for place, item in enumerate(items) if item.path.parent == here]
+    sharing = {items[place].path for place in places if _shares(items[place])}
+    ours = sorted((items[place] for place in places), key=lambda item: item.path not in sharing)  # a stable sort
+    for place, item in zip(places, ours, strict=True):
+        items[place] = item
+
+
+def _shares(item: pytest.Item) -> bool:
+    return "shared" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_runs_unused(request: pytest.FixtureRequest, running: Running) -> None:
+    """End the shared deployments before a file that does not use them: at rest they take some percent of a core."""
+    if not any(_shares(item) for item in request.session.items if item.path == request.path):
+        running.stop()
 
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)

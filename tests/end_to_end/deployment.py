@@ -42,9 +42,7 @@ IPAddress = IPv4Address | IPv6Address
 Kind = tuple[str, str]  # kind of deployment: topology, launcher
 KINDS: list[Kind] = list(itertools.product(TOPOLOGIES, LAUNCHERS))
 LOCAL: list[Kind] = [(topology, "local") for topology in TOPOLOGIES]
-# Ray takes seconds to start. The short form has one Ray deployment, in tests of what can fail only there, and none in
-# tests where the local launcher shows as much.
-ONE_ON_RAY = KINDS if SOAK else [*LOCAL, ("1+1", "ray")]
+# Ray takes seconds to start. The short form has one Ray deployment, in test_on_ray.py, for what can fail only there.
 NONE_ON_RAY = KINDS if SOAK else LOCAL
 
 # These limits hold on a slow and shared machine too; a wait in vain still fails.
@@ -56,6 +54,8 @@ ANSWER_S = 300.0
 STACKS_S = 5.0  # for the stacks of a launcher that does not end to be written
 LOOK_S = 0.1  # each look at all processes, or at the gateway, takes some milliseconds of what is waited for
 _SERVE = ("serve", "--dtype", "float32", "--served-model-name", NAME)  # later arguments may say otherwise
+# Workers that start do not measure steps and implementations first, each for seconds on all cores.
+_UNMEASURED = ("--profile-s", "0", "--set", "engine.tune_s=0")
 _LOG_TAIL = 6_000
 # One client for all questions: making a client takes ten times the processor time of a question. Each question has a
 # connection of its own.
@@ -70,7 +70,10 @@ _JOBS = tempfile.TemporaryDirectory(prefix="alignedserve-jobs-")  # holds a fold
 
 
 class Deployment:
-    """`alignedserve serve` in a process of its own. `stop` ends it, or a test kills it."""
+    """`alignedserve serve` in a process of its own. `stop` ends it, or a test kills it.
+
+    Its launcher is forked with everything loaded, and runs `plant` first: Python that puts a fault into the parts.
+    On Ray and with `by_command` it is started as users do. With `measured` its workers measure steps first."""
 
     def __init__(
         self,
@@ -81,6 +84,9 @@ class Deployment:
         memory: Path,
         environment: Mapping[str, str] = MappingProxyType({}),
         typed_in: Path | None = None,
+        by_command: bool = False,
+        plant: str = "",
+        measured: bool = False,
     ) -> None:
         self.mark = uuid4().hex
         self.memory = memory
@@ -88,10 +94,14 @@ class Deployment:
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
         given += ["--pool-memory-mb", "256"]  # or each deployment would take half of what is free
+        given += [] if measured else _UNMEASURED
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
-        start = spawn if launcher == "ray" or typed_in else launch
-        options: dict[str, Any] = {"environment": environment} | ({"typed_in": typed_in} if typed_in else {})
-        self.process = start(*arguments, mark=self.mark, stderr=self._log, **options)
+        options: dict[str, Any] = {"environment": environment, "typed_in": typed_in}
+        self.process: subprocess.Popen[bytes] | PreloadedLauncher
+        if launcher == "ray" or by_command:
+            self.process = spawn(*arguments, mark=self.mark, stderr=self._log, **options)
+        else:
+            self.process = launch(*arguments, mark=self.mark, stderr=self._log, plant=plant, **options)
         try:
             self.greeting = self._wait_until_it_serves()
         except BaseException:  # Ctrl-C too
@@ -145,17 +155,6 @@ class Deployment:
         old = self.pid(part)
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
-
-    def wound_as_often_as_it_comes_back(self, part: str, until: str) -> None:
-        """Kill the part each time it returns, until the log says this."""
-
-        def is_said() -> bool:
-            for pid in self._pids(part):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return until in self.whole_log()
-
-        wait_until(is_said, STOP_S, self.log)
 
     def listens_at(self) -> set[IPAddress]:
         """Return the addresses at which its processes accept connections."""
@@ -254,13 +253,19 @@ class Deployment:
 
 
 def launch(
-    *arguments: str | Path, mark: str, stderr: IO[bytes], environment: Mapping[str, str] = MappingProxyType({})
+    *arguments: str | Path,
+    mark: str,
+    stderr: IO[bytes],
+    environment: Mapping[str, str] = MappingProxyType({}),
+    typed_in: Path | None = None,
+    plant: str = "",
 ) -> subprocess.Popen[bytes] | PreloadedLauncher:
     """Start `alignedserve serve`, with everything loaded already unless the environment changes what is loaded."""
     if is_loaded(environment):
         given = [*_SERVE, *map(str, arguments)]
-        return PreloadedLauncher(given, environment_of(mark, environment), mark, stderr.fileno())
-    return spawn(*arguments, mark=mark, stderr=stderr, environment=environment)
+        return PreloadedLauncher(given, environment_of(mark, environment), mark, stderr.fileno(), typed_in, plant)
+    assert not plant, "faults are planted into what is loaded"
+    return spawn(*arguments, mark=mark, stderr=stderr, environment=environment, typed_in=typed_in)
 
 
 def spawn(
@@ -367,26 +372,11 @@ def shared_memory() -> Iterator[Path]:
 
 
 @contextmanager
-def deployed(
-    *flags: str,
-    topology: str = "colocated",
-    launcher: str = "local",
-    model: Path = MODEL,
-    memory: Path | None = None,
-    environment: Mapping[str, str] = MappingProxyType({}),
-    typed_in: Path | None = None,
-) -> Iterator[Deployment]:
-    """Yield a deployment. If the test has not ended it, end it in good order, and check that it leaves nothing."""
+def deployed(*flags: str, memory: Path | None = None, **options: Any) -> Iterator[Deployment]:
+    """Yield a Deployment with these options. If the test has not ended it, end it in good order, and check that it
+    leaves nothing."""
     with shared_memory() if memory is None else nullcontext(memory) as folder:
-        deployment = Deployment(
-            *flags,
-            topology=topology,
-            launcher=launcher,
-            model=model,
-            memory=folder,
-            environment=environment,
-            typed_in=typed_in,
-        )
+        deployment = Deployment(*flags, memory=folder, **options)
         try:
             yield deployment
             if deployment.process.poll() is None:

@@ -24,22 +24,30 @@ from alignedserve.launch.fork_server import ForkServer, adopt_orphans, rename, s
 MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _NO_MARK = "0" * 32  # as long as every mark, and replaced by one
 _LOOK_S = 0.02
-_PATHS = ("PATH", "PYTHONPATH")  # what is loaded, and compiled, depends on them
+_PATHS = ("PATH", "PYTHONPATH", "LD_PRELOAD")  # what is loaded, and compiled, depends on them
 _LOADED = {name: os.environ.get(name) for name in _PATHS}
 
 
 def is_loaded(environment: Mapping[str, str]) -> bool:
     """Return whether a deployment with these variables would load what this process has loaded."""
-    is_for_it = all(name.startswith("ALIGNEDSERVE_") for name in environment)
-    return is_for_it and {name: os.environ.get(name) for name in _PATHS} == _LOADED
+    return {name: environment.get(name, os.environ.get(name)) for name in _PATHS} == _LOADED
 
 
 class PreloadedLauncher:
     """A launcher, with what tests use of subprocess.Popen."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], mark: str, stderr: int) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        mark: str,
+        stderr: int,
+        typed_in: Path | None,
+        plant: str,
+    ) -> None:
         reads, writes = os.pipe()
-        request = json.dumps({"arguments": arguments, "environment": dict(environment), "mark": mark})
+        given = {"arguments": arguments, "environment": dict(environment), "mark": mark, "plant": plant}
+        request = json.dumps(given | {"typed_in": str(typed_in or os.getcwd())})
         with open(os.devnull, "rb") as nothing:
             try:
                 self.pid = _server().fork_with(request, (nothing.fileno(), writes, stderr))
@@ -103,6 +111,8 @@ def _launch(request: str) -> int:
     _mark_as(given["mark"])
     os.environ.clear()
     os.environ.update(given["environment"])
+    os.chdir(given["typed_in"])
+    exec(given["plant"], {})
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["alignedserve", *given["arguments"]]
     from alignedserve.__main__ import main

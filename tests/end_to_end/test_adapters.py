@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.adapters import make_adapter, with_adapter
+from tests.conftest import SOAK
 from tests.end_to_end.client import held_out
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, MODEL, NAME, TOPOLOGIES, Deployment, deployed, wait_until
 from tests.reference import Tally, compare, load
@@ -58,7 +59,7 @@ def post(deployment: Deployment, path: str, **body: str) -> httpx.Response:
     return httpx.post(f"{deployment.url}/v1/{path}", json=body, timeout=ANSWER_S)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", TOPOLOGIES if SOAK else TOPOLOGIES[1:])
 def test_adapters_say_what_peft_says(
     topology: str, folders: dict[str, Path], references: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 import socket
 from collections.abc import Iterator
@@ -16,18 +15,22 @@ import openai
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
-from tests.end_to_end.deployment import ANSWER_S, BACK_S, NAME, Deployment, deployed, wait_until
+from tests.end_to_end.client import Wanted, client, streamed
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, LOCAL, NAME, Deployment, wait_until
 
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Count from 3 to 12."}], "temperature": 0}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ROUNDS = 20 if SOAK else 2
 
 
 @pytest.fixture
 def sdk(deployment: Deployment) -> Iterator[openai.OpenAI]:
     with closing(openai.OpenAI(api_key="none", base_url=f"{deployment.url}/v1", max_retries=0)) as client:
         yield client
+
+
+# What a gateway does by itself is the same whatever the topology.
+ON_ONE = shared_on(LOCAL if SOAK else LOCAL[1:])
 
 
 # --- OpenAI's client
@@ -51,6 +54,7 @@ def test_it_completes_and_counts(sdk: openai.OpenAI) -> None:
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
 
 
+@ON_ONE
 def test_it_names_its_model(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == [NAME]
 
@@ -63,6 +67,7 @@ def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
     assert first.choices[0].message.content != reseeded.choices[0].message.content
 
 
+@ON_ONE
 @pytest.mark.parametrize(
     ("changes", "error", "param"),
     [
@@ -85,6 +90,7 @@ def test_it_raises_typed_errors(
 # --- Bare HTTP
 
 
+@ON_ONE
 def test_a_stream_is_framed_as_events(deployment: Deployment) -> None:
     body = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
     answer = httpx.post(f"{deployment.url}{CHAT}", json=body, timeout=ANSWER_S)
@@ -131,6 +137,7 @@ BAD: list[tuple[str, bytes, int, str | None]] = [
 ]
 
 
+@ON_ONE
 @pytest.mark.parametrize(("body", "status", "param"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
 def test_a_bad_request_is_refused_and_a_good_request_follows(
     deployment: Deployment, body: bytes, status: int, param: str | None
@@ -145,6 +152,7 @@ def test_a_bad_request_is_refused_and_a_good_request_follows(
         assert (good.status_code, good.json()["usage"]["completion_tokens"]) == (200, 2)
 
 
+@ON_ONE
 def test_it_answers_to_its_own_names_alone(deployment: Deployment) -> None:
     def status(host: str) -> int:
         return httpx.get(f"{deployment.url}/v1/models", headers={"Host": host}, timeout=ANSWER_S).status_code
@@ -167,34 +175,6 @@ def test_it_rests_while_nobody_asks(deployment: Deployment) -> None:
 
 
 # --- Clients that leave
-
-
-def test_clients_that_leave_free_their_memory(topology: str) -> None:
-    """Memory holds one request of the longest kind: a next one has no room while anything of another request
-    remains."""
-    with deployed("--kv-memory-mb", "21", "--pool-memory-mb", "24", topology=topology) as tight:
-        for number in range(ROUNDS):
-            asyncio.run(_leave(tight, number))
-            wait_until(lambda: tight.metric("num_requests_open") == 0, BACK_S, tight.log)
-        longest = [
-            Wanted(request.prompt, 2048 - len(request.prompt), stream=True) for request in mixed(2, 3, (900, 900))
-        ]
-        check_greedy(longest, asyncio.run(asyncio.wait_for(all_tokens(tight.url, longest), BACK_S)))
-
-
-async def _leave(deployment: Deployment, seed: int) -> None:
-    """Send many requests, most of which wait for memory; each client leaves at another moment."""
-    draw = random.Random(seed)
-
-    async def leaves(http: httpx.AsyncClient, wanted: Wanted) -> None:
-        try:
-            await asyncio.wait_for(tokens_of(http, wanted), draw.uniform(0.05, 1.5))
-        except asyncio.TimeoutError:
-            return
-
-    async with client(deployment.url) as http:
-        wanted = mixed(24, seed, outputs=(400, 1500))
-        await asyncio.gather(*(leaves(http, request) for request in wanted))
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "not streamed"])

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ import pytest
 
 from alignedserve.launch.keeper import MOST_QUICK_DEATHS
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, command, mixed, streamed, tokens_of
 from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.patient import ENDED, Patient
@@ -43,9 +42,8 @@ STORES = [("sqlite", "colocated"), ("redis", "1+1")]
 ALL_STORES = [*STORES, ("sqlite", "1+1"), ("redis", "colocated")]
 
 
-def command(deployment: Deployment, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    asked = [sys.executable, "-m", "alignedserve", "batch", *map(str, arguments), "--url", f"{deployment.url}/v1"]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=DONE_S)
+def batch(deployment: Deployment, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return command("batch", *arguments, "--url", f"{deployment.url}/v1")
 
 
 @shared_on([("colocated", "local")])
@@ -53,18 +51,18 @@ def test_the_example_of_documents_from_the_command_line(deployment: Deployment, 
     lines, out = tmp_path / "orders.jsonl", tmp_path / "facts.jsonl"
     asked = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
     lines.write_text("".join(json.dumps(line | {"body": line["body"] | {"model": "demo"}}) + "\n" for line in asked))
-    submitted = command(deployment, "submit", lines, "--window", "1h", "--wait", "--out", out)
+    submitted = batch(deployment, "submit", lines, "--window", "1h", "--wait", "--out", out)
     assert submitted.returncode == 0, submitted.stderr
     id = submitted.stdout.split()[0]
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert sorted(row["custom_id"] for row in rows) == sorted(line["custom_id"] for line in asked)
     assert {row["response"]["status_code"] for row in rows} == {200}
     all_of = f"{len(asked)} done, 0 failed, {len(asked)} in all  window 1h"
-    assert f"{id}  completed  {all_of}" in command(deployment, "status", id).stdout
-    assert id in command(deployment, "list", "--limit", "3").stdout
-    assert command(deployment, "cancel", id).stderr.count("\n") == 1
+    assert f"{id}  completed  {all_of}" in batch(deployment, "status", id).stdout
+    assert id in batch(deployment, "list", "--limit", "3").stdout
+    assert batch(deployment, "cancel", id).stderr.count("\n") == 1
     again = tmp_path / "again.jsonl"
-    assert command(deployment, "download", id, again).returncode == 0
+    assert batch(deployment, "download", id, again).returncode == 0
     assert again.read_bytes() == out.read_bytes()
 
 
@@ -72,10 +70,10 @@ def test_the_example_of_documents_from_the_command_line(deployment: Deployment, 
 def test_a_file_that_is_wrong_is_told_line_by_line(deployment: Deployment, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(f"{EXAMPLE.read_text().splitlines()[0]}\n{{\n")
-    submitted = command(deployment, "submit", wrong, "--wait")
+    submitted = batch(deployment, "submit", wrong, "--wait")
     assert submitted.returncode == 1
     assert "line 2: the line is not JSON" in submitted.stderr
-    missing = command(deployment, "submit", tmp_path / "nowhere")
+    missing = batch(deployment, "submit", tmp_path / "nowhere")
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
 
 
@@ -156,7 +154,7 @@ async def _begun(http: httpx.AsyncClient, wanted: Wanted) -> tuple[AsyncGenerato
 def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisServer | None, topology: str) -> None:
     wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
     store = [] if redis is None else ["--jobs-store", redis.url]
-    with deployed("--max-batch", "8", "--set", "engine.tune_s=0", *store, topology=topology) as deployment:
+    with deployed("--max-batch", "8", *store, topology=topology) as deployment:
         patient, killer = Patient(deployment), Killer(deployment, topology, redis, seed=11)
         id = patient.submit(wanted)
         killer.kill()  # later kills happen while the batch runs

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.simulator.trials.running import run_filmed
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.running import run_filmed
 from chromium import Browser, Page, chromium
 from tests.chromium import program
 from tests.end_to_end.client import all_tokens, mixed

@@ -32,8 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def random_weights(folder: Path) -> Iterator[Deployment]:
     cache = folder / "cache"
     flags = ("--load-format", "dummy", "--served-model-name", "demo", "--cache-directory", str(cache))
-    logged = ("--set", "engine.profile_s=0", "--log-level", "debug")
-    with deployed(*flags, *logged, topology="2xcolocated", model=folder) as deployment:
+    with deployed(*flags, "--log-level", "debug", topology="2xcolocated", model=folder) as deployment:
         yield deployment
     shutil.rmtree(cache)
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import httpx
 
+from tests.end_to_end.client import command
 from tests.end_to_end.deployment import ANSWER_S, Deployment
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Count from 3 to 9."}], "temperature": 0}
 
 
 def explain(deployment: Deployment, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "alignedserve", "explain", *flags, "--url", deployment.url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    return command("explain", *flags, "--url", deployment.url)
 
 
 def chat(deployment: Deployment, **fields: object) -> httpx.Response:
@@ -56,8 +55,8 @@ def test_why_a_request_was_refused(deployment: Deployment) -> None:
     refused = chat(deployment, slo={"ttft_ms": 0.001, "tbt_ms": 60_000, "strict": True})
     assert refused.status_code == 429
     message = refused.json()["error"]["message"]
-    command = message.partition("`")[2].partition("`")[0]
-    told = explain(deployment, *command.removeprefix("alignedserve explain ").split())
+    to_ask = message.partition("`")[2].partition("`")[0]
+    told = explain(deployment, *to_ask.removeprefix("alignedserve explain ").split())
     assert "refused: its prompt alone takes" in told.stdout.splitlines()[0]
 
 

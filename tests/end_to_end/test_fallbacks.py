@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,22 +11,20 @@ from tests.end_to_end.client import all_tokens, check_greedy, mixed
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.test_status import status
 
-# Every Python process reads this at its start.
 _WITHOUT = """
 import sys
 from pathlib import Path
+from alignedserve.kernels import library
+
 sys.modules["uvloop"] = None  # its import fails
-import alignedserve.kernels.build
-alignedserve.kernels.build.LIBRARY = Path("/nowhere/libalignedserve_kernels.so")
+loaded = library._loaded
+library._loaded = lambda path: loaded(Path("/nowhere", path.name))
 """
 
 
 @pytest.fixture(scope="module")
-def lacking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("without")
-    (folder / "sitecustomize.py").write_text(_WITHOUT)
-    root = str(Path(__file__).parents[2])
-    with deployed("--set", "engine.profile_s=0", environment={"PYTHONPATH": f"{folder}:{root}"}) as deployment:
+def lacking() -> Iterator[Deployment]:
+    with deployed(plant=_WITHOUT) as deployment:
         yield deployment
 
 

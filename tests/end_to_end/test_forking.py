@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
 from tests.end_to_end.deployment import (
     ANSWER_S,
@@ -27,8 +28,8 @@ from tests.end_to_end.deployment import (
     spawn,
     wait_until,
 )
+from tests.hostile_folder import imported, make_hostile
 
-BY_A_COMMAND = {"PYTHONFAULTHANDLER": "1"}  # an environment of its own: nothing is loaded before
 PARTS = ("router", "pool-0", "decode-0", "gateway-0", "jobs-0")
 SAID = "a fork server has ended: parts are started without it"
 
@@ -66,8 +67,11 @@ def wound_router(deployment: Deployment) -> None:
     assert len(zombies_of(deployment.process.pid)) <= 1
 
 
-def test_parts_live_on_without_their_fork_servers_and_start_again_without_them() -> None:
-    with deployed(environment=BY_A_COMMAND) as deployment:
+def test_parts_live_on_without_their_fork_servers_and_start_again_without_them(tmp_path: Path) -> None:
+    """The folder in which `serve` is typed has files named like modules: no way to start a part imports them."""
+    folder = make_hostile(tmp_path / "hostile")
+    flags = ("--set", "schedule.predictor=hash")  # its side process is one more
+    with deployed(*flags, typed_in=folder, by_command=True) as deployment:
         serves(deployment, seed=3)
         with_torch = {part for part in PARTS if "libtorch" in Path(f"/proc/{deployment.pid(part)}/maps").read_text()}
         assert with_torch == {"decode-0"}, "the other parts are small (docs/guides/cluster.md)"
@@ -85,6 +89,7 @@ def test_parts_live_on_without_their_fork_servers_and_start_again_without_them()
         titles = deployment.processes()
         assert titles[deployment.pid("gateway-0")] == "alignedserve: gateway-0"
         assert titles[deployment.pid("decode-0")].endswith("alignedserve.launch.start decode-0")
+    assert imported(folder) == []
 
 
 class _Deprived(Deployment):
@@ -98,7 +103,7 @@ class _Deprived(Deployment):
 
 def test_a_deployment_that_loses_its_fork_servers_while_they_load_serves() -> None:
     with shared_memory() as memory:
-        deployment = _Deprived(memory=memory, environment=BY_A_COMMAND)
+        deployment = _Deprived(memory=memory, by_command=True)
         try:
             serves(deployment, seed=7)
             assert re.search(SAID, deployment.whole_log())
@@ -109,7 +114,7 @@ def test_a_deployment_that_loses_its_fork_servers_while_they_load_serves() -> No
             deployment.forget()
 
 
-@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, *([signal.SIGTERM] if SOAK else [])])
 def test_a_launcher_that_ends_while_libraries_are_loaded_leaves_nothing(way: signal.Signals) -> None:
     mark = uuid4().hex
     with shared_memory() as memory, tempfile.TemporaryFile() as log:

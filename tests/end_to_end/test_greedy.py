@@ -8,9 +8,9 @@ import asyncio
 from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
 from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import ONE_ON_RAY, Deployment
+from tests.end_to_end.deployment import NONE_ON_RAY, Deployment
 
-pytestmark = shared_on(ONE_ON_RAY)
+pytestmark = shared_on(NONE_ON_RAY)
 
 REQUESTS = 400 if SOAK else 64
 
@@ -31,6 +31,10 @@ def test_the_longest_prompts_and_the_shortest_equal_transformers(deployment: Dep
 
 
 def test_none_of_its_processes_is_reached_from_elsewhere(deployment: Deployment) -> None:
+    check_none_is_reached_from_elsewhere(deployment)
+
+
+def check_none_is_reached_from_elsewhere(deployment: Deployment) -> None:
     addresses = deployment.listens_at()
     assert addresses
     assert all(address.is_loopback for address in addresses), addresses

@@ -14,7 +14,7 @@ from tests.end_to_end.deployment import BACK_S, KINDS, Deployment, deployed, wai
 from tests.end_to_end.test_scale import parts, serve_while
 
 REQUESTS = 40 if SOAK else 6
-FEW = [("1+1", "local", "collective"), ("colocated", "ray", "host")]
+FEW = [("1+1", "local", "collective")]
 ALL = [*((*kind, "host") for kind in KINDS), FEW[0], ("1+1", "ray", "ipc")]
 
 
@@ -39,6 +39,10 @@ def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytes
 
 @pytest.mark.parametrize("part", ["decode-0-rank-1", "decode-0"] if SOAK else ["decode-0-rank-1"])
 def test_a_worker_with_a_killed_rank_comes_back_and_no_token_is_lost(ranked: Deployment, part: str) -> None:
+    check_a_killed_rank(ranked, part)
+
+
+def check_a_killed_rank(ranked: Deployment, part: str) -> None:
     wanted = mixed(REQUESTS, seed=4, outputs=(40, 120))
     earlier = {ranked.pid(name) for name in ("decode-0", "decode-0-rank-1")}
 
@@ -56,9 +60,12 @@ def test_a_worker_with_a_killed_rank_comes_back_and_no_token_is_lost(ranked: Dep
     assert not earlier & ranked.processes().keys(), "the ranks of the life before have all ended"
 
 
-def test_workers_of_two_ranks_come_and_go(ranked: Deployment, request: pytest.FixtureRequest) -> None:
-    if not SOAK and "ray" not in request.node.callspec.id:
-        pytest.skip("the launcher for processes adds workers in test_scale.py, and ranks in `make soak`")
+@pytest.mark.skipif(not SOAK, reason="test_on_ray.py adds ranks, and test_scale.py workers: `make soak` has both")
+def test_workers_of_two_ranks_come_and_go(ranked: Deployment) -> None:
+    check_ranks_come_and_go(ranked)
+
+
+def check_ranks_come_and_go(ranked: Deployment) -> None:
     names = {"decode-1", "decode-1-rank-1"}
     assert serve_while(ranked, mixed(2, seed=31), "scale", "--decode", "2")
     wait_until(lambda: "decode-1" in parts(ranked), BACK_S, ranked.log)

@@ -1,28 +1,21 @@
 """Tests of prompts that share a prefix, and of turns that continue a conversation: reused KV brings the right tokens.
 
-One pool keeps everything; another is so small that it keeps little, with decode workers that have room for
-few requests, and so must evict some; and one test kills the pool.
+The pool keeps everything here; test_little_memory.py has one that keeps little.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import httpx
-import pytest
 
 from tests.end_to_end.client import Wanted, check_greedy, client, held_out, tokens_of
-from tests.end_to_end.deployment import ANSWER_S, BACK_S, TOPOLOGIES, Deployment, deployed, wait_until
+from tests.end_to_end.deployment import ANSWER_S, Deployment
 
-MOST = 640  # tokens of a request in a small pool
-TIGHT = (
-    *("--max-model-len", str(MOST), "--kv-memory-mb", "8", "--pool-memory-mb", "16"),
-    *("--set", "kvpool.page_size=16", "--pool-verify-pages"),
-)
 PAGE = 64  # tokens in a page of a pool
 SHARED = held_out()[:200]  # as long as a system prompt
 Turn = tuple[Wanted, list[int]]
@@ -63,32 +56,20 @@ def talks(deployment: Deployment, count: int, turns: int, most: int = 2_000) -> 
     return asyncio.run(talk())
 
 
-@pytest.fixture(scope="module", params=TOPOLOGIES)
-def roomy(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    with deployed("--pool-verify-pages", topology=request.param) as deployment:
-        yield deployment
-
-
-@pytest.fixture(scope="module", params=TOPOLOGIES)
-def tight(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    with deployed(*TIGHT, "--log-level", "debug", topology=request.param) as deployment:
-        yield deployment
-
-
-def test_turns_and_shared_beginnings_equal_transformers(roomy: Deployment) -> None:
-    before = roomy.metric("prompt_tokens_cached_total")
-    check(spoken := talks(roomy, count=6, turns=3))
-    cached = roomy.metric("prompt_tokens_cached_total") - before
+def test_turns_and_shared_beginnings_equal_transformers(deployment: Deployment) -> None:
+    before = deployment.metric("prompt_tokens_cached_total")
+    check(spoken := talks(deployment, count=6, turns=3))
+    cached = deployment.metric("prompt_tokens_cached_total") - before
     again = sum(len(wanted.prompt) // PAGE * PAGE for conversation in spoken for wanted, _ in conversation[:-1])
     assert cached >= again, "prompts that the next turn's begins with; of answers what was there in time"
 
 
-def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
+def test_an_answer_need_not_be_computed_again(deployment: Deployment) -> None:
     """The prompt of the next turn begins with the answer."""
     first = Wanted(held_out()[1_000:1_100], 160, stream=False, ignore_eos=True)
 
     async def ask(wanted: Wanted) -> tuple[list[int], int]:
-        async with client(roomy.url) as http:
+        async with client(deployment.url) as http:
             answer = (await http.post("/v1/completions", json=wanted.body)).json()
         return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -102,33 +83,12 @@ def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
     check_greedy([first, second], [answer, output])
 
 
-def test_requests_with_another_salt_share_nothing(roomy: Deployment) -> None:
+def test_requests_with_another_salt_share_nothing(deployment: Deployment) -> None:
     prompt = list(held_out()[2_000:2_200])
     body = {**Wanted(tuple(prompt), 2, stream=False).body}
     cached = []
     for salt in ("one", "one", "other"):
-        answer = httpx.post(f"{roomy.url}/v1/completions", json={**body, "cache_salt": salt}, timeout=ANSWER_S).json()
+        salted = {**body, "cache_salt": salt}
+        answer = httpx.post(f"{deployment.url}/v1/completions", json=salted, timeout=ANSWER_S).json()
         cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
     assert cached == [0, 192, 0]
-
-
-def test_a_request_that_has_to_leave_and_comes_back_equals_transformers(tight: Deployment) -> None:
-    """The first conversations may find room: until some outputs have ended, longer ones are expected."""
-    for _ in range(4):
-        check(talks(tight, count=10, turns=3, most=MOST))
-        if " decode-0: goes to pool-0" in tight.whole_log():
-            return
-    pytest.fail("nobody had to leave")
-
-
-def test_turns_over_a_pool_that_dies_equal_transformers(tight: Deployment) -> None:
-    async def talk() -> list[list[Turn]]:
-        async with conversations(tight.url, 8, 2, MOST) as spoken:
-            before = await asyncio.to_thread(tight.metric, "generation_tokens_total")
-            while await asyncio.to_thread(tight.metric, "generation_tokens_total") < before + 300:
-                await asyncio.sleep(0.02)
-            await asyncio.to_thread(tight.wound, "pool-0")
-            return await spoken
-
-    check(asyncio.run(talk()))
-    wait_until(lambda: tight.is_ready, BACK_S)

@@ -1,4 +1,4 @@
-"""Tests over HTTP of sampling: all that clients can ask for, on every topology."""
+"""Tests over HTTP of sampling: all that clients can ask for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import httpx
 import pytest
 import torch
 
+from tests.conftest import SOAK
 from tests.end_to_end.client import EOS, all_tokens, client, held_out, mixed, reference
-from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import ANSWER_S, LOCAL, NAME, Deployment
+
+# In 1+1 a prefill worker samples an output's first token, and a decode worker all others.
+pytestmark = shared_on(LOCAL if SOAK else LOCAL[1:])
 
 LONG = held_out()[100:700]  # needs more than one scored chunk
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a story."}], "seed": 5}

@@ -18,8 +18,6 @@ from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, part_of, wait_until
 
-UNPROFILED = ("--profile-s", "0")  # otherwise workers that start under load would measure for long
-
 
 def parts(deployment: Deployment) -> set[str]:
     return {part["name"] for part in deployment.ask("/status").json()["parts"]}
@@ -41,7 +39,7 @@ def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> 
 
 
 def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
-    with deployed(*UNPROFILED, "--log-level", "debug", topology="1+1") as deployment:
+    with deployed("--log-level", "debug", topology="1+1") as deployment:
         assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
         assert capsys.readouterr().out.splitlines() == ["prefill-1 starts", "decode-1 starts"]
         wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, BACK_S, deployment.log)
@@ -77,7 +75,7 @@ def come_and_go(deployment: Deployment, name: str) -> None:
     wait_until(lambda: name not in parts(deployment), BACK_S, deployment.log)
 
 
-BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-shrink-after-s", "1")
+BY_LOAD = ("--scale-decode", "1-2", "--scale-shrink-after-s", "1")
 
 
 @pytest.mark.skipif(not SOAK, reason="a minute; tests/simulator/test_scaling.py shows most of it: `make soak` has it")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 
 import httpx
 
-from tests.end_to_end.deployment import ANSWER_S, Deployment
+from tests.conftest import SOAK
+from tests.end_to_end.client import command
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import ANSWER_S, LOCAL, Deployment
+
+ON_ONE = shared_on(LOCAL if SOAK else LOCAL[1:])  # what is told is the gateway's, whatever the topology
 
 
 def status(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "alignedserve", "status", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S)
+    return command("status", *flags)
 
 
+@ON_ONE
 def test_parts_and_what_is_open(deployment: Deployment) -> None:
     said = status("--url", deployment.url, "--wait", "10")
     assert said.returncode == 0, said.stderr
@@ -27,6 +31,7 @@ def test_parts_and_what_is_open(deployment: Deployment) -> None:
     assert [line.partition(" open")[0] for line in rest[:2]] == ["be: 0", "rt: 0"]
 
 
+@ON_ONE
 def test_for_programs(deployment: Deployment) -> None:
     told = json.loads(status("--url", deployment.url, "--json").stdout)
     assert told["state"] == "ready"
@@ -37,6 +42,7 @@ def test_for_programs(deployment: Deployment) -> None:
     )
 
 
+@ON_ONE
 def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
     def ask(ttft_ms: int) -> None:
         chat = {"model": "demo", "messages": [{"role": "user", "content": "Count from 3 to 5."}], "temperature": 0}

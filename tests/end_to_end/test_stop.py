@@ -11,14 +11,12 @@ import httpx
 import pytest
 
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
+from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.conftest import on
 from tests.end_to_end.deployment import (
     ANSWER_S,
     BACK_S,
     KINDS,
-    NONE_ON_RAY,
-    ONE_ON_RAY,
     Deployment,
     Kind,
     deployed,
@@ -28,7 +26,7 @@ from tests.end_to_end.deployment import (
 )
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-COLOCATED, SPLIT, SPLIT_ON_RAY = ("colocated", "local"), ("1+1", "local"), ("1+1", "ray")  # members of KINDS
+COLOCATED, SPLIT = ("colocated", "local"), ("1+1", "local")  # members of KINDS
 ENDLESS_STREAMS = 12
 DRAIN_S = 600.0  # how long a stopping deployment may wait for open requests
 SOON_S = 120.0
@@ -45,13 +43,17 @@ def stoppable(kind: Kind) -> Iterator[Deployment]:
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    # The short form has each signal and each kind once. Ray handles SIGTERM itself unless it is prevented.
+    # The short form has each signal and each topology once.
     [(kind, number) for kind in KINDS for number in SIGNALS]
     if SOAK
-    else [(COLOCATED, signal.SIGINT), (SPLIT, signal.SIGTERM), (SPLIT_ON_RAY, signal.SIGTERM)],
+    else [(COLOCATED, signal.SIGINT), (SPLIT, signal.SIGTERM)],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "-".join(value),
 )
 def test_open_requests_end_and_new_requests_are_refused(stoppable: Deployment, number: signal.Signals) -> None:
+    check_open_requests_end(stoppable, number)
+
+
+def check_open_requests_end(stoppable: Deployment, number: signal.Signals) -> None:
     wanted = [Wanted(request.prompt, 250, request.stream, ignore_eos=True) for request in mixed(8, 4)]
     decode = stoppable.pid("decode-0")
 
@@ -73,6 +75,7 @@ def test_open_requests_end_and_new_requests_are_refused(stoppable: Deployment, n
 
     check_greedy(wanted, asyncio.run(serve_and_stop()))
     assert stoppable.ended() == 0
+    assert "it stops: open requests are finished within" in stoppable.whole_log()
 
 
 async def _refused(http: httpx.AsyncClient) -> None:
@@ -118,26 +121,7 @@ def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
         assert stoppable.stop(within_s=SOON_S) == 0
 
 
-@on(NONE_ON_RAY)
-def test_an_idle_deployment_stops_soon(stoppable: Deployment) -> None:
-    """An idle deployment leaves nothing either: its port is free for the next one."""
-    assert stoppable.stop(signal.SIGTERM, within_s=SOON_S) == 0
-    assert "it stops: open requests are finished within" in stoppable.whole_log()
-
-
 @on(KINDS if SOAK else [COLOCATED])
-def test_a_deployment_that_has_served_waits_for_a_part_that_does_not_stay_up(stoppable: Deployment) -> None:
-    """Another part's death does not end it meanwhile, and requests are served when the part stays up again."""
-    stoppable.wound_as_often_as_it_comes_back("decode-0", until="decode-0 does not stay up: it is started again in 2 s")
-    stoppable.wound("router")
-    wait_until(lambda: stoppable.is_ready, BACK_S, stoppable.log)
-    wanted = mixed(4, seed=6)
-    check_greedy(wanted, asyncio.run(all_tokens(stoppable.url, wanted)))
-    assert "decode-0 was ended by SIGKILL" in stoppable.whole_log()
-    assert stoppable.stop() == 0
-
-
-@on(ONE_ON_RAY if SOAK else [COLOCATED])
 def test_a_deployment_without_its_launcher_ends_by_itself_and_can_start_again(kind: Kind) -> None:
     topology, launcher = kind
     with shared_memory() as memory:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,12 +22,13 @@ from tests.end_to_end.deployment import (
     MODEL,
     STOP_S,
     deployed,
+    launch,
     marked,
     part_of,
     shared_memory,
-    spawn,
     wait_until,
 )
+from tests.planted import LOST_LOGS, lost_log
 from tests.small_disk import small_disk
 
 
@@ -43,18 +43,7 @@ def is_ready(url: str) -> bool:
     return False
 
 
-def pipe_that_nobody_reads() -> tuple[int, int]:
-    """Return both ends of a full pipe, as of a `less` that was stopped."""
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(writes, b"x" * 4_096)
-    os.set_blocking(writes, True)
-    return reads, writes
-
-
-@pytest.mark.parametrize("log", ["its reader has gone", "its disk is full", "nobody reads it"])
+@pytest.mark.parametrize("log", LOST_LOGS)
 def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
     """As in `serve 2>&1 | head`: nobody reads the log any more, parts die, and they come back."""
     mark = uuid4().hex
@@ -62,18 +51,14 @@ def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
     def pid(part: str) -> int | None:
         return next((pid for pid, command in marked(mark).items() if part_of(command) == part), None)
 
-    reads, writes = pipe_that_nobody_reads()
-    with shared_memory() as memory, open("/dev/full", "wb") as full, os.fdopen(reads), os.fdopen(writes, "wb") as pipe:
-        flags = ("--port", "0", "--pool-directory", memory, "--pool-memory-mb", "64")
-        stderr = {"its disk is full": full, "nobody reads it": pipe}.get(log, subprocess.PIPE)
-        process = spawn(MODEL, *flags, mark=mark, stderr=stderr)
+    with shared_memory() as memory, lost_log(log) as stderr:
+        flags = ("--port", "0", "--pool-directory", memory, "--pool-memory-mb", "64", "--profile-s", "0")
+        process = launch(MODEL, *flags, mark=mark, stderr=stderr)
         try:
             assert process.stdout is not None
             greeting = process.stdout.readline().decode() + process.stdout.readline().decode()
             url = re.findall(r"http://[\d.]+:\d+", greeting)[0]
             process.stdout.close()
-            if process.stderr is not None:
-                process.stderr.close()
             for part in ("jobs-0", "decode-0", "gateway-0", "jobs-0"):
                 before = pid(part)
                 assert before is not None
@@ -105,13 +90,15 @@ def flocked(*folders: Path) -> Iterator[None]:
 
 
 def test_no_lock_of_a_neighbour_stops_a_start_a_restart_or_an_end() -> None:
-    with shared_memory() as memory, flocked(memory, Path("/dev/shm")):
-        for _ in range(2):
-            with deployed(topology="1+1", memory=memory) as deployment:
-                for part in ("decode-0", "pool-0", "router"):
-                    deployment.wound(part)
-                wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
-                check_answers(deployment.url)
+    with (
+        shared_memory() as memory,
+        flocked(memory, Path("/dev/shm")),
+        deployed(topology="1+1", memory=memory) as deployment,
+    ):
+        for part in ("decode-0", "pool-0", "router"):
+            deployment.wound(part)
+        wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
+        check_answers(deployment.url)
 
 
 def test_a_small_shared_memory_serves_and_says_what_is_lost(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class Noted:
 
 
 def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) -> None:
-    wanted, noted = [*mixed(24, seed=8), *documents(8, seed=15)], Noted(three)
+    wanted, noted = [*mixed(12, seed=8), *documents(8, seed=15)], Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_pulled > 0
     assert three.metric("kv_transfers_failed_total") == 0
@@ -86,7 +86,7 @@ def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) 
 
 def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deployment) -> None:
     """Prefetched KV waits at the prefill workers until the next batch begins."""
-    wanted, noted = documents(30, seed=11, outputs=(30, 80)), Noted(three)
+    wanted, noted = documents(18, seed=11, outputs=(30, 80)), Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_prefetched > 0
     assert three.metric("kv_transfers_failed_total") == 0
@@ -120,7 +120,7 @@ def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, 
 def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(two: Deployment, end: str) -> None:
     """Part of the batch has arrived, part is being copied, and part is not yet sent."""
     noted = Noted(two)
-    wanted = documents(24, seed=12, outputs=(30, 80))
+    wanted = documents(18, seed=12, outputs=(30, 80))
     check_beside_a_kill(two, wanted, end, lambda: noted.num_asked_ahead > 1)
 
 

@@ -259,7 +259,7 @@ what each feature does, which keys of `config.json` a family may have, and which
 
 
 def page(found: Sequence[Row], before: str) -> str:
-    """Return the page, with the section that `python -m benchmarks.accuracy --page` keeps as it was before."""
+    """Return the page, with the section that `python -m lab.benchmarks.accuracy --page` keeps as it was before."""
     return HEAD + table(found) + "".join(before.partition(f"\n{DIVERGENCE}\n")[1:])
 
 

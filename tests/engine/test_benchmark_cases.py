@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from alignedserve.engine.engine import Engine
-from benchmarks import gpu, gpu_quantised, quantised_files
-from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
-from benchmarks.common.models import POSITIONS
-from benchmarks.engine import BLOCK, Case, Ours, Times, cases
-from benchmarks.gpu_quantised import Kind
-from benchmarks.peers.llama_cpp import BENCH, LlamaCpp
+from alignedserve.lab.benchmarks import gpu, gpu_quantised, quantised_files
+from alignedserve.lab.benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
+from alignedserve.lab.benchmarks.common.models import POSITIONS
+from alignedserve.lab.benchmarks.engine import BLOCK, Case, Ours, Times, cases
+from alignedserve.lab.benchmarks.gpu_quantised import Kind
+from alignedserve.lab.benchmarks.peers.llama_cpp import BENCH, LlamaCpp
 from tests.models import gqa
 from tests.quantised_folders import quantised_folder
 

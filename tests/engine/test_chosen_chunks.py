@@ -20,7 +20,9 @@ from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
+from tests.conftest import examples
 from tests.engine.driver import prompt_of
+from tests.models import MODELS
 from tests.reference import Tally, compare
 from tests.samples import request, said
 
@@ -43,33 +45,36 @@ NUM_OUTPUT, PAIRS, BLOCK = 6, 12, 16
 
 
 @given(
+    name=st.sampled_from([*MODELS]),
     policy=st.sampled_from(POLICIES),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     ttfts_s=st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5),
     budget=st.integers(3, 64),
 )
-@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_greedy_output_with_any_budgets(
-    folder: Path,
+    folder_of: Callable[[str], Path],
     engine_of: Callable[[Path, int], Engine],
     reference_of: Callable[[Path], Any],
     tally: Tally,
+    name: str,
     policy: Policy,
     lengths: list[int],
     ttfts_s: list[float],
     budget: int,
 ) -> None:
+    folder = folder_of(name)
     engine = engine_of(folder, BLOCK)
     engine.cache.fill_(float("nan"))
     costs = OnlineCost([Point(shape, 0.01 + 1e-3 * shape.tokens) for shape in SHAPES if shape.tokens])
     limits = WorkerLimits(PAIRS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3)
     core = DecodeCore(WorkerSetup(limits, policy, costs))
-    prompts = {f"r{number}": prompt_of(number, length) for number, length in enumerate(lengths)}
-    outputs: dict[str, list[int]] = {name: [] for name in prompts}
+    prompts = {f"r{at}": prompt_of(at, length) for at, length in enumerate(lengths)}
+    outputs: dict[str, list[int]] = {number: [] for number in prompts}
     commands = list[Command]()
-    for (name, prompt), ttft_s in zip(prompts.items(), ttfts_s, strict=False):
+    for (number, prompt), ttft_s in zip(prompts.items(), ttfts_s, strict=False):
         new_request = replace(
-            request(name, max_tokens=NUM_OUTPUT), prompt=prompt, stop_tokens=(), slo=Slo(ttft_s=ttft_s)
+            request(number, max_tokens=NUM_OUTPUT), prompt=prompt, stop_tokens=(), slo=Slo(ttft_s=ttft_s)
         )
         commands += core.handle(said(ROUTER, Prefill(new_request)), 0.0)
     now = 0.0
@@ -81,5 +86,5 @@ def test_greedy_output_with_any_budgets(
                 for output in command.message.outputs:
                     outputs[output.request] += output.tokens
         commands = core.handle(StepDone(engine.step(steps[0]), 0.02), now) if steps else []
-    for name, prompt in prompts.items():
-        compare(reference_of(folder), prompt, outputs[name], tally, f"{folder.name}, {policy}")
+    for number, prompt in prompts.items():
+        compare(reference_of(folder), prompt, outputs[number], tally, f"{name}, {policy}")

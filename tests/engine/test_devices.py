@@ -152,7 +152,7 @@ ABSENT = (
 def test_gpu_checks_need_few_packages() -> None:
     script = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
     script += "import alignedserve.engine.engine, alignedserve.engine.copying.copies\n"
-    script += "import benchmarks.gpu, benchmarks.gpu_quantised\n"
+    script += "import alignedserve.lab.benchmarks.gpu, alignedserve.lab.benchmarks.gpu_quantised\n"
     script += "import tests.gpu.test_kernels, tests.gpu.test_engine, tests.gpu.test_sampling\n"
     script += "import tests.gpu.test_transports, tests.gpu.test_rehearsing, tests.gpu.test_products\n"
     root = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def test_gpu_checks_need_few_packages() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_the_gpu_benchmark_says_in_a_line_that_there_is_none() -> None:
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "lab.benchmarks.gpu"], cwd=root, capture_output=True, text=True)
     assert done.returncode != 0
     assert "no GPU" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -26,6 +26,7 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import demand
+from tests.conftest import SOAK
 from tests.engine.test_models import FolderOf
 from tests.engine.test_ranks import DENSE, FUSED, LATENT, MIXTURES, SHARED, Both, said
 from tests.engine.transformers_families import make as family_of
@@ -59,7 +60,7 @@ def alone(folder: Path, quantization: Quantization = Quantization.NONE) -> Engin
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES[:: 1 if SOAK else 2])  # test_ranks.py cuts the weights of all
 def test_two_ranks_and_another_start_say_what_one_rank_says(
     name: str, folder_of: FolderOf, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.loads.workload import Arrival
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
@@ -29,7 +30,6 @@ from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from alignedserve.simulator.workload import Arrival
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 

@@ -20,7 +20,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
-from benchmarks.common.one_pass import OnePass
+from alignedserve.lab.benchmarks.common.one_pass import OnePass
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama, mpt

@@ -3,9 +3,10 @@ the same quantised weights, expanded to fp32, also where two ranks share it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import demand
+from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.test_models import ROUNDED, TOKENS, FolderOf, furthest, logits_of
@@ -38,6 +40,11 @@ from tests.reference import CLOSE, Tally, compare
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 SMALL = {"engine.dtype": "float32", "engine.kv_memory_mb": 64, "kvpool.memory_mb": 64}
 QUANTIZED = [Quantization.INT8, Quantization.INT4]
+
+
+def pairs_of(names: Iterable[str]) -> list[tuple[str, Quantization]]:
+    """Return each name with one of the forms, in turn; with both in the long form."""
+    return [(name, QUANTIZED[at % 2]) for at, name in enumerate(names)] if not SOAK else [*product(names, QUANTIZED)]
 
 
 def kernels_here() -> list[Kernels]:
@@ -88,8 +95,7 @@ def compare_greedy(engine: Any, network: Any, tally: Tally, label: str) -> None:
         compare(network, live.prompt, driver.generate(live, 20), tally, f"{label}, {live.name}")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize(("name", "quantization"), pairs_of(MODELS))
 def test_greedy_output_is_that_of_the_expanded_weights(
     name: str, quantization: Quantization, folder_of: FolderOf, tally: Tally
 ) -> None:
@@ -119,9 +125,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize(
-    "name", ["mha-tied", "qwen2", "opt", "neox", "deepseek-v3", "qwen2-moe", "llama4", "mpt", "phi3", "glm4"]
+    ("name", "quantization"),
+    pairs_of(("mha-tied", "qwen2", "opt", "neox", "deepseek-v3", "qwen2-moe", "llama4", "mpt", "phi3", "glm4")),
 )
-@pytest.mark.parametrize("quantization", QUANTIZED)
 def test_two_ranks_have_the_weights_of_one(
     name: str, quantization: Quantization, folder_of: FolderOf, pool: ThreadPoolExecutor, tally: Tally, tmp_path: Path
 ) -> None:

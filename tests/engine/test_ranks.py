@@ -91,9 +91,9 @@ def test_two_ranks_say_what_a_single_rank_says(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str
 ) -> None:
     folder = folder_of(name)
-    alone = Engine(folder, num_pairs=40, block_size=8, dtype="float32")
+    both, alone = Both(folder, pool), Engine(folder, num_pairs=40, block_size=8, dtype="float32")
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)):
-        assert said(Both(folder, pool), sampling) == said(alone, sampling)
+        assert said(both, sampling) == said(alone, sampling)
 
 
 def test_ranks_read_folded_pairs_as_a_single_rank_reads_them_unfolded(

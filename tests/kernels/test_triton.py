@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -37,7 +37,8 @@ from tests.kernels.test_latent_attention import Latent
 from tests.kernels.test_latent_attention import check as check_latent
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SEEDS = range(300 if SOAK else 5)
+# Each case in one of the types, in turn; the long form has each in all.
+DRAWN = [*product(range(300), DTYPES)] if SOAK else [*zip(range(6), 2 * DTYPES, strict=True)]
 # The bounds of tests/kernels/test_attention.py, but fp16 rounds the weights too before it sums V by them.
 BOUNDS = {**OF_NATIVE, torch.float16: 2 * 2**-11 + 1e-5}
 KERNELS, REFERENCE = TritonKernels(), Reference()
@@ -75,15 +76,13 @@ def random_case(seed: int) -> Case:
     return Case(shape, tuple(spans), seed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "dtype"), DRAWN)
 def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -> None:
     """Places without a token are NaN: a kernel that reads one would show it."""
     check_attention(KERNELS, random_case(seed), dtype, BOUNDS)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seed", SEEDS[:2])
+@pytest.mark.parametrize(("seed", "dtype"), DRAWN[:3])
 def test_k_and_v_in_int8(seed: int, dtype: torch.dtype) -> None:
     check_int8(KERNELS, random_case(seed), dtype)
 
@@ -112,8 +111,7 @@ def test_a_long_request_is_cut_and_put_together(case: Case) -> None:
     check_attention(KERNELS, case, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("seed", "dtype"), DRAWN)
 def test_any_step_attends_to_compressed_vectors_as_to_k_and_v(seed: int, dtype: torch.dtype) -> None:
     """The vector is cut before, after and at its half."""
     chance, case = random.Random(seed), random_case(seed)

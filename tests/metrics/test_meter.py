@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.loads.figures.request_figures import attains
+from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Overloaded
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
-from alignedserve.simulator.reports.request_figures import attains
 from tests.exposition import value
 from tests.samples import request
 

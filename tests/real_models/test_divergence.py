@@ -1,6 +1,6 @@
 """Tests that SmolLM2 in 16 bits and in every quantised form stays near transformers in fp32, over real text.
 
-The forms and their goals are those of `python -m benchmarks.accuracy`, which measures them over more text.
+The forms and their goals are those of `python -m lab.benchmarks.accuracy`, which measures them over more text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from benchmarks.accuracy import FORMS, OF_ORIGINAL, PUBLISHED_FILE, Form, Model
-from benchmarks.common.divergence import divergence
+from alignedserve.lab.benchmarks.accuracy import FORMS, OF_ORIGINAL, PUBLISHED_FILE, Form, Model
+from alignedserve.lab.benchmarks.common.divergence import divergence
 from tests.conftest import SOAK
 from tests.kernels.every import kernels_of, native_sets
 from tests.smollm2 import smollm2

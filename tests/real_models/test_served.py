@@ -19,7 +19,7 @@ from tests.real_models.prompts import CONVERSATIONS, EXTRACTIONS
 
 RIGHT = 17  # extractions, of twenty: no more is asked of a model of this size
 RANKS = ("--tensor-parallel-size", "3")
-KINDS = [("colocated",), ("1+1",), *([("1+1", *RANKS), ("colocated", *RANKS)] if SOAK else [])]
+KINDS = [("1+1",), *([("colocated",), ("1+1", *RANKS), ("colocated", *RANKS)] if SOAK else [])]
 TOOLS = [
     {
         "type": "function",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.accuracy import expand
+from alignedserve.lab.benchmarks.accuracy import expand, published
 from tests.end_to_end.deployment import Deployment
 from tests.smollm2 import smollm2
 from tests.third_party.conftest import NAME
@@ -24,7 +24,7 @@ def test_scores_are_those_of_transformers(
     deployment: Deployment, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("lm_eval")
-    expand(smollm2(), home / "weights", torch.float32)
+    expand(published(smollm2()), home / "weights", torch.float32)
     folders = str(folder), str(home / "weights")
     report = LM_EVAL.run("score_with_lm_eval.py", deployment.url, NAME, *folders, home=home)
     assert report["version"] == "0.4.13"

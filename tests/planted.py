@@ -1,0 +1,128 @@
+"""Faults that tests and benchmarks plant into a deployment from outside: poison, and logs that are lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+# A request of such a temperature ends its worker, or holds it up, at this place of a step.
+TEMPERATURES = {"prompt": 0.661, "decode": 0.662, "sampling": 0.663, "end": 0.664, "hang": 0.665}
+_MOST_TOKENS = 12
+HUNG_S = 5.0  # the limit of a step of a planted launcher, where it is not known what steps take
+_SPOIL = """
+import os, signal, time
+
+SIXTH, LAST = 5, {last}
+
+
+def die(how):
+    with open({deaths!r}, "a") as file:
+        file.write(f"{{how}}\\n")
+    while how == {hang}:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def spoil(engine):
+    begin = engine.begin
+
+    def begin_or_die(self, plan):
+        parts = [part for part in (*plan.chunks, *plan.decodes) if part.sampling is not None]
+        for part in parts:
+            how = part.sampling.temperature
+            is_decode = part in plan.decodes and part.index >= SIXTH
+            if how == {prompt} or (how in ({decode}, {hang}) and is_decode):
+                die(how)
+        begun = begin(self, plan)
+        for part in parts:
+            how = part.sampling.temperature
+            if (how == {sampling} and part.index >= SIXTH) or (how == {end} and part.index == LAST):
+                die(how)
+        return begun
+
+    engine.begin = begin_or_die
+"""
+_LOADED = f"""
+from alignedserve.engine.engine import Engine
+from alignedserve.executor import worker_process
+
+spoil(Engine)
+worker_process.UNKNOWN_S = {HUNG_S}
+"""
+_WHEN_LOADED = """
+import importlib.abc, importlib.util, sys
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "alignedserve.engine.engine":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            spoil(module.Engine)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+class Poison:
+    """Makes workers fall for the requests of `poisonous`: by `plant`, which a launcher that has loaded everything runs,
+    or by a folder before all others on the path of Python."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._deaths = folder, folder / "deaths"  # a line for each
+        self._spoil = _SPOIL.format(deaths=str(self._deaths), last=_MOST_TOKENS - 1, **TEMPERATURES)
+
+    @property
+    def plant(self) -> str:
+        return self._spoil + _LOADED
+
+    @property
+    def environment(self) -> dict[str, str]:
+        (self._folder / "sitecustomize.py").write_text(self._spoil + _WHEN_LOADED)
+        path = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"PYTHONPATH": os.pathsep.join(path)}
+
+    @property
+    def num_deaths(self) -> int:
+        return len(self._deaths.read_text().splitlines()) if self._deaths.exists() else 0
+
+
+def poisonous(model: str, how: str) -> dict[str, Any]:
+    """Return the body of a chat that ends its worker at this place."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": _MOST_TOKENS}
+    return {**asked, "temperature": TEMPERATURES[how], "ignore_eos": True}
+
+
+LOST_LOGS = ("its reader has gone", "its disk is full", "nobody reads it")
+
+
+@contextmanager
+def lost_log(how: str) -> Iterator[IO[bytes]]:
+    """Yield a file that takes no log: as of `serve 2>&1 | head`, of a full disk, or of a `less` that was stopped."""
+    if how == "its disk is full":
+        with open("/dev/full", "wb", buffering=0) as full:
+            yield full
+        return
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb") as reader, os.fdopen(writes, "wb", buffering=0) as log:
+        if how == "its reader has gone":
+            reader.close()
+        else:
+            os.set_blocking(writes, False)
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(writes, b"x" * 4_096)
+            os.set_blocking(writes, True)
+        yield log
