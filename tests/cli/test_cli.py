@@ -255,6 +255,8 @@ def test_without_the_lab_all_else_is_there(tmp_path: Path) -> None:
         if path.name != "lab":
             (tmp_path / "alignedserve" / path.name).symlink_to(path.resolve())
     code = (
+        "import sys\n"  # an editable installation finds the folder wherever it is
+        "sys.meta_path[:] = [it for it in sys.meta_path if '__editable__' not in getattr(it, '__module__', '')]\n"
         "import alignedserve\nfrom alignedserve import LLM\nfrom alignedserve.cli.main import main\n"
         "assert main(['presets']) == 0\nassert main(['simulate', '--seed', '1']) == 2\nalignedserve.compare"
     )
