@@ -363,10 +363,11 @@ class OwnerCore:
     # A request that ends its worker at some token does so in each attempt, whatever tokens came before. All that the
     # worker had is charged with a death, since nobody knows whose it was. With one death the request runs among others,
     # but the router starts few of those at a time. With the second one in a row it is a suspect: the router runs it
-    # alone. One that was unlucky soon passes the place of its last death, and is acquitted. One that ends a worker
-    # which has nothing else, at that place again, is the culprit. Its own death elsewhere, or in company, proves
-    # nothing: workers are killed for other reasons too, and among many culprits it may be present at ten deaths, each
-    # further on. From then on it runs alone until its end, in turns with other suspects: its next death is its own.
+    # alone. One that was unlucky soon passes the place of its last death, and is acquitted. One whose worker ends again
+    # at that place, while it has no other request, is the culprit. A death at another place, or beside other requests,
+    # proves nothing: workers are killed for other reasons too. Among many culprits an innocent request may see ten
+    # deaths, each further on. From then on it runs alone until its end, in turns with other suspects, and its next
+    # death is its own.
 
     def _acquit(self, opened: OwnedRequest) -> list[Command]:
         """Forget the deaths. A suspect goes on among others, in its next attempt: the next suspect gets its worker."""

@@ -139,7 +139,7 @@ def add_best_fit(
 
 
 def _left_tokens(step: StepBuilder, first: Running) -> int:
-    """Return what is left of the budget for a window that begins with this prompt."""
+    """Return how many tokens of the budget are left for a window of prompts that begins with this one."""
     bound_s, left = step.prompts_s if first.promise.is_rt else step.bound_s, min(step.tokens, step.budget)
     fits, most = 0 if step.has_cut else step.fitting(bound_s, 0, left), min(left, first.most_in_chunk)
     if fits < most and not step.has_cut and step.is_worth_gaps(first, fits, most):

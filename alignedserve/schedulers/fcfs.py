@@ -46,7 +46,7 @@ class LongestLeaves(FirstCome):
 
 def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
     """Return chunks of at most `budget` tokens together; only the last prompt of a step is cut short. A prompt that
-    runs whole and is longer than what is left of the budget runs in the next step, as the first of it."""
+    may not be cut and does not fit into the rest of the budget becomes the first prompt of the next step."""
     chunks: list[Chunk] = []
     for prompt in prompts:
         if budget <= 0 or (chunks and prompt.request.runs_whole and prompt.num_ahead > budget):

@@ -32,10 +32,10 @@ class SchedulerSetup:
 
     policy: Policy
     most: int  # requests in a step that the engine takes
-    # Of requests of one class, the one that leaves first now.
+    # Picks the request that is preempted first, among requests of one class.
     first_to_leave: Callable[[Sequence[Running], float], Running] = lambda requests, _now: requests[-1]
     times: Callable[[], StepTimes] = StepTimes  # of recent steps
-    # Of these requests those of the old batch while another takes its place, otherwise all.
+    # Picks the requests of the old batch while another batch takes its place; otherwise returns all.
     old_of: Callable[[Sequence[Running]], Sequence[Running]] = lambda requests: requests
 
 

@@ -10,7 +10,7 @@ taking_in.py    Prompts that were run on a node without a pool: they are taken i
 seats.py        The seats of a decode worker: waiting prompts get them, and what the pool has of those is fetched.
 stepping.py     How a decode worker plans a step, and a step ahead of the one in flight.
 step_ahead.py   Steps that are planned while the one before them runs.
-own_choice.py   The choice of a policy of one's own among the seated requests.
+own_choice.py   A custom policy chooses which seated requests run.
 ending.py       What a step brings to requests: tokens, their end, or the loss of an attempt.
 keeping.py      Prompts that are through, answers, and requests that leave next: the pool gets their full pages.
 preempting.py   How a request that may be in a step leaves for lack of memory, by whatever rule it was chosen.

@@ -1,4 +1,4 @@
-"""A policy of one's own that says which seated requests run in a step; all else is the scheduler's.
+"""A custom policy chooses which seated requests run in a step; the scheduler decides all else.
 
     the policy names some    these may run, and those that it has left out of MOST_LEFT_OUT steps in a row
     none of them can run     for lack of memory, say: the scheduler chooses among all

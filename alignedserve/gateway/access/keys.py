@@ -33,7 +33,8 @@ from alignedserve.errors import ConfigError
 HASHED = "sha256:"
 MOST_KEYS = 1000
 MOST_OPEN = 256  # requests for tokens that a key may have open at once, if its entry sets no number
-# Of a caller's answers at once, at each gateway, if its entry sets no number: 8,192 tokens with 20 have 172,032.
+# Log-probabilities that all open answers of a caller may have at one gateway, where its entry sets no number. An answer
+# of 8,192 tokens with top_logprobs 20 has 172,032.
 MOST_LOGPROBS_AT_ONCE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")

@@ -1,7 +1,7 @@
 """Tools with which schedulers choose what a worker's next step runs, the same on prefill and decode workers.
 
 view.py             What a scheduler sees of its worker, and what it answers. Begin here.
-step_builder.py     A step that is put together: what fits into what is left of its time, tokens, seats and memory.
+step_builder.py     Puts a step together, and counts the time, tokens, seats and memory that it has left.
 seating.py          The block pairs of a device, and the seats for prompts that wait, that a step may take.
 waiting_prompts.py  Prompts that wait for room, kept in the order in which they are to be served.
 lines.py            The order of waiting prompts: by arrival, by a fixed key, or by promises.

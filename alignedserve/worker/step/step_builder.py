@@ -1,4 +1,4 @@
-"""A step that is being put together: what fits into what is left of its time, tokens, seats and memory.
+"""Puts a step together, and counts the time, tokens, seats and memory that it has left.
 
 A scheduler opens a step with the time that it may take and a budget of prompt tokens, and adds requests in the order
 that it wants; what does not fit is passed over. Only the last prompt of a step is cut. No prompt takes memory before
@@ -199,7 +199,7 @@ class StepBuilder:
     def add_chunk(self, running: Running, most: int) -> int:
         """Add the next chunk of a prompt: of the `most` tokens that have memory, those that have time. Return how many
         these are."""
-        if not running.pairs and self.seating.pages.has_to_fetch(running):  # what is known of it is fetched first
+        if not running.pairs and self.seating.pages.has_to_fetch(running):  # its cached prefix is fetched first
             self.seating.take(running, most)
             return 0
         bound_s = self.prompts_s if running.promise.is_rt else self.bound_s
