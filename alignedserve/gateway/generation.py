@@ -18,6 +18,7 @@ Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, 
 _Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: one of the sources has ended
 
 
+_BEGIN_AT_ONCE = 8  # requests of a body
 INFEASIBLE = "x-slo-infeasible"  # a header that names the deadline that no server could have kept
 
 
@@ -161,8 +162,12 @@ async def _merge(
             async for numbered in source:
                 yield numbered
         return
-    tasks = [asyncio.create_task(_forward(source, arrived, places)) for source in sources]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for source in sources:
+            tasks.append(asyncio.create_task(_forward(source, arrived, places)))
+            if len(tasks) % _BEGIN_AT_ONCE == 0:
+                await asyncio.sleep(0)  # the event loop looks for others' bytes
         num_open = len(tasks)
         while num_open:
             item = await arrived.get()

@@ -21,7 +21,7 @@ from alignedserve.gateway.http.turns import Turns
 from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise
 from alignedserve.gateway.openai.reading import AnswerReader
-from alignedserve.gateway.openai.requests import Origin, make_requests
+from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.metrics.requests import RequestMetrics
@@ -136,9 +136,10 @@ class Starter:
 
     async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Started:
         """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
+        tab = tab_of(http)
+        tab.hold_places(num_requests(body))  # before texts are tokenised, which a refused body must not cost others
         promise, requests = await self.make(http, body)
-        prompt_tokens, tab = sum(len(it.prompt) for it in requests[:: body.n or 1]), tab_of(http)
-        tab.hold_places(len(requests))
+        prompt_tokens = sum(len(it.prompt) for it in requests[:: body.n or 1])
         has_limit = body.most_tokens is not None
         tab.hold_logprobs(requests, has_limit, is_streamed=bool(body.stream))
         requests = tab.pay(requests, prompt_tokens, has_limit)

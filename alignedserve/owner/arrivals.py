@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Generic, TypeVar
 
+_AT_ONCE = 16  # arrivals that the event loop hands out before it looks for others' bytes: each wakes a coroutine
+
 T = TypeVar("T")
 
 
@@ -52,7 +54,12 @@ class ArrivalQueues(Generic[T]):
 
     def _hand_out(self) -> None:
         self._is_waking = False  # before the first is taken: later arrivals wake the loop again
-        while self._arrived:
+        for _ in range(_AT_ONCE):
+            if not self._arrived:
+                return
             request, arrival = self._arrived.popleft()
             if (queue := self._waiting.get(request)) is not None:
                 queue.put_nowait(arrival)
+        if self._arrived and self._loop is not None and not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._hand_out)

@@ -573,9 +573,36 @@ class TestRefusals:
         assert longest < 10
         assert pace.wait_s("ann") <= 1 / REFUSALS_PER_S
 
-    def test_what_is_held_back_has_no_place_and_a_429_is_never(
-        self, text: TextModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_deployment_refuses_at_once(self, text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A load balancer asks another one then: only a caller that is over its own limit waits for its refusal."""
+        held: list[str] = []
+
+        async def hold_back(_: RefusalPace, caller: str) -> None:
+            held.append(caller)
+
+        monkeypatch.setattr(RefusalPace, "hold_back", hold_back)
+        gateway = Gateway(text, FakeOwner(Overloaded("the queue is full", 1.0)))
+        assert (gateway.complete().status_code, held) == (429, [])
+        assert (gateway.complete(n=1_000_000).status_code, len(held)) == (400, 1)
+
+    def test_what_has_no_place_is_not_tokenised(self, text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        tokenised: list[str] = []
+        prompt_ids = TextModel.prompt_ids
+
+        def noted(self: TextModel, prompt: str, *args: Any) -> Any:
+            tokenised.append(prompt)
+            return prompt_ids(self, prompt, *args)
+
+        monkeypatch.setattr(TextModel, "prompt_ids", noted)
+        ring = KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(most_open=3))])
+        gateway = Gateway(text, FakeOwner((5,), (2,)), keys=ring)
+        asked: dict[str, Any] = {"headers": {"Authorization": "Bearer key"}}
+        for number, status in ((2, 200), (4, 400)):
+            body = {"model": "demo", "prompt": [f"prompt {at} of {number}" for at in range(number)]}
+            assert gateway.ask("POST", "/v1/completions", json=body, **asked).status_code == status
+        assert {prompt[-1] for prompt in tokenised} == {"2"}
+
+    def test_what_is_held_back_has_no_place(self, text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
         ring = KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(most_open=1))])
         gateway, held = Gateway(text, FakeOwner((5,), (2,)), keys=ring), list[str]()
 
@@ -600,10 +627,11 @@ class TestRefusals:
                 first = post(model="demo", prompt="Hi")
                 while len(gateway.owner.opened) < 2:
                     await asyncio.sleep(0.001)
-                assert (await post(model="demo", prompt="Hi")).status_code == 429
-                assert held == ["ann"]
-                for task in (refused, first):
+                beyond = post(model="demo", prompt="Hi")  # a 429
+                while len(held) < 2:
+                    await asyncio.sleep(0.001)
+                for task in (refused, first, beyond):
                     task.cancel()
-                await asyncio.gather(refused, first, return_exceptions=True)
+                await asyncio.gather(refused, first, beyond, return_exceptions=True)
 
         asyncio.run(asyncio.wait_for(ask(), PATIENT_S))

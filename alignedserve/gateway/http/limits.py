@@ -27,7 +27,13 @@ from dataclasses import replace
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, CallerRow, Ledger
-from alignedserve.gateway.openai.errors import rate_limited, too_costly, too_many_choices, too_many_logprobs_at_once
+from alignedserve.gateway.openai.errors import (
+    ApiError,
+    rate_limited,
+    too_costly,
+    too_many_choices,
+    too_many_logprobs_at_once,
+)
 
 USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
 USUAL_PART = 8
@@ -54,6 +60,7 @@ class Tab:
         self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
         self._worked = 0.0  # tokens that other work costs, before they are rounded and limited
         self._tried = 0  # tokens used for trials, which a refusal does not give back
+        self.is_over = False  # whether a limit of its caller was reached
 
     def enter(self) -> None:
         """Take a request from the caller's limit; raise if none is left."""
@@ -66,7 +73,11 @@ class Tab:
             if not wait_s:
                 row.requests.left -= 1
         if wait_s:
-            raise rate_limited(f"{per_minute} requests in a minute", wait_s)
+            raise self._over(f"{per_minute} requests in a minute", wait_s)
+
+    def _over(self, limit: str, wait_s: float) -> ApiError:
+        self.is_over = True
+        return rate_limited(limit, wait_s)
 
     def admit(self) -> None:
         """Take a place for a request whose body is still to be read; raise if no place or token is left."""
@@ -83,7 +94,7 @@ class Tab:
         if most is not None and number > most:
             raise too_many_choices(number, most)
         if self.hold_up_to(number, least=number) < number:
-            raise rate_limited(f"{most} requests open at once", 1.0)
+            raise self._over(f"{most} requests open at once", 1.0)
 
     def hold_up_to(self, most: int, least: int = 0) -> int:
         """Hold as many places as are left, but no more than `most`, and return their number; hold no more than before
@@ -231,7 +242,7 @@ class Tab:
             if not wait_s:
                 row.tokens.left -= cost
         if wait_s:
-            raise rate_limited(f"{per_minute} tokens in a minute", wait_s)
+            raise self._over(f"{per_minute} tokens in a minute", wait_s)
         self._taken += cost
 
     def _settle(self, tokens: int) -> None:

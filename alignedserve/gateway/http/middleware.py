@@ -104,7 +104,8 @@ class RequestMiddleware:
 
     def _sender(self, send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Send:
         """Return a `send` that adds the request's id and its caller's limits to the answer's headers, and holds back
-        the refusals of a caller that gets too many. With a 429 a client may try elsewhere at once."""
+        the refusals of a caller that gets too many. Where the deployment is full, a client may try elsewhere at once.
+        """
 
         async def send_answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -113,7 +114,8 @@ class RequestMiddleware:
                 headers["x-request-id"] = headers["request-id"] = record.client_id or record.id  # OpenAI's, Anthropic's
                 if (tab := state.get("tab")) is not None:
                     headers.update(tab.headers())
-                if record.status in REFUSALS and record.status != RATE_LIMITED:
+                is_full = record.status == RATE_LIMITED and (tab is None or not tab.is_over)
+                if record.status in REFUSALS and not is_full:
                     if tab is not None:
                         tab.close(is_refused=True)  # what waits holds no place
                     await self._pace.hold_back(record.caller or "")

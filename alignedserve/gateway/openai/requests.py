@@ -74,7 +74,7 @@ def make_requests(
     _check_length(body, text, max_model_len)
     num_choices = body.n or 1
     rules = _make_rules(body, text, origin.on_trial)
-    _check_rules(rules, num_choices * (1 if isinstance(body, ChatRequest) else len(body.prompts)))
+    _check_rules(rules, num_requests(body))
     prompts = _prompts(body, text)
     _check_choices(num_choices, sum(map(len, prompts)))
     made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
@@ -84,6 +84,11 @@ def make_requests(
         for at, request in enumerate(made)
         for number in range(num_choices)
     )
+
+
+def num_requests(body: ChatRequest | CompletionRequest) -> int:
+    """Return the number of requests that a body becomes."""
+    return (body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))
 
 
 def _check_logprobs(body: ChatRequest | CompletionRequest, made: Sequence[Request], most: int) -> None:
