@@ -19,7 +19,7 @@ from draw_folders import modules
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 MOST_WORDS = 16_500  # of guides and how-pages: an hour at 275 words a minute
-MOST_README_LINES = 150
+MOST_README_LINES = 110
 MOST_FILES = 17  # in a folder; about a dozen is the aim
 MOST_READING_LINES = 2000  # on the way of docs/reading.md through the code
 GENERATED = DOCS / "reproductions.md"  # by `alignedserve reproduce`: tables that are looked up, as reference is

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import draw_peers
 from alignedserve.config.config import every_setting
-from tests.house.test_readme import PARTS, ROOT
+from tests.house.test_folders import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+FOLDERS = DOCS / "architecture.md"  # the page with the list of folders
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
@@ -87,15 +88,15 @@ def _folders() -> set[str]:
 
 
 def _named_folders() -> set[str]:
-    """Return the folders that the README names at the beginning of a line of its list."""
-    return set(re.findall(r"^    ([\w./]+/) +\S", _text(README), re.MULTILINE))
+    """Return the folders that the list names, each at the beginning of a line."""
+    return set(re.findall(r"^    ([\w./]+/) +\S", _text(FOLDERS), re.MULTILINE))
 
 
-def test_the_readme_names_every_folder() -> None:
+def test_the_list_names_every_folder() -> None:
     assert _folders() - _named_folders() == set()
 
 
-def test_every_folder_in_the_readme_exists() -> None:
+def test_every_folder_in_the_list_exists() -> None:
     assert [folder for folder in sorted(_named_folders()) if not (ROOT / folder).is_dir()] == []
 
 

@@ -1,4 +1,4 @@
-"""Every folder says what its files are for, and the README says what every folder is for."""
+"""Every folder says what its files are for."""
 
 from __future__ import annotations
 
