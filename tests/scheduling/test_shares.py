@@ -1,0 +1,54 @@
+"""Tests of the equal parts of callers."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.scheduling.shares import beyond_parts, equal_part
+
+AMOUNTS = st.dictionaries(st.sampled_from("abcde"), st.lists(st.integers(0, 20), max_size=12), max_size=5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capacity", "part"),
+    [
+        ([], 4, inf),
+        ([3, 1], 4, inf),  # there is enough
+        ([160, 1], 64, 63),
+        ([160, 1, 50], 64, 31.5),
+        ([10, 10, 10], 6, 2),
+    ],
+)
+def test_what_a_caller_leaves_is_divided_among_the_others(wanted: list[float], capacity: float, part: float) -> None:
+    assert equal_part(wanted, capacity) == part
+
+
+def test_a_caller_alone_takes_all() -> None:
+    assert beyond_parts({"ann": {number: 1.0 for number in range(160)}}, 64) == set()
+
+
+def test_the_first_requests_of_a_caller_are_within_its_part() -> None:
+    amounts = {"ann": {f"ann-{number}": 1.0 for number in range(160)}, "bob": {"bob-0": 1.0}}
+    assert beyond_parts(amounts, 64) == {f"ann-{number}" for number in range(63, 160)}
+
+
+@given(AMOUNTS, st.integers(1, 40))
+def test_parts_are_fair_and_nothing_is_left_unused(amounts: dict[str, list[int]], capacity: int) -> None:
+    named = {caller: {(caller, at): float(size) for at, size in enumerate(sizes)} for caller, sizes in amounts.items()}
+    beyond = beyond_parts(named, capacity)
+    total = sum(sum(sizes) for sizes in amounts.values())
+    if total <= capacity or len(amounts) < 2:
+        assert not beyond
+        return
+    within = {
+        caller: [size for request, size in taken.items() if request not in beyond] for caller, taken in named.items()
+    }
+    most = capacity / len(amounts)  # each has at least this, or all that it wants, but for one request's size
+    for caller, sizes in within.items():
+        assert sum(sizes) >= min(most, sum(amounts[caller])) - 1e-9
+    assert sum(map(sum, within.values())) >= capacity - 1e-9  # nothing is held back while there is room
+    assert all(sum(sizes[:-1]) < capacity for sizes in within.values())  # and none takes more than there is
