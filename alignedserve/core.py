@@ -21,6 +21,7 @@ class Role(str, Enum):
 OWNERS = (Role.GATEWAY, Role.JOBS)  # of requests
 WORKERS = (Role.PREFILL, Role.DECODE)
 KEY_SALT_SIZE = 32  # characters of a request's salt that come from the key it was sent with
+NO_KEY_SALT = "-" * KEY_SALT_SIZE  # these characters where there are no keys, and a client chose a salt
 
 
 class ServiceClass(str, Enum):
@@ -63,11 +64,36 @@ class PreemptionCause(str, Enum):
     CROWDED = "crowded"  # prompts had all memory, and none of them enough
 
 
-class CacheKind(str, Enum):
-    """The form in which a device keeps a request's tokens."""
+class KvForm(NamedTuple):
+    """Where a device keeps a request, and in which form: all that a step needs to know of its KV.
 
-    KV = "kv"
-    HIDDEN = "hidden"  # each layer's input after its norm: half the memory, every step computes K and V anew
+        tokens   0 ··· dropped ──────────────────── prefix
+        KV       none  pairs[0]  pairs[1]  pairs[2]            block_size tokens in each, the last may be part full
+
+    Only memory makes these (worker/step/blocks.py and what it says): others read them, and hand them on as they are.
+    """
+
+    pairs: tuple[int, ...] = ()  # block pairs in the order of the tokens, as kernels/common/spans.py reads them
+    dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
+    folded: int = 0  # first tokens that only layers without a window keep: `dropped` is what that spares
+    form: str = (
+        ""  # where it is another form than KV, which has a name in forms/: nothing of it goes elsewhere as it is
+    )
+    in_place: int = 1  # tokens in the place of one with K and V, in that form
+
+    def room(self, block_size: int) -> int:
+        """Return how many tokens the pairs have places for."""
+        return len(self.pairs) * block_size * self.in_place
+
+    def remade(self, prefix: int) -> int:
+        """Return of how many of the first `prefix` tokens each step makes K and V anew."""
+        return prefix if self.form else 0
+
+    def with_pairs(self, more: tuple[int, ...]) -> KvForm:
+        return self._replace(pairs=self.pairs + more)
+
+
+NO_KV = KvForm()
 
 
 class Deadline(Enum):
@@ -333,8 +359,11 @@ class Request:
 
     @property
     def caller(self) -> str:
-        """Return what tells the keys of a server apart, whatever salt a client of theirs chose beside."""
-        return self.salt[:KEY_SALT_SIZE]
+        """Return what tells the keys of a server apart, whatever salt a client of theirs chose beside.
+
+        Without keys all clients are one caller: else a client would be as many as it likes."""
+        of_key = self.salt[:KEY_SALT_SIZE]
+        return "" if of_key == NO_KEY_SALT else of_key
 
     @property
     def kv_salt(self) -> bytes:
@@ -421,15 +450,11 @@ class Chunk:
     request: str
     tokens: tuple[int, ...]
     start: int  # number of the request's tokens that were run already
-    pairs: tuple[int, ...]  # its block pairs on the device, in the order of its tokens; none of kind HIDDEN
+    kv: KvForm
     sampling: Sampling | None  # None unless this is the prompt's last chunk
     index: int = 0  # in the request's output, of the token that the chunk samples
     history: History | None = None  # where the sampling edits logits
     scoring: Scoring | None = None
-    from_right: tuple[int, ...] = ()  # pairs that are filled from their right end
-    dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
-    kind: CacheKind = CacheKind.KV
-    blocks: tuple[int, ...] = ()  # of kind HIDDEN: single blocks, block 2p and 2p + 1 are the halves of pair p
     pooling: Pooling | None = None  # None unless this is the last chunk of a prompt that asks for a vector
     adapter: Adapter | None = None
 
@@ -446,14 +471,10 @@ class Decode:
     request: str
     token: int | None  # None: the token that the step before this one samples for the request
     start: int
-    pairs: tuple[int, ...]
+    kv: KvForm
     sampling: Sampling
     index: int
     history: History | None = None  # where the sampling edits logits
-    from_right: tuple[int, ...] = ()  # as in Chunk
-    dropped: int = 0  # as in Chunk
-    kind: CacheKind = CacheKind.KV
-    blocks: tuple[int, ...] = ()
     adapter: Adapter | None = None
 
 
@@ -617,8 +638,3 @@ class WorkerLimits:
 def units_for(tokens: int, unit: int) -> int:
     """Return how many block pairs, or pages, of `unit` tokens each hold so many tokens."""
     return -(-tokens // unit)
-
-
-def half_blocks(pairs: Sequence[int]) -> tuple[int, ...]:
-    """Return the blocks that hold the hidden vectors of a request with these pairs: both halves of each pair."""
-    return tuple(block for pair in pairs for block in (2 * pair, 2 * pair + 1))

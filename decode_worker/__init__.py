@@ -1,9 +1,14 @@
 """The decode worker: it decodes batches of requests, real-time and best-effort.
 
-state.py  The decode worker's core: fetches batches from the pool and decodes them; colocated, it runs prompts too.
-actor.py  The decode worker as a process.
+state.py         The decode worker's core: which part hears which event, and the acts of its turn.
+arriving.py      Requests that come: batches of the pool, offers of prefill workers, prompts and their seats.
+joining.py       Candidates that become residents: copied from the pool, or pulled from a prefill worker.
+running.py       The next step: memory, the choice, a step ahead, and what a step that has ended brings.
+leaving.py       Requests that leave for lack of memory: to the pool, to a prefill worker, or to wait.
+pool_traffic.py  What goes to the pool: requests that leave, prompts, answers, prompts of other nodes; pages for that.
+reporting.py     What the router and the metrics hear.
+actor.py         The decode worker as a process.
 
-The core is made of parts (parts/). They share stores of the requests that are here (requests/), a memory, which says
-what requests may take of the device (memory/), and a scheduler, which plans their steps
+Which requests are here is in requests/, what they may take of the device in memory/; a scheduler plans their steps
 (alignedserve/schedulers/).
 """

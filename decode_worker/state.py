@@ -7,127 +7,286 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then its chunks)
 
-Parts hear each event; then the acts of a turn follow, in their order. Stores know which requests are where (requests/),
-a memory knows what they may take of the device (memory/), and a scheduler plans their steps
+`events` says which part hears which event, and `turn` what follows each event. Stores know which requests are where
+(requests/), a memory knows what they may take of the device (memory/), and a scheduler plans their steps
 (alignedserve/schedulers/).
 """
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.memory.blocks import SharedBlocks
-from alignedserve.decode_worker.memory.hidden import WeighedMemory
-from alignedserve.decode_worker.memory.shared import SharedMemory
-from alignedserve.decode_worker.parts.making import DecodeCounts, DecodeParts
-from alignedserve.decode_worker.parts.stores import Stores
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from alignedserve.core import Role
+from alignedserve.decode_worker.arriving import Fetching, Intake, Prefetching, Seats
+from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
+from alignedserve.decode_worker.leaving import Leaving, Preempting
+from alignedserve.decode_worker.memory.folding import Folding
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.pool_traffic import (
+    AnswerKeeping,
+    PageAsks,
+    PageWriting,
+    PromptKeeping,
+    TakingIn,
+    WritingAhead,
+)
+from alignedserve.decode_worker.reporting import LengthsHere, Reporting, StepCounts
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.decode_worker.running import StepOutcome, Stepping
+from alignedserve.forms.memory.table import memory_for
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.messages import Attempt
-from alignedserve.worker.parts.core import WorkerCore
+from alignedserve.protocol.events import (
+    CopiedIn,
+    CopiedOut,
+    KvReceived,
+    KvSent,
+    MemberJoined,
+    MemberLost,
+    StepDone,
+    SyntaxReady,
+)
+from alignedserve.protocol.figures import DecodeSteps
+from alignedserve.protocol.messages import (
+    Attempt,
+    Batch,
+    Cancel,
+    Expect,
+    GiveBack,
+    Kept,
+    LeasePages,
+    LetGo,
+    Offer,
+    Prefetched,
+    Prefill,
+    Prefix,
+    Pull,
+)
+from alignedserve.scheduling.promise import Promise
+from alignedserve.worker.arriving import Arrivals, Expectations, Prefixes, PromptQueue
+from alignedserve.worker.core import Repeats, WorkerCore
+from alignedserve.worker.owners import Owners
+from alignedserve.worker.part import Act, Events
+from alignedserve.worker.pool import PageCompression
+from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+from alignedserve.worker.steps import IdleTrials, PromptRate, StepEnd
+
+
+def events(core: DecodeCore) -> Events:
+    """Return which part hears which event, in which order (the rest of the events: alignedserve/worker/core.py)."""
+    return {
+        Prefill: (core.arrivals.prefill,),
+        SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
+        Expect: (core.arrivals.expect, core.expectations.expect, core.seats.expect),
+        Cancel: (core.arrivals.cancel, core.intake.cancel),
+        Prefix: (core.prefixes.answered,),
+        Batch: (core.intake.take_batch, core.asking.answered),
+        Offer: (core.intake.consider,),
+        Kept: (core.writing.kept, core.intake.note_copy),
+        Prefetched: (core.prefetching.prefetched,),
+        LetGo: (core.prefetching.let_go, core.leaving.let_go),
+        Pull: (core.leaving.pulled,),
+        LeasePages: (core.writing.leased,),
+        GiveBack: (core.writing.give_back,),
+        CopiedIn: (core.seats.copied_in, core.fetching.copied_in, core.joining.copied_in),
+        CopiedOut: (core.writing.copied_out,),
+        KvReceived: (core.receiving.received,),
+        KvSent: (core.leaving.sent,),
+        StepDone: (
+            core.rate.step_done,  # before the step's end: what is through then was still waiting
+            core.idle.step_done,
+            core.seats.step_done,  # before the step's end: memory that was left until then comes free first
+            core.step_end.step_done,
+        ),
+        (MemberJoined, Role.PREFILL): (core.intake.prefill_worker_joined,),
+        (MemberLost, Role.PREFILL): (core.intake.prefill_worker_lost, core.leaving.prefill_worker_lost),
+        (MemberLost, Role.POOL): (
+            core.prefixes.pool_lost,
+            core.here.pool_lost,
+            core.writing.pool_lost,
+            core.prompt_keeping.pool_lost,
+            core.intake.pool_lost,
+            core.asking.pool_lost,
+        ),
+    }
+
+
+def turn(core: DecodeCore) -> tuple[Act, ...]:
+    """Return what the core does after each event, in this order."""
+    return (
+        core.leaving.repeat_evictions,
+        core.joining.seat,
+        core.stepping.plan,
+        core.keep_answers,
+        core.prompt_keeping.keep,
+        core.ahead.write,
+        # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
+        # left where a request had to leave.
+        core.taking_in.take_in,
+        core.asking.ask,
+        core.prefetching.prefetch,
+        core.prefetching.cancel,
+        core.pages.ask,
+        core.compression.compress,
+        core.repeats.set_timer,
+        core.router.report,
+        core.reporting.report,
+        core.counting.tell,
+        core.idle.measure,
+        core.router.end,
+    )
 
 
 class DecodeCore(WorkerCore):
-    def __init__(self, setup: WorkerSetup) -> None:
-        self.stores = Stores(setup)
-        super().__init__(self.stores)
-        self._parts = parts = DecodeParts(self.stores)
-        self._compose(
-            parts=(
-                parts.rate,  # before the step's end: what is through then was still waiting
-                parts.idle,
-                parts.arrivals,
-                parts.expectations,
-                parts.seats,  # before the step's end: memory that was left until then comes free first
-                parts.queue,
-                parts.prefixes,
-                parts.fetching,
-                parts.writing,
-                parts.prompt_keeping,
-                parts.intake,
-                parts.joining,
-                parts.receiving,
-                parts.prefetching,
-                parts.leaving,
-                parts.asking,
-                parts.step_end,
-                parts.owners,
-                parts.compression,
-                parts.retirement,  # before what it takes is told
-                parts.router,
-                parts.counting,
-                parts.repeats,
-                parts.pool,  # last: until then, all parts know which pool was lost
-            ),
-            turn=(
-                parts.leaving.repeat_evictions,
-                parts.joining.seat,
-                parts.stepping.plan,
-                self._keep_answers,
-                parts.prompt_keeping.keep,
-                parts.ahead.write,
-                # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no
-                # memory is left where a request had to leave.
-                parts.taking_in.take_in,
-                parts.asking.ask,
-                parts.prefetching.prefetch,
-                parts.prefetching.cancel,
-                parts.pages.ask,
-                parts.compression.compress,
-                parts.repeats.set_timer,
-                parts.router.report,
-                parts.reporting.report,
-                parts.counting.tell,
-                parts.idle.measure,
-                parts.retirement.end,
-            ),
-        )
+    here: Occupancy
+    memory: PlainMemory
 
-    def _keep_answers(self, now: float) -> list[Command]:
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        pace, steps, log, pool, policy = self.pace, self.steps, self.log, self.pool_link, setup.policy
+        self.here = here = Occupancy()
+        self.memory = memory = memory_for(policy)(setup.limits, pace, steps, here)
+        # Beside steps only what stays where it is can be copied.
+        memory.copies_beside = setup.copies_beside and memory.keeps_places
+        memory.connect(pool.writer, pace)
+        here.queue = queue = PromptQueue(
+            here, memory, pace, log.decisions, lambda prompt: pool.holds.release(prompt.key)
+        )
+        self.owners = Owners(pace.coming, memory)
+        # Seats and memory of requests, and the ways to leave
+        self.fetching = Fetching(here, memory, pool, log)
+        self.seats = Seats(here, memory, pool, log, self.fetching)
+        self.writing = PageWriting(here, memory, pool, log, self.owners.outputs)
+        preempting = Preempting(here, memory, pool, log, self.seats, self.writing)
+        self.leaving = Leaving(here, memory, pool, log, preempting)
+        # Ways for requests to come
+        self.intake = Intake(here, memory, pool, log, setup.direct)
+        self.prefetching = Prefetching(here, memory, pool)
+        self.joining = Joining(here, memory, pool, log, self.seats, preempting)
+        self.taking_in = TakingIn(here, memory, log, self.writing)
+        self.receiving = KvReceiving(here, memory, pool, log, self.joining, self.taking_in)
+        self.prefixes = Prefixes(here, pool, queue, policy.reuse, pool.holds)
+        self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
+        self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
+        # Steps
+        self._step_counts = StepCounts()
+        coming = (self.prefixes, self.fetching, self.joining)
+        leaving = (preempting, self.leaving)
+        self.stepping = Stepping(here, memory, pool, *coming, *leaving, self._step_counts, setup.look_ahead > 0)
+        self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
+        self._answers = AnswerKeeping(here, memory, pool, self.writing)
+        self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping)
+        folding = Folding(memory, here, queue, pool.writer, self.prompt_keeping.awaits)
+        outcome = StepOutcome(here, memory, self.owners, pool, log, self.prompt_keeping, self._answers, folding)
+        self.step_end = StepEnd(memory, pace, queue, outcome, log)
+        unfinished, asking = lambda: here.unfinished, lambda: self.prefixes.asking
+        self.rate = PromptRate(pace, steps, queue, unfinished, asking, memory.copies_beside)
+        self.idle = IdleTrials(memory, pace, here, setup.cost is not None)
+        # Messages to the pool and to the router
+        self.asking = BatchAsks(here, memory, pool, self.joining)
+        self.pages = PageAsks(here, memory, self.writing, self.taking_in, self.prompt_keeping)
+        self.compression, self.repeats = PageCompression(pool, pace, steps, here), Repeats(here, pool)
+        self.reporting, lengths = Reporting(here, memory), LengthsHere(here)
+        told = (lambda: here.seated, self._coming, self._counted, lambda: lengths.now)
+        self.counting = Counting(here, log, memory, pace, queue, *told)
+        self.router = RouterLink(here, memory, pool, log, self.owners, self.rate, self.writing.settled)
+        coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
+        here.enlist(*coming_parts, self.leaving, self.asking, self.owners, self.router)
+        self._compose(events(self), turn(self))
+
+    def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, behind or beside the step that was planned; then use the memory that comes free."""
-        parts, memory = self._parts, self.stores.memory
-        if not self.stores.here.kept:
+        memory = self.memory
+        if not self.here.kept:
             return []
-        num_free, commands = memory.num_free, parts.keeping.keep_answers(now)
+        num_free, commands = memory.num_free, self._answers.keep_answers(now)
         if memory.num_free == num_free:
             return commands
-        return [*commands, *parts.joining.seat(now), *parts.stepping.plan(now)]
+        return [*commands, *self.joining.seat(now), *self.stepping.plan(now)]
+
+    def _named(self, request: str) -> Iterable[WorkerRequest]:
+        """Return the requests of this name that do not wait for a seat, and all that ask the pool for their prefix."""
+        return [*self.seats.named(request), *self.prefixes.asking]
+
+    def _coming(self) -> list[Promise]:
+        """Return the promises to requests that wait here for something else than a seat as a prompt."""
+        here = self.here
+        moving = (*here.of(State.FETCHING, State.JOINING), *here.transfers.joining, *self.prefixes.asking)
+        return [running.promise for running in moving] + [candidate.promise for candidate in here.candidates.waiting]
 
     # --- What is here
 
     @property
-    def shared(self) -> SharedBlocks | None:
-        """Return the block pairs, where two requests may be in one."""
-        memory = self.stores.memory
-        return memory.slots if isinstance(memory, SharedMemory) else None
-
-    @property
-    def hybrid(self) -> WeighedMemory | None:
-        """Return the memory, where some requests may be kept as hidden vectors."""
-        memory = self.stores.memory
-        return memory if isinstance(memory, WeighedMemory) else None
-
-    @property
     def holds(self) -> set[Attempt]:
         """Return the attempts for which the pool keeps pages."""
-        return self.stores.holds.attempts
+        return self.pool_link.holds.attempts
 
     @property
     def settled(self) -> set[Attempt]:
         """Return the attempts that have ended, and of whose answers the pool will hear."""
-        return self._parts.writing.settled()
+        return self.writing.settled()
 
     @property
     def held(self) -> dict[str, int]:
         """Return what is taken now; nothing when no request is open."""
-        stores = self.stores
         held = {
-            "requests": len(stores.roster.attempts()),
-            "pairs": stores.limits.num_pairs - stores.memory.num_free,
-            "pages": len(stores.holds),
-            "outputs": stores.owners.outputs.num_kept,
+            "requests": len(self.here.attempts()),
+            "pairs": self.memory.limits.num_pairs - self.memory.num_free,
+            "pages": len(self.pool_link.holds),
+            "outputs": self.owners.outputs.num_kept,
         }
-        return {**held, **stores.memory.held}
+        return {**held, **self.memory.held}
+
+    def _counted(self) -> DecodeSteps:
+        """Return what the metrics show of steps and of prefetches."""
+        steps = self._step_counts
+        return DecodeSteps(
+            tuple(steps.by_batches),
+            steps.spread.tally,
+            switches=self.joining.num_switches,
+            prefetched=self.receiving.num_prefetched,
+            in_vain=self.here.candidates.num_in_vain,
+            held_back=steps.num_held_back,
+        )
 
     @property
     def counts(self) -> DecodeCounts:
         """Return what has happened so far."""
-        return self._parts.counts
+        by_batches = self._step_counts.by_batches
+        return DecodeCounts(
+            preemptions=self.log.counts.num_preemptions,
+            evictions=self.log.counts.num_evictions,
+            evicted_aside=self.leaving.num_evicted_aside,
+            switches=self.joining.num_switches,
+            prefetched=self.receiving.num_prefetched,
+            taken_in=self.taking_in.num_taken_in,
+            kept_pages=self.writing.num_kept_pages,
+            pages_ahead=self.ahead.num_pages,
+            reused_tokens=self.fetching.num_reused_tokens,
+            spoiled_pages=self.fetching.num_spoiled_pages,
+            decode_steps=sum(by_batches),
+            mixed_steps=by_batches[-1],
+            ahead_steps=self.stepping.num_ahead_steps,
+        )
+
+
+@dataclass(frozen=True)
+class DecodeCounts:
+    """The counts of what has happened on a decode worker so far."""
+
+    preemptions: int  # requests that left for others
+    evictions: int  # of them, requests that did not lose their KV
+    evicted_aside: int  # of them, requests whose KV went to a prefill worker
+    switches: int  # batches of which a member has joined
+    prefetched: int  # requests that joined from a prefill worker's device, and had waited in the pool
+    taken_in: int  # prompts of a node without a pool that were committed to this one's
+    kept_pages: int  # of prompts and answers
+    pages_ahead: int  # of requests that were to leave next, written while they ran
+    reused_tokens: int  # that were not computed because the pool had their KV
+    spoiled_pages: int  # of the pool that were not intact
+    decode_steps: int
+    mixed_steps: int  # decode steps with members of two batches; guests are of none
+    ahead_steps: int  # planned while another ran

@@ -15,13 +15,13 @@ from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.numa import best_place
 from alignedserve.kvpool.arena.shared_files import HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.machine.capacity import Capacity, capacity
-from alignedserve.machine.memory import why_too_small, with_pool_memory
 from alignedserve.protocol.commands import Command, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.shell.part import OnStart, Part, lock_name
 from alignedserve.shell.turn import NoHands
 from alignedserve.signs import Stage
+from alignedserve.sizing.capacity import Capacity, capacity
+from alignedserve.sizing.memory import why_too_small, with_pool_memory
 
 log = logging.getLogger("alignedserve.kvpool")
 

@@ -1,33 +1,28 @@
-"""Hold KV for decode workers: of their candidates, prefetched from the pool, and of requests that had to leave their
-devices (AlignedServe §3.2).
+"""KV that a prefill worker holds for decode workers, prefetched or evicted (AlignedServe §3.2), and the KV that they
+pull.
 
     Prefetch ── room: CopyIn ──────────┬─▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
     Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐
        └────── none ──────────────────────────┴─────────────▶ LetGo ◀─────────────────┘
-
-No worker depends on it. What is prefetched is only a copy: the pool has the same, and a decode worker that finds
-nothing here joins the request from the pool. What was evicted can be computed anew by the decode worker, which has all
-else of it. So buffers have pairs that no prompt needs, no more than a share of them. Copies leave before what would
-have to be computed, and of both first the one that has longest to wait (ALISE §3.2). Copies go on beside the steps, at
-a pace that does not delay those. Pairs stay taken as long as a copy or a transfer writes or reads there.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.core import Entry, units_for
-from alignedserve.prefill_worker.candidates import Candidates
+from alignedserve.prefill_worker.handing_on import Candidates, Offers, PromptRequests
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
-from alignedserve.protocol.events import CopiedIn, Event, KvReceived, Received
-from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
-from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import CorePart
-from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, Received
+from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull, holder
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.setup import running_of
-from alignedserve.worker.step.running import attempt_of
+from alignedserve.worker.step.request import attempt_of
 
 
 @dataclass(eq=False)
@@ -63,22 +58,22 @@ class Buffer:
 
 
 class Buffers(CorePart):
-    def __init__(
-        self,
-        common: Common,
-        queue: PromptQueue,
-        candidates: Candidates,
-        copy_numbers: Iterator[int],
-    ) -> None:
-        """`candidates` knows the decode workers that KV can be sent to."""
-        self._policy, self._pool, self._memory = common.policy, common.pool, common.memory
-        self._faults, self._retirement = common.faults, common.retirement
-        self._queue, self._candidates = queue, candidates
-        self._copy_numbers = copy_numbers
+    """Copies of candidates, prefetched from the pool, and the KV of requests that had to leave their devices.
+
+    No worker depends on a buffer. A prefetched one is only a copy of what the pool has; what was evicted can be
+    computed anew by its decode worker. So buffers have blocks that no prompt needs, and at most a share of them. Copies
+    are given up before what would have to be computed, and of both first the one that has longest to wait (ALISE §3.2).
+    Blocks stay taken while a copy or a transfer writes or reads there.
+    """
+
+    def __init__(self, here: PromptRequests, memory: DeviceMemory, pool: PoolLink, log: WorkerLog) -> None:
+        self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
+        self._here, self._faults = here, log.faults
+        self._queue, self._candidates = here.queue, here.candidates
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
-        self.most_pairs = int(common.policy.candidate_share * common.limits.num_pairs)
+        self.most_pairs = int(self._policy.candidate_share * memory.limits.num_pairs)
         self.num_prefetched = 0
 
     def __len__(self) -> int:
@@ -93,28 +88,16 @@ class Buffers(CorePart):
     def num_pairs(self) -> int:
         return sum(len(buffer.pairs) for buffer in self._buffers)
 
-    def hear(self, event: Event, now: float) -> list[Command]:
-        match event:
-            case Received(sender, Prefetch(entries, waits_s)):
-                return self._prefetch(sender, entries, waits_s, now)
-            case Received(sender, Evict(entry, wait_s)):
-                return self._evict(sender, entry, wait_s, now)
-            case KvReceived(number, source, intact):
-                return self._end_receiving(source, number, intact)
-            case CopiedIn(number, intact):
-                return self._end_filling(number, intact)
-        return []
-
     # --- From the pool
 
-    def _prefetch(self, sender: str, entries: Iterable[Entry], waits_s: Iterable[float], now: float) -> list[Command]:
-        commands, refused = list[Command](), list[Attempt]()
+    def prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
+        sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
         decode = self._candidates.peer(sender)
-        for entry, wait_s in zip(entries, waits_s, strict=True):
+        for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
             attempt = attempt_of(entry.request)
             if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
                 continue  # the order is repeated
-            takes = decode is not None and not self._retirement.is_retiring
+            takes = decode is not None and not self._here.is_retiring
             copy = self._copy_to_buffer(entry, decode, now + wait_s) if takes and decode is not None else None
             if copy is None:
                 refused.append(attempt)
@@ -126,7 +109,7 @@ class Buffers(CorePart):
         pool = self._pool.member
         if pool is None or (buffer := self._add(entry, decode, joins_at)) is None:
             return None
-        buffer.copy = next(self._copy_numbers)
+        buffer.copy = next(self._here.copy_numbers)
         return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.pairs, buffer.tokens, aside=True)
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
@@ -143,9 +126,10 @@ class Buffers(CorePart):
         self._buffers.append(buffer)
         return buffer
 
-    def _end_filling(self, number: int, intact: bool) -> list[Command]:
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
         """Right or not at all: a decode worker that joins the request from the pool finds what is wrong there."""
-        buffer = next((buffer for buffer in self._buffers if buffer.copy == number), None)
+        intact = event.intact
+        buffer = next((buffer for buffer in self._buffers if buffer.copy == event.number), None)
         if buffer is None:
             return []
         buffer.copy = None
@@ -182,7 +166,8 @@ class Buffers(CorePart):
 
     # --- From a decode worker
 
-    def _evict(self, sender: str, entry: Entry, wait_s: float, now: float) -> list[Command]:
+    def evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
+        sender, entry = frame.sender, message.entry
         decode, attempt = self._candidates.peer(sender), attempt_of(entry.request)
         here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
         if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # the order is repeated
@@ -191,7 +176,7 @@ class Buffers(CorePart):
             return [Send(sender, Prefetched((attempt,)))] if here.is_here else []
         if here is not None:  # of before it ran
             self._forget([here])
-        buffer = None if decode is None else self._add(entry, decode, now + wait_s)
+        buffer = None if decode is None else self._add(entry, decode, now + message.wait_s)
         if buffer is None:
             return [Send(sender, LetGo((attempt,)))]
         holder = buffer.decode.holder
@@ -200,8 +185,9 @@ class Buffers(CorePart):
         buffer.receiving = (holder, number)
         return [ReceiveKv(number, holder, buffer.pairs, buffer.tokens), Send(sender, Pull(number, *attempt))]
 
-    def _end_receiving(self, source: str, number: int, intact: bool) -> list[Command]:
-        buffer = next((buffer for buffer in self._buffers if buffer.receiving == (source, number)), None)
+    def received(self, event: KvReceived, now: float) -> list[Command]:
+        intact, transfer = event.intact, (event.source, event.number)
+        buffer = next((buffer for buffer in self._buffers if buffer.receiving == transfer), None)
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
         self._faults.num_failed_transfers += not intact
@@ -263,3 +249,56 @@ class Buffers(CorePart):
     @property
     def awaits_answer(self) -> bool:
         return bool(self._buffers)
+
+
+class DecodePeers:
+    """Passes each Pull, and the end of each transfer, to the part that has the KV: a buffer, or else an offer.
+
+    A decode worker may pull KV that it has just sent here before this worker hears that the KV has come: a Pull is a
+    message, and the end of a transfer is an event. Such a Pull waits for the event. Those behind it wait too, since
+    transfers between two workers run in order.
+    """
+
+    def __init__(self, candidates: Candidates, offers: Offers, buffers: Buffers, direct: bool) -> None:
+        """`direct` says whether KV goes from device to device."""
+        self._candidates, self._offers, self._buffers, self._direct = candidates, offers, buffers, direct
+        self._pulls: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of the receiver -> Pulls that wait
+
+    def joined(self, event: MemberJoined, now: float) -> None:
+        if self._direct and event.member.transport:
+            self._candidates.meet(event.member)
+
+    def lost(self, event: MemberLost, now: float) -> list[Command]:
+        self._pulls.pop(event.member.holder, None)
+        self._buffers.lose_decode(event.member)
+        return self._offers.lose_decode(event.member)
+
+    def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
+        receiver = holder(frame.sender, frame.incarnation)
+        if self._candidates.is_late(receiver, pull.number):
+            return []
+        self._pulls.setdefault(receiver, deque()).append((pull.number, (pull.request, pull.attempt)))
+        return self._answer(receiver)
+
+    def received(self, event: KvReceived, now: float) -> list[Command]:
+        return self._answer(event.source)
+
+    def sent(self, event: KvSent, now: float) -> list[Command]:
+        buffer = self._buffers.find_sending(event.to, event.number)
+        if buffer is not None:
+            self._buffers.end_sending(buffer, event.ok)
+            return []
+        return self._offers.end_transfer(event.to, event.number, event.ok)
+
+    def _answer(self, receiver: str) -> list[Command]:
+        """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""
+        commands, pulls = list[Command](), self._pulls.get(receiver, deque())
+        while pulls and not self._buffers.is_coming(pulls[0][1], receiver):
+            commands += self._send(receiver, *pulls.popleft())
+        return commands
+
+    def _send(self, receiver: str, number: int, attempt: Attempt) -> list[Command]:
+        buffer = self._buffers.find(attempt)
+        if buffer is not None:
+            return self._buffers.send(buffer, receiver, number)
+        return self._offers.send(receiver, number, attempt)

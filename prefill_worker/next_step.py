@@ -8,23 +8,22 @@ from dataclasses import dataclass, field
 from alignedserve.core import PreemptionCause, ServiceClass
 from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.buffering import Buffers
-from alignedserve.prefill_worker.committing import Commits
-from alignedserve.prefill_worker.offering import Offers
+from alignedserve.prefill_worker.handing_on import Commits, Offers, PromptRequests
 from alignedserve.prefill_worker.pool_writing import PoolWriting
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command, SetTimer
-from alignedserve.schedulers.scheduler import SchedulerSetup
 from alignedserve.schedulers.table import scheduler_of
-from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.prefixes import Prefixes
-from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.parts.step_end import begin_step
+from alignedserve.worker.arriving import Prefixes
+from alignedserve.worker.caller_shares import CallerShares
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.blocks import take_pairs
 from alignedserve.worker.step.device_pages import NextPages
-from alignedserve.worker.step.ranks import last
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import Seating, Selection, StepView
+from alignedserve.worker.steps import begin_step
 
 _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
@@ -39,19 +38,19 @@ class PoolSeating(Seating):
     """
 
     spare_pages: int = 0  # at hand for best-effort prompts that wait
-    pages_for: Callable[[Running], int] = field(kw_only=True)
-    idle: list[Running] = field(default_factory=list)  # best-effort prompts that are through, the newest last
+    pages_for: Callable[[WorkerRequest], int] = field(kw_only=True)
+    idle: list[WorkerRequest] = field(default_factory=list)  # best-effort prompts that are through, the newest last
     needs_pages: bool = True
     may_need_none: bool = False  # whether best-effort prompts wait that ask for a vector
 
-    def left_for(self, running: Running) -> int:
+    def left_for(self, running: WorkerRequest) -> int:
         pairs = self.blocks.num_free
         if self.idle and running.promise.is_rt:
             freed = sum(self.blocks.num_freed(idle.pairs) for idle in self.idle)
             pairs += max(0, freed - self.pages.num_read_once(running))
         return pairs * self.block_size
 
-    def may_seat(self, waiting: Running) -> bool:
+    def may_seat(self, waiting: WorkerRequest) -> bool:
         if not Seating.may_seat(self, waiting):
             return False
         if waiting.promise.is_rt or not self.needs_pages:
@@ -62,7 +61,7 @@ class PoolSeating(Seating):
     def takes_best_effort(self) -> bool:
         return self.spare_pages > 0 or not self.needs_pages or self.may_need_none
 
-    def take(self, running: Running, size: int) -> None:
+    def take(self, running: WorkerRequest, size: int) -> None:
         if not running.pairs and not running.promise.is_rt:
             self.spare_pages -= self.pages_for(running)
         Seating.take(self, running, size)
@@ -70,8 +69,7 @@ class PoolSeating(Seating):
     def _taken(self, count: int) -> tuple[int, ...]:
         while count > self.blocks.num_free and self.idle:
             leaving = self.idle.pop()
-            self.blocks.give(leaving.pairs)
-            leaving.pairs = ()
+            self.blocks.give(take_pairs(leaving))
             self.unseated.append(leaving)
         return Seating._taken(self, count)
 
@@ -79,8 +77,10 @@ class PoolSeating(Seating):
 class NextStep:
     def __init__(
         self,
-        common: Common,
-        queue: PromptQueue,
+        here: PromptRequests,
+        memory: DeviceMemory,
+        pool: PoolLink,
+        log: WorkerLog,
         prefixes: Prefixes,
         prompts: RunningPrompts,
         commits: Commits,
@@ -88,11 +88,12 @@ class NextStep:
         buffers: Buffers,
         writing: PoolWriting,
     ) -> None:
-        self._scheduler = scheduler_of(SchedulerSetup(common.policy, common.limits.max_batch), is_prefill=True)
-        self._prefixes, self._decisions = prefixes, common.decisions
-        self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
-        self._memory, self._pages, self._writer = common.memory, common.pages, common.writer
-        self._queue, self._prompts, self._counts = queue, prompts, common.counts
+        self._scheduler = scheduler_of(memory.pace.policy)
+        self._prefixes, self._decisions = prefixes, log.decisions
+        self._policy, self._here, self._steps, self._pace = memory.pace.policy, here, memory.steps, memory.pace
+        self._memory, self._pages, self._writer = memory, memory.pages, pool.writer
+        self._queue, self._prompts, self._counts = here.queue, prompts, log.counts
+        self._shares = CallerShares(memory.limits.max_batch, memory.pace, here.queue.waiting)
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
 
     def make_place(self, now: float) -> list[Command]:
@@ -113,6 +114,8 @@ class NextStep:
         answered_by = max(self._prefixes.answered_by, self._writing.answered_by)
         if now < answered_by and (self._queue.waiting or self._prompts.running):
             return [SetTimer(_ANSWER, answered_by)]
+        if self._policy.is_rt_first:
+            self._shares.divide([*self._prompts.running])
         commands = self._seat_first_come()
         while True:
             selection = self._select(now)
@@ -148,11 +151,10 @@ class NextStep:
         self._memory.is_stuck = True  # until memory or pages come
         return self._seat(seating.seated, seating.unseated)
 
-    def _seat(self, seated: Sequence[Running], unseated: Iterable[Running]) -> list[Command]:
+    def _seat(self, seated: Sequence[WorkerRequest], unseated: Iterable[WorkerRequest]) -> list[Command]:
         """Let the seated prompts run; the prompts that made room for them are computed anew."""
         commands = self._prompts.seat(seated)
         for running in unseated:
-            self._commits.waiting.remove(running)
             self._writer.forget_parts(running)
             self._counts.count_preempted(running, PreemptionCause.REAL_TIME)
             winner = seated[0].request.id if seated else ""
@@ -179,13 +181,13 @@ class NextStep:
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
         )
 
-    def _room_for(self, running: Running) -> int:
+    def _room_for(self, running: WorkerRequest) -> int:
         """Return how many tokens a prompt gets pairs for when it is seated as a whole."""
         return self._memory.to_hold(running, running.num_tokens)
 
     def _long_classes(self) -> set[ServiceClass]:
         """Return the classes of the long prompts that are unfinished here, which they are until they are committed."""
-        here = self._roster.occupants()
+        here = self._here.occupants()
         return {running.request.service for running in here if running.num_tokens >= self._policy.long_prompt}
 
     def _make_room(self, now: float) -> bool:
@@ -201,7 +203,7 @@ class NextStep:
                 return False
         elif len(prompts) < 2:
             return False
-        leaving = last(prompts, self._pace.context(now))
+        leaving = self._scheduler.in_order(prompts, self._pace.context(now))[-1]
         self._counts.count_preempted(leaving, PreemptionCause.CROWDED)
         self._prompts.crowd_out(leaving)
         return True

@@ -8,58 +8,51 @@ for them.
 from __future__ import annotations
 
 from alignedserve.core import ServiceClass, units_for
-from alignedserve.prefill_worker.candidates import Candidates
-from alignedserve.prefill_worker.committing import Commits
-from alignedserve.prefill_worker.known_pages import KnownPages
-from alignedserve.prefill_worker.offering import Offers
+from alignedserve.prefill_worker.handing_on import Commits, Offers, PromptRequests
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
+from alignedserve.protocol.events import CopiedOut, MemberLost, Received
 from alignedserve.protocol.messages import LeasePages, Member
-from alignedserve.worker.leases import Need
-from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import CorePart
-from alignedserve.worker.parts.prefixes import ANSWER_S
-from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.arriving import ANSWER_S
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.page_writer import Need
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
 
 
 class PoolWriting(CorePart):
     def __init__(
         self,
-        common: Common,
-        queue: PromptQueue,
-        candidates: Candidates,
+        here: PromptRequests,
+        memory: DeviceMemory,
+        pool: PoolLink,
         commits: Commits,
         offers: Offers,
         prompts: RunningPrompts,
-        known: KnownPages,
     ) -> None:
-        self._pool, self._memory, self._writer = common.pool, common.memory, common.writer
-        self._queue, self._candidates, self._commits = queue, candidates, commits
-        self._offers, self._prompts, self._known = offers, prompts, known
-        self._asked_for: dict[Running, None] = {}  # real-time prompts that run, and for which pages were asked
+        self._here, self._pool, self._memory, self._writer = here, pool, memory, pool.writer
+        self._queue, self._candidates, self._commits = here.queue, here.candidates, commits
+        self._offers, self._prompts, self._known = offers, prompts, here.known
+        self._asked_for: dict[WorkerRequest, None] = {}  # real-time prompts that run, and for which pages were asked
         self._answered_by = 0.0  # until then the next step waits for pages for a chat that is through
 
-    def hear(self, event: Event, now: float) -> list[Command]:
-        match event:
-            case Received(message=LeasePages() as lease):
-                if self._writer.take_answer(lease):
-                    self._memory.reconsider()
-            case CopiedOut(number):
-                return self._end_copy(number)
-            case MemberLost(member) if member == self._pool.member:
-                self._asked_for.clear()
-        return []
+    def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
+        if self._writer.take_answer(lease):
+            self._memory.reconsider()
 
-    def _end_copy(self, number: int) -> list[Command]:
-        copy = self._writer.end_copy(number)
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        self._asked_for.clear()
+
+    def copied_out(self, event: CopiedOut, now: float) -> list[Command]:
+        copy = self._writer.end_copy(event.number)
         if copy is None:
             return []
         candidate = self._candidates.find_copied(copy.running)
         if candidate is None:
             return self._commits.end_copy(copy)
-        return self._offers.end_copy(candidate, number, copy)
+        return self._offers.end_copy(candidate, event.number, copy)
 
     # --- Acts
 
@@ -97,7 +90,7 @@ class PoolWriting(CorePart):
             if self._commits.unwritten(running) > self._writer.num_at_hand(service):
                 self._give_up_parts(service)
                 break
-            self._commits.waiting.remove(running)
+            self._here.move(running, State.LEAVING)
             commands.append(self._writer.begin(running, pool, running.prefix, service))
         return commands
 
@@ -201,7 +194,7 @@ class PoolWriting(CorePart):
         """Return the pages of the best-effort prompts that are seated and not through."""
         return sum(self.pages_for(running) for running in self._prompts.seated if not running.promise.is_rt)
 
-    def pages_for(self, running: Running) -> int:
+    def pages_for(self, running: WorkerRequest) -> int:
         """Return how many pages are to be written once all tokens of a prompt have KV."""
         limits = self._memory.limits
         if unread := limits.unread(running.num_tokens):
@@ -212,6 +205,7 @@ class PoolWriting(CorePart):
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         dropped = self._writer.drop(request, attempt)
+        self._here.drop_from((State.LEAVING,), request, attempt, State.ABANDONED)
         return [command for running in dropped for command in self._known.leave(running)]
 
     def ask_again(self) -> None:

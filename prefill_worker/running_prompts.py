@@ -6,68 +6,69 @@ seated ──▶ fetching (known pages to pairs) ──▶ running ──┬─�
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult, units_for
 from alignedserve.explain.decisions import Kind
-from alignedserve.prefill_worker.known_pages import KnownPages
-from alignedserve.prefill_worker.offering import Offers
+from alignedserve.prefill_worker.handing_on import Offers, PromptRequests
 from alignedserve.protocol.commands import Command, CopyIn
-from alignedserve.protocol.events import CopiedIn, Event
-from alignedserve.protocol.messages import Attempt, Member
-from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import CorePart
-from alignedserve.worker.parts.prefixes import Prefixes
-from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.step.running import Running
+from alignedserve.protocol.events import CopiedIn
+from alignedserve.protocol.messages import Member
+from alignedserve.worker.arriving import Prefixes
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.owners import Owners
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
 
 
 class RunningPrompts(CorePart):
     def __init__(
         self,
-        common: Common,
-        queue: PromptQueue,
+        here: PromptRequests,
+        memory: DeviceMemory,
+        pool: PoolLink,
+        log: WorkerLog,
+        owners: Owners,
         prefixes: Prefixes,
         offers: Offers,
-        known: KnownPages,
-        copy_numbers: Iterator[int],
     ) -> None:
-        self._pool, self._memory, self._pages, self._writer = common.pool, common.memory, common.pages, common.writer
-        self._pace, self._decisions = common.pace, common.decisions
-        self._owners, self._notes, self._faults = common.owners, common.notes, common.faults
-        self._counts, self._dropping = common.counts, common.dropping
-        self._queue, self._prefixes, self._offers, self._known = queue, prefixes, offers, known
-        self._copy_numbers = copy_numbers
-        self._running: dict[str, Running] = {}  # in the order of arrival
-        self._fetching: dict[int, Running] = {}  # by the number of the copy
+        self._here = here
+        self._pool, self._memory, self._pages, self._writer = pool, memory, memory.pages, pool.writer
+        self._pace, self._decisions = memory.pace, log.decisions
+        self._owners, self._notes, self._faults = owners, log.notes, log.faults
+        self._counts, self._dropping = log.counts, memory.dropping
+        self._queue, self._prefixes, self._offers, self._known = here.queue, prefixes, offers, here.known
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
 
     @property
-    def running(self) -> Collection[Running]:
+    def running(self) -> Collection[WorkerRequest]:
         """Return the prompts that may be in a step."""
-        return self._running.values()
+        return self._here.prompts.values()
 
     @property
-    def seated(self) -> list[Running]:
+    def seated(self) -> list[WorkerRequest]:
         """Return the prompts that have pairs, those too that fetch pages first."""
-        return [*self._running.values(), *self._fetching.values()]
+        return self._here.of(State.PROMPT, State.FETCHING)
 
     @property
-    def fetching(self) -> Collection[Running]:
+    def fetching(self) -> Collection[WorkerRequest]:
         """Return the prompts whose first tokens are being copied from the pool."""
-        return self._fetching.values()
+        return self._here.among(State.FETCHING)
 
     @property
     def is_fetching(self) -> bool:
-        return bool(self._fetching)
+        return bool(self.fetching)
 
-    def find(self, request: str) -> Running | None:
-        return self._running.get(request)
+    def find(self, request: str) -> WorkerRequest | None:
+        return self._here.prompts.get(request)
 
     # --- Seats
 
-    def seat(self, prompts: Iterable[Running]) -> list[Command]:
+    def seat(self, prompts: Iterable[WorkerRequest]) -> list[Command]:
         """Let prompts run that have got pairs, after what the pool knows of them has been fetched."""
         commands: list[Command] = []
         for running in prompts:
@@ -77,34 +78,30 @@ class RunningPrompts(CorePart):
                 commands.append(self._fetch(running, self._pool.member))
             else:
                 running.end_fetch()
-                self._running[running.request.id] = running
+                self._here.move(running, State.PROMPT)
         return commands
 
-    def crowd_out(self, running: Running) -> None:
+    def crowd_out(self, running: WorkerRequest) -> None:
         """Put a running prompt back so that others can go on."""
-        del self._running[running.request.id]
         self._writer.forget_parts(running)
         self._decisions.note(Kind.DISPLACED, running.request, why="it is computed anew, so that others can go on")
         self._queue.crowd_out(running)
 
-    def _fetch(self, running: Running, pool: Member) -> Command:
-        number = next(self._copy_numbers)
-        self._fetching[number] = running
+    def _fetch(self, running: WorkerRequest, pool: Member) -> Command:
+        number = self._here.begin_copy(running, State.FETCHING)
         self._pace.note_fetch(running)
         tokens, limits = running.tokens(0, self._tokens_in(running.known)), self._memory.limits
         pairs, pages = running.pairs[: units_for(len(tokens), limits.block_size)], running.known
         start = running.prefix  # the pages before it are here
         return CopyIn(number, pool.holder, pages[start // limits.page_size :], pairs, tokens, start)
 
-    def hear(self, event: Event, now: float) -> list[Command]:
-        match event:
-            case CopiedIn(number, intact) if number in self._fetching:
-                return self._end_fetch(self._fetching.pop(number), intact)
-        return []
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+        running = self._here.end_copy(event.number, State.FETCHING)
+        return [] if running is None else self._end_fetch(running, event.intact)
 
-    def _end_fetch(self, running: Running, intact: bool) -> list[Command]:
+    def _end_fetch(self, running: WorkerRequest, intact: bool) -> list[Command]:
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
-        self._running[running.request.id] = running
+        self._here.move(running, State.PROMPT)
         running.end_fetch()
         self._memory.reconsider()  # another prompt may have waited for these pages
         if intact:
@@ -115,7 +112,8 @@ class RunningPrompts(CorePart):
             self._pages.publish(running)
             self._dropping.drop(running)
             return self._let_go()
-        pages, running.known = running.known, ()
+        pages = running.known
+        running.forget_known()
         self.num_spoiled_pages += len(pages)
         if self._pool.member is None:
             return []
@@ -131,10 +129,10 @@ class RunningPrompts(CorePart):
     def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
         self._notes.has_less_to_run = True
         commands: list[Command] = []
-        for running, finish in self._owners.emitted(plan.chunks, result, self._running.get, began_at, now):
-            del self._running[running.request.id]
+        for running, finish in self._owners.emitted(plan.chunks, result, self._here.prompts.get, began_at, now):
             if finish is None:
-                is_busy = bool(self._queue.waiting or self._running or self._fetching or self._prefixes.asking)
+                others = len(self._here.prompts) > 1 or self.is_fetching
+                is_busy = bool(self._queue.waiting or others or self._prefixes.asking)
                 commands += self._offers.take(running, is_busy, now)
             else:
                 self._give_up(running)
@@ -150,40 +148,26 @@ class RunningPrompts(CorePart):
         return [command for key in self._dropping.take_let_go() for command in self._known.let_go(key)]
 
     def lose(self, ran: Chunk | Decode) -> list[Command]:
-        running = self._running.get(ran.request)
+        running = self._here.prompts.get(ran.request)
         if running is None or not running.is_at(ran):
             return []
-        del self._running[ran.request]
         self._give_up(running)
         self._owners.outputs.drop(*running.key)
         self._notes.note("lost", running.key)
         self._decisions.note(Kind.LOST, running.request, why="the device has too little memory for a single token")
         return self._known.release(running.key, running.known)
 
-    def _give_up(self, running: Running) -> None:
+    def _give_up(self, running: WorkerRequest) -> None:
+        self._here.move(running, State.GONE)
         self._memory.give(running.pairs)
         self._writer.forget_parts(running)
 
     # --- What is here
 
     def drop(self, request: str, attempt: int) -> list[Command]:
-        commands: list[Command] = []
-        for number, running in [*self._fetching.items()]:
-            if running.is_of(request, attempt):
-                del self._fetching[number]
-                # Work is done in the order of its commands: the next write to the pairs comes after the copy.
-                self._memory.leave(running.pairs)
-                commands += self._known.leave(running)
-        found = self._running.get(request)
-        if found is not None and found.is_of(request, attempt):
-            del self._running[request]
-            self._writer.forget_parts(found)
-            self._memory.leave(found.pairs)
-            commands += self._known.leave(found)
-        return commands
-
-    def attempts(self) -> list[Attempt]:
-        return [running.key for running in self.seated]
-
-    def occupants(self) -> list[Running]:
-        return self.seated
+        # Work is done in the order of its commands: the next write to the blocks comes after a copy that is under way.
+        dropped = self._here.drop_from((State.FETCHING, State.PROMPT), request, attempt)
+        for running in dropped:
+            self._writer.forget_parts(running)
+            self._memory.leave(running.pairs)
+        return [command for running in dropped for command in self._known.leave(running)]

@@ -1,7 +1,7 @@
 """The prefill worker's core: runs prompts, emits their first tokens, commits their KV to the pool.
 
     Prefill ─▶ asking ──▶ waiting ──▶ fetching ──▶ running ──▶ ended (one token was enough)
-               (what the  (no pairs)  (known pages    ├──▶ candidate ── Pull ──▶ gone (offering.py)
+               (what the  (no pairs)  (known pages    ├──▶ candidate ── Pull ──▶ gone (handing_on.py)
                pool knows)            to pairs)       │       └── Decline ─┐
                                                       └──▶ committing ◀────┴─▶ copying ──▶ Commit
                                                            (no pages)          (pairs to pages)
@@ -19,150 +19,157 @@ its place to a real-time prompt that lacks room, and is computed anew. Where the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count
 
-from alignedserve.core import ServiceClass
-from alignedserve.prefill_worker.buffering import Buffers
-from alignedserve.prefill_worker.candidates import Candidates
-from alignedserve.prefill_worker.committing import Commits
-from alignedserve.prefill_worker.decode_peers import DecodePeers
-from alignedserve.prefill_worker.known_pages import KnownPages
+from alignedserve.core import Role
+from alignedserve.prefill_worker.buffering import Buffers, DecodePeers
+from alignedserve.prefill_worker.handing_on import Commits, Offers, PromptRequests
 from alignedserve.prefill_worker.next_step import NextStep
-from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.messages import Expect
+from alignedserve.protocol.events import (
+    CopiedIn,
+    CopiedOut,
+    KvReceived,
+    KvSent,
+    MemberJoined,
+    MemberLost,
+    StepDone,
+    SyntaxReady,
+)
+from alignedserve.protocol.messages import Cancel, Decline, Evict, Expect, LeasePages, Prefetch, Prefill, Prefix, Pull
 from alignedserve.scheduling.promise import Promise
-from alignedserve.worker.parts.arrivals import Arrivals, Expectations
-from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.compression import PageCompression
-from alignedserve.worker.parts.core import WorkerCore
-from alignedserve.worker.parts.idle_trials import IdleTrials
-from alignedserve.worker.parts.prefixes import Prefixes
-from alignedserve.worker.parts.prompt_rate import PromptRate
-from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.parts.repeats import Repeats
-from alignedserve.worker.parts.router_link import Counting, RouterLink
-from alignedserve.worker.parts.step_end import StepEnd
+from alignedserve.worker.arriving import Arrivals, Expectations, Prefixes, PromptQueue
+from alignedserve.worker.core import Repeats, WorkerCore
+from alignedserve.worker.device import DeviceMemory, blocks_for
+from alignedserve.worker.owners import Owners
+from alignedserve.worker.part import Act, Events
+from alignedserve.worker.pool import PageCompression
+from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.steps import IdleTrials, PromptRate, StepEnd
+
+
+def events(core: PrefillCore) -> Events:
+    """Return which part hears which event, in which order (the rest of the events: alignedserve/worker/core.py)."""
+    return {
+        Prefill: (core.arrivals.prefill,),
+        SyntaxReady: (core.arrivals.syntax_ready,),
+        Expect: (core.arrivals.expect, core.expectations.expect),
+        Cancel: (core.arrivals.cancel,),
+        Prefix: (core.prefixes.answered,),
+        LeasePages: (core.offers.leased, core.writing.leased),
+        Decline: (core.offers.declined,),
+        Prefetch: (core.buffers.prefetch,),
+        Evict: (core.buffers.evict,),
+        Pull: (core.peers.pulled,),
+        CopiedIn: (core.prompts.copied_in, core.buffers.copied_in),
+        CopiedOut: (core.writing.copied_out,),
+        KvReceived: (core.buffers.received, core.peers.received),
+        KvSent: (core.peers.sent,),
+        StepDone: (
+            core.rate.step_done,  # before the step's end: what is through then was still waiting
+            core.idle.step_done,
+            core.step_end.step_done,
+        ),
+        MemberJoined: (core.offers.members_changed,),
+        MemberLost: (core.offers.members_changed,),
+        (MemberJoined, Role.DECODE): (core.peers.joined,),
+        (MemberLost, Role.DECODE): (core.peers.lost,),
+        (MemberLost, Role.POOL): (
+            core.prefixes.pool_lost,
+            core.here.pool_lost,
+            core.commits.pool_lost,
+            core.offers.pool_lost,
+            core.writing.pool_lost,
+        ),
+    }
+
+
+def turn(core: PrefillCore) -> tuple[Act, ...]:
+    """Return what the core does after each event, in this order."""
+    return (
+        core.step.make_place,
+        core.offers.offer_again,
+        core.buffers.announce_again,
+        core.offers.offer_all,
+        core.writing.write,
+        core.step.begin,
+        core.writing.ask_for_chats,
+        core.compression.compress,
+        core.repeats.set_timer,
+        core.router.report,
+        core.counting.tell,
+        core.idle.measure,
+        core.router.end,
+    )
 
 
 class PrefillCore(WorkerCore):
-    def __init__(self, setup: WorkerSetup) -> None:
-        common = Common(setup)
-        super().__init__(common)
-        candidates, copy_numbers, known = Candidates(), count(1), KnownPages(common.pool, common.notes)
-        queue = PromptQueue(common, known.leave)
-        prefixes = Prefixes(common, queue)
-        commits = Commits(common, candidates, known)
-        offers = Offers(common, candidates, commits, known)
-        prompts = RunningPrompts(common, queue, prefixes, offers, known, copy_numbers)
-        writing = PoolWriting(common, queue, candidates, commits, offers, prompts, known)
-        buffers = Buffers(common, queue, candidates, copy_numbers)
-        step = NextStep(common, queue, prefixes, prompts, commits, offers, buffers, writing)
-        rate = PromptRate(common, queue, lambda: prompts.seated, lambda: prefixes.asking)
-        compression, repeats = PageCompression(common), Repeats(common)
-        router, idle = RouterLink(common, rate), IdleTrials(common)
-        counting = Counting(common, queue, lambda: prompts.running, self._coming)
-        self._prefixes, self._prompts, self._buffers = prefixes, prompts, buffers
-        self._compose(
-            parts=(
-                rate,  # before the step's end: what is through then was still waiting
-                idle,
-                Arrivals(common, prefixes.admit),
-                Expectations(common, queue, self._named, self._pass_on),
-                StepEnd(common, queue, prompts),
-                prompts,
-                queue,
-                prefixes,
-                commits,
-                offers,
-                writing,
-                buffers,
-                DecodePeers(candidates, offers, buffers, setup.direct),
-                common.owners,
-                compression,
-                router,
-                counting,
-                repeats,
-                common.retirement,
-                common.pool,
-            ),
-            turn=(
-                step.make_place,
-                offers.offer_again,
-                buffers.announce_again,
-                offers.offer_all,
-                writing.write,
-                step.begin,
-                writing.ask_for_chats,
-                compression.compress,
-                repeats.set_timer,
-                router.report,
-                counting.tell,
-                idle.measure,
-                common.retirement.end,
-            ),
-        )
+    here: PromptRequests
 
-    def _named(self, _request: str) -> Iterable[Running]:
+    def __init__(self, setup: WorkerSetup) -> None:
+        super().__init__(setup)
+        pace, steps, log, pool, policy = self.pace, self.steps, self.log, self.pool_link, setup.policy
+        self.here = here = PromptRequests(pool, log.notes)
+        self.memory = memory = DeviceMemory(setup.limits, steps, blocks_for(setup.limits, pace))
+        memory.connect(pool.writer, pace)
+        self.owners = owners = Owners(pace.coming, memory)
+        here.queue = queue = PromptQueue(here, memory, pace, log.decisions, here.known.leave)
+        self.prefixes = prefixes = Prefixes(here, pool, queue, policy.reuse)
+        self.arrivals = Arrivals(here, policy, log.decisions, prefixes.admit)
+        self.expectations = Expectations(policy, queue, self._named, self._pass_on)
+        self.commits = commits = Commits(here, memory, pool, log, owners)
+        self.offers = offers = Offers(here, memory, pool, log, owners, commits)
+        self.prompts = prompts = RunningPrompts(here, memory, pool, log, owners, prefixes, offers)
+        self.writing = writing = PoolWriting(here, memory, pool, commits, offers, prompts)
+        self.buffers = buffers = Buffers(here, memory, pool, log)
+        self.peers = DecodePeers(here.candidates, offers, buffers, setup.direct)
+        self.step = NextStep(here, memory, pool, log, prefixes, prompts, commits, offers, buffers, writing)
+        self.step_end = StepEnd(memory, pace, queue, prompts, log)
+        self.rate = PromptRate(pace, steps, queue, lambda: prompts.seated, lambda: prefixes.asking)
+        self.idle = IdleTrials(memory, pace, here, setup.cost is not None)
+        self.compression, self.repeats = PageCompression(pool, pace, steps, here), Repeats(here, pool)
+        self.router = RouterLink(here, memory, pool, log, self.owners, self.rate)
+        self.counting = Counting(here, log, memory, pace, queue, lambda: prompts.running, self._coming)
+        here.enlist(
+            *(self.arrivals, prompts, queue, prefixes, commits, offers, self.writing, self.buffers, owners, self.router)
+        )
+        self._compose(events(self), turn(self))
+
+    def _named(self, _request: str) -> Iterable[WorkerRequest]:
         """Return all requests that are here and do not wait for room, whatever their names are."""
-        return [*self._common.roster.occupants(), *self._prefixes.asking]
+        return [*self.here.occupants(), *self.prefixes.asking]
 
     def _coming(self) -> list[Promise]:
         """Return the promises to prompts that ask the pool for their beginning, or fetch it."""
-        return [running.promise for running in (*self._prefixes.asking, *self._prompts.fetching)]
+        return [running.promise for running in (*self.prefixes.asking, *self.prompts.fetching)]
 
     def _pass_on(self, told: Expect, _now: float) -> list[Command]:
         """Tell the pool of a request that has gone on."""
-        return self._common.pool.send(told)
+        return self.pool_link.send(told)
 
     @property
     def pairs(self) -> list[int]:
-        return [*super().pairs, *self._buffers.pairs]
+        return [*super().pairs, *self.buffers.pairs]
 
     @property
     def held(self) -> dict[str, int]:
         """Return what is taken now; nothing when no request is open."""
-        common = self._common
         return {
-            "requests": len(common.roster.attempts()),
-            "pairs": common.limits.num_pairs - common.memory.num_free,
-            "outputs": common.owners.outputs.num_kept,
-            "written parts": common.writer.num_with_parts,
-            "buffers": len(self._buffers),
+            "requests": len(self.here.attempts()),
+            "pairs": self.memory.limits.num_pairs - self.memory.num_free,
+            "outputs": self.owners.outputs.num_kept,
+            "written parts": self.pool_link.writer.num_with_parts,
+            "buffers": len(self.buffers),
         }
-
-    def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
-        """Return the pages that are leased to this worker for requests of one class."""
-        return self._common.writer.leased_for(service)
-
-    @property
-    def num_preemptions(self) -> int:
-        return self._common.counts.num_preemptions
-
-    @property
-    def num_reused_tokens(self) -> int:
-        """Return how many tokens were not computed because the pool had their KV."""
-        return self._prompts.num_reused_tokens
-
-    @property
-    def num_spoiled_pages(self) -> int:
-        """Return how many pages of the pool were not intact."""
-        return self._prompts.num_spoiled_pages
 
     @property
     def num_buffered_pairs(self) -> int:
         """Return how many pairs hold KV for decode workers."""
-        return self._buffers.num_pairs
+        return self.buffers.num_pairs
 
     @property
     def most_buffered_pairs(self) -> int:
-        return self._buffers.most_pairs
-
-    @property
-    def num_prefetched(self) -> int:
-        """Return how many requests were prefetched from the pool for decode workers."""
-        return self._buffers.num_prefetched
+        return self.buffers.most_pairs

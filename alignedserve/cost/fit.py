@@ -66,7 +66,7 @@ def features(shape: Shape, pieces: int) -> Vector:
     """Return what the coefficients are multiplied with, in the order of `_vector`."""
     row = [1.0, *_token_features(shape.tokens, pieces)]
     row += [shape.work / 2, shape.chunks, shape.cached, shape.decodes, shape.prefixes]
-    row += [shape.decodes * shape.longest - shape.prefixes, shape.hidden]
+    row += [shape.decodes * shape.longest - shape.prefixes, shape.remade]
     return row
 
 
@@ -79,7 +79,7 @@ def _token_features(tokens: int, pieces: int) -> Iterable[float]:
 
 def _vector(values: Coefficients) -> Vector:
     c = values
-    return [c.fixed, *c.token, c.work, c.chunk, c.cached, c.decode, c.prefix, c.bubble, c.hidden]
+    return [c.fixed, *c.token, c.work, c.chunk, c.cached, c.decode, c.prefix, c.bubble, c.remade]
 
 
 def _coefficients(vector: Sequence[float]) -> Coefficients:
@@ -140,19 +140,19 @@ class _KindFit:
         return _dot(features(shape, self.pieces), self.solution)
 
 
-def fit(points: Sequence[Point], hidden_token_s: float = 0.0) -> CostModel:
-    """Fit the cost model to profiled steps. `hidden_token_s` holds where no step projected hidden states."""
-    return OnlineCost(points, hidden_token_s).model
+def fit(points: Sequence[Point], remade_token_s: float = 0.0) -> CostModel:
+    """Fit the cost model to profiled steps. `remade_token_s` holds where no step made K and V anew."""
+    return OnlineCost(points, remade_token_s).model
 
 
-def _fit(own: Sequence[Point], others: Sequence[Point], hidden_token_s: float) -> _KindFit:
+def _fit(own: Sequence[Point], others: Sequence[Point], remade_token_s: float) -> _KindFit:
     """Fit one kind: weigh the points anew by their errors, a few times. Points of other kinds count a little."""
     points, shares = [*own, *others], [1.0] * len(own) + [_KINSHIP] * len(others)
     longest = max((point.shape.tokens for point in points), default=1)
     pieces = max(1, (longest - 1).bit_length())  # the last piece begins before the longest step
     rows = [features(point.shape, pieces) for point in points]
     solution = [0.0] * (pieces + _REST)
-    solution[-1] = hidden_token_s
+    solution[-1] = remade_token_s
     equations, weights = _Equations(len(solution)), shares
     for _ in range(_ROUNDS):
         equations = _Equations(len(solution))
@@ -215,7 +215,7 @@ class OnlineCost:
     def __init__(
         self,
         points: Sequence[Point],
-        hidden_token_s: float = 0.0,
+        remade_token_s: float = 0.0,
         slowdown: float = 1.0,
         known: Mapping[Kind, Uncertainty] | None = None,
     ) -> None:
@@ -226,7 +226,7 @@ class OnlineCost:
             own = [point for point in points if point.shape.kind is kind]
             others = [point for point in points if point.shape.kind is not kind]
             uncertainty = _uncertainty(own, others) if known is None else known[kind]
-            self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), uncertainty)
+            self._kinds[kind] = _Learner(_fit(own, others, remade_token_s), uncertainty)
         self._model: CostModel | None = None
         self.rescale(slowdown)
 

@@ -1,6 +1,6 @@
 """The cost model: how long a step will take, by plain arithmetic that every core can afford.
 
-    T_exec = δ + α0·ΣLn + α1·Σ Ln·La + γ0·B + γ1·ΣC + γ2·B·(max C − ΣC/B) + ρ_h·hidden      (BROS §4.1)
+    T_exec = δ + α0·ΣLn + α1·Σ Ln·La + γ0·B + γ1·ΣC + γ2·B·(max C − ΣC/B) + ρ·remade      (BROS §4.1)
 
 Ln is the number of tokens of a chunk, La = cached + Ln/2 the number that each of them attends to on average, C the
 prefixes of the B decodes. γ2 is the bubble (AlignedServe §2.2): what a batch pays for members of unequal length. Three
@@ -48,14 +48,14 @@ class Shape(NamedTuple):
     decodes: int = 0
     prefixes: int = 0  # ΣC
     longest: int = 0  # max C
-    hidden: int = 0  # tokens whose K and V are made from hidden states
+    remade: int = 0  # tokens before the step's own whose K and V it makes anew, since they are kept in another form
 
     @classmethod
-    def build(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
+    def build(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), remade: int = 0) -> Shape:
         """Return the shape of a step with these chunks, as (length, cached), and decodes with these prefixes."""
         sizes = list(chunks)
         if not sizes:  # as in most steps
-            return cls(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0), hidden)
+            return cls(0, 0, 0, 0, len(prefixes), sum(prefixes), max(prefixes, default=0), remade)
         return cls(
             chunks=len(sizes),
             chunk_tokens=sum(length for length, _ in sizes),
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
             decodes=len(prefixes),
             prefixes=sum(prefixes),
             longest=max(prefixes, default=0),
-            hidden=hidden,
+            remade=remade,
         )
 
     @property
@@ -82,9 +82,9 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.start - chunk.dropped) for chunk in plan.chunks]
-    hidden = sum([part.start for part in plan.parts if part.blocks])
-    return Shape.build(sizes, [decode.start - decode.dropped for decode in plan.decodes], hidden)
+    sizes = [(len(chunk.tokens), chunk.start - chunk.kv.dropped) for chunk in plan.chunks]
+    remade = sum([part.start for part in plan.parts if part.kv.form])
+    return Shape.build(sizes, [decode.start - decode.kv.dropped for decode in plan.decodes], remade)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Coefficients:
     decode: float = 0.0  # γ0
     prefix: float = 0.0  # γ1
     bubble: float = 0.0  # γ2
-    hidden: float = 0.0  # ρ_h
+    remade: float = 0.0  # ρ
 
 
 _TAIL_OF_P90 = 2.90  # the 99.99 % quantile / the 90 % quantile of normally distributed errors
@@ -130,7 +130,7 @@ def _table(coefficients: Coefficients) -> _Table:
     bends = map(mul, map(sub, token, token[1:]), _ENDS)  # so that neighbouring pieces meet
     base, slope = [of.fixed, *accumulate(bends, initial=of.fixed)], [token[0], *token]
     beyond = _BITS - len(base)
-    rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.hidden)
+    rest = (of.chunk, of.cached, of.decode, of.prefix, of.bubble, of.remade)
     return ((*base, *base[-1:] * beyond), (*slope, *slope[-1:] * beyond), of.work / 2, *rest)
 
 
@@ -159,9 +159,9 @@ class CostModel:
         return least_s, (self.seconds(Shape.build(prefixes=[_FAR])) - least_s) / _FAR
 
     @cached_property
-    def hidden_token_s(self) -> float:
-        """Return the time to make K and V of a token from its hidden vectors, beside decodes."""
-        return self.coefficients[Kind.DECODE].hidden
+    def remade_token_s(self) -> float:
+        """Return the time to make K and V of a token anew, beside decodes."""
+        return self.coefficients[Kind.DECODE].remade
 
     def pivot(self, most: int) -> int:
         """Return S_pf, the number of prompt tokens that saturates the hardware.
@@ -200,13 +200,13 @@ class StepEstimate:
     def __init__(self, model: CostModel, start: Shape = EMPTY) -> None:
         self._tables = model.tables
         self.chunks, self.chunk_tokens, self.cached, self.work = start[:4]
-        self.decodes, self.prefixes, self.longest, self.hidden = start[4:]
+        self.decodes, self.prefixes, self.longest, self.remade = start[4:]
 
     @property
     def shape(self) -> Shape:
         return Shape(
             self.chunks, self.chunk_tokens, self.cached, self.work,
-            self.decodes, self.prefixes, self.longest, self.hidden,
+            self.decodes, self.prefixes, self.longest, self.remade,
         )  # fmt: skip
 
     @property
@@ -214,7 +214,7 @@ class StepEstimate:
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,
-            self.decodes, self.prefixes, self.longest, self.hidden,
+            self.decodes, self.prefixes, self.longest, self.remade,
         )  # fmt: skip
 
     def add_chunk(self, length: int, cached: int) -> None:
@@ -229,33 +229,33 @@ class StepEstimate:
         if prefix > self.longest:
             self.longest = prefix
 
-    def add_hidden(self, tokens: int) -> None:
-        self.hidden += tokens
+    def add_remade(self, tokens: int) -> None:
+        self.remade += tokens
 
-    def with_chunk(self, length: int, cached: int, hidden: int = 0) -> float:
+    def with_chunk(self, length: int, cached: int, remade: int = 0) -> float:
         """Return the seconds with one more, without adding it."""
         return _seconds(
             self._tables,
             self.chunks + 1, self.chunk_tokens + length, self.cached + cached,
             self.work + length * (2 * cached + length),
-            self.decodes, self.prefixes, self.longest, self.hidden + hidden,
+            self.decodes, self.prefixes, self.longest, self.remade + remade,
         )  # fmt: skip
 
-    def with_decode(self, prefix: int, hidden: int = 0) -> float:
+    def with_decode(self, prefix: int, remade: int = 0) -> float:
         """Return the seconds with one more, without adding it."""
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,
             self.decodes + 1, self.prefixes + prefix, prefix if prefix > self.longest else self.longest,
-            self.hidden + hidden,
+            self.remade + remade,
         )  # fmt: skip
 
-    def with_hidden(self, tokens: int) -> float:
-        """Return the seconds with so many more hidden tokens, without adding them."""
+    def with_remade(self, tokens: int) -> float:
+        """Return the seconds with K and V of so many more tokens made anew, without adding them."""
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,
-            self.decodes, self.prefixes, self.longest, self.hidden + tokens,
+            self.decodes, self.prefixes, self.longest, self.remade + tokens,
         )  # fmt: skip
 
 
@@ -268,12 +268,12 @@ def _seconds(
     decodes: int,
     prefixes: int,
     longest: int,
-    hidden: int,
+    remade: int,
 ) -> float:
     tokens = chunk_tokens + decodes
     if not tokens:
         return 0.0
-    base, slope, per_work, per_chunk, per_cached, per_decode, per_prefix, bubble, per_hidden = tables[
+    base, slope, per_work, per_chunk, per_cached, per_decode, per_prefix, bubble, per_remade = tables[
         (2 if chunks else 1) if decodes else 0
     ]
     piece = tokens.bit_length()
@@ -281,7 +281,7 @@ def _seconds(
         base[piece] + slope[piece] * tokens
         + per_work * work + per_chunk * chunks + per_cached * cached
         + per_decode * decodes + per_prefix * prefixes + bubble * (decodes * longest - prefixes)
-        + per_hidden * hidden
+        + per_remade * remade
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ from alignedserve.machine.whole_file import whole_file
 log = logging.getLogger("alignedserve.cost")
 
 _FORMAT = 4
+_RENAMED = {"remade": "hidden"}  # a coefficient: its name here, and in the file
 BUSY = 1.25  # slowdown from which on the machine counts as busy
 _MOST_SLOWDOWN = 4.0  # that a worker starts with: where everything starts at once, the first seconds say little
 
@@ -77,7 +78,7 @@ class Profile:
     memory: MeasuredMemory
     points: tuple[Point, ...]
     model: CostModel
-    hidden_token_s: float = 0.0  # measured apart from the steps
+    remade_token_s: float = 0.0  # measured apart from the steps
     links: Mapping[Route, Link] = field(default_factory=dict)  # of copies between the device and the arena
     slowdown: float = 1.0  # steps took so many times as long as those that were quickest, which are the points
     measured_at: float = 0.0  # seconds since 1970
@@ -88,13 +89,13 @@ class Profile:
         subject: Subject,
         memory: MeasuredMemory,
         points: tuple[Point, ...],
-        hidden_token_s: float = 0.0,
+        remade_token_s: float = 0.0,
         links: Mapping[Route, Link] = MappingProxyType({}),
         slowdown: float = 1.0,
         measured_at: float = 0.0,
     ) -> Profile:
-        model = fit(points, hidden_token_s)
-        return cls(subject, memory, points, model, hidden_token_s, links, slowdown, measured_at)
+        model = fit(points, remade_token_s)
+        return cls(subject, memory, points, model, remade_token_s, links, slowdown, measured_at)
 
     @property
     def is_busy(self) -> bool:
@@ -120,7 +121,7 @@ class Profile:
         Until then the machine is taken to be as busy as it was.
         """
         slowdown, known = min(_MOST_SLOWDOWN, self.slowdown), self.model.uncertainty
-        return OnlineCost(self.points, self.hidden_token_s, slowdown, known)
+        return OnlineCost(self.points, self.remade_token_s, slowdown, known)
 
 
 def fingerprint(folder: Path) -> str:
@@ -189,17 +190,21 @@ def _tree(profile: Profile) -> dict[str, Any]:
         "format": _FORMAT,
         "subject": asdict(profile.subject),
         "memory": asdict(profile.memory),
-        "coefficients": {kind.value: asdict(values) for kind, values in model.coefficients.items()},
+        "coefficients": {kind.value: _named(values) for kind, values in model.coefficients.items()},
         "uncertainty": {
             kind.value: {"median": errors.median, "p90": errors.p90} for kind, errors in model.uncertainty.items()
         },
-        "hidden_token_s": profile.hidden_token_s,
+        "hidden_token_s": profile.remade_token_s,
         "slowdown": profile.slowdown,
         "measured_at": profile.measured_at,
         "links": {route.value: asdict(link) for route, link in profile.links.items()},
         "point_fields": [*Shape._fields, "seconds"],
         "points": [[*point.shape, point.seconds] for point in profile.points],
     }
+
+
+def _named(values: Coefficients) -> dict[str, Any]:
+    return {_RENAMED.get(name, name): value for name, value in asdict(values).items()}
 
 
 def _profile(tree: Mapping[str, Any]) -> Profile:
@@ -211,7 +216,7 @@ def _profile(tree: Mapping[str, Any]) -> Profile:
         memory=_memory(tree["memory"]),
         points=tuple(_point(row) for row in tree["points"]),
         model=CostModel(coefficients, uncertainty),
-        hidden_token_s=_number(tree["hidden_token_s"]),
+        remade_token_s=_number(tree["hidden_token_s"]),
         links=links,
         slowdown=_number(tree["slowdown"]),
         measured_at=_number(tree["measured_at"]),
@@ -237,7 +242,9 @@ def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
     token = tuple(map(_number, tree["token"]))
     if not token:
         raise ValueError("no coefficient for tokens")
-    return Coefficients(token=token, **_numbers({name: value for name, value in tree.items() if name != "token"}))
+    names = {told: name for name, told in _RENAMED.items()}
+    rest = {names.get(name, name): value for name, value in tree.items() if name != "token"}
+    return Coefficients(token=token, **_numbers(rest))
 
 
 def _point(row: list[Any]) -> Point:

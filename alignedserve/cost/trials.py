@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, cycle, zip_longest
 
-from alignedserve.core import Chunk, Decode, Sampling, WorkerLimits, units_for
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, WorkerLimits, units_for
 from alignedserve.cost.model import Kind, Shape
 
 NOBODY = "trial "  # begins the names of requests that nobody sent; no client can give such a name
@@ -49,11 +49,11 @@ class Trial:
         ends = [*accumulate(counts)]
         shares = iter([tuple(pairs[end - count : end]) for count, end in zip(counts, ends, strict=True)])
         chunks = tuple(
-            Chunk(f"{NOBODY}c{number}", tuple(draw() for _ in range(length)), cached, next(shares), _GREEDY)
+            Chunk(f"{NOBODY}c{number}", tuple(draw() for _ in range(length)), cached, KvForm(next(shares)), _GREEDY)
             for number, (length, cached) in enumerate(self.chunks)
         )
         decodes = tuple(
-            Decode(f"{NOBODY}d{number}", draw(), prefix, next(shares), _GREEDY, 0)
+            Decode(f"{NOBODY}d{number}", draw(), prefix, KvForm(next(shares)), _GREEDY, 0)
             for number, prefix in enumerate(self.prefixes)
         )
         return chunks, decodes

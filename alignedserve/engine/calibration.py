@@ -25,7 +25,7 @@ from alignedserve.architectures.families.model_config import ModelConfig, read_c
 from alignedserve.architectures.gguf.folder import identity
 from alignedserve.architectures.gguf.places import PLACES, read_places
 from alignedserve.architectures.weight_files import weight_files
-from alignedserve.core import CacheKind, units_for
+from alignedserve.core import units_for
 from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.models.attention import attention_of
@@ -33,7 +33,6 @@ from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.families.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Model
-from alignedserve.engine.models.runs import Run
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
@@ -105,7 +104,7 @@ def read_plain(folder: Path, dtype: torch.dtype, device: torch.device = CPU, sig
         pairs = units_for(len(tokens), _BLOCK_SIZE)
         shape = config.num_layers, 2 * pairs, _BLOCK_SIZE, config.num_kv_heads * config.head_dim
         cache = torch.zeros(shape, dtype=dtype, device=device)
-        return logits_of(tokens, model, config, kernels, cache)
+        return logits_of(tokens, model, kernels, cache)
 
     words = logits(compared).log_softmax(-1)
     heard.squares.clear()
@@ -119,13 +118,12 @@ def tokens_of(folder: Path, config: ModelConfig, text: str) -> tuple[int, ...]:
     return tuple(token for token in tokens[: config.max_positions] if token < config.vocab_size)
 
 
-def logits_of(tokens: Sequence[int], model: Model, config: ModelConfig, kernels: Kernels, cache: Tensor) -> Tensor:
+def logits_of(tokens: Sequence[int], model: Model, kernels: Kernels, cache: Tensor) -> Tensor:
     """Return the logits of all tokens of a text, whose K and V are written to the first pairs of the cache."""
     block_size = cache.shape[2]
     pairs = range(units_for(len(tokens), block_size))
-    run = Run("", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
     spans = Spans([Lie(len(tokens), len(tokens), pairs)], block_size)
-    attention = attention_of([run], spans, cache, config, kernels, model)
+    attention = attention_of(spans, cache, kernels)
     read, positions = (on_device(of, cache.device) for of in (torch.tensor(tokens), spans.positions))
     return model.forward(read, positions, None, attention)
 

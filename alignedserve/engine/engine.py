@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, DecodeGraphs, places_for, sizes
 from alignedserve.engine.inputs import NOTHING, Before
-from alignedserve.engine.models.attention import attention_of, hidden_slots
+from alignedserve.engine.models.attention import KvAttention, attention_of
 from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.families.choice import load
 from alignedserve.engine.models.folding import FoldedAttention, fold_pairs
@@ -46,6 +47,8 @@ from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
 from alignedserve.fallbacks import fell_back
+from alignedserve.forms.device.table import DeviceForm, form_of
+from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
@@ -140,10 +143,10 @@ class Engine:
         """Return how weights and KV are kept, for profiles."""
         return self.weights_as if self.kv_dtype is KvDtype.AUTO else f"{self.weights_as}, KV {self.kv_dtype.value}"
 
-    @property
-    def why_not_hidden(self) -> str | None:
-        """Return why no request can keep hidden vectors here, or None where it can."""
-        return self.config.why_not_hidden or self.kv_dtype.why_not_hidden
+    @cached_property
+    def form(self) -> DeviceForm:
+        """Return the other form than KV in which requests can be kept."""
+        return form_of(self.config, self.kv_dtype, self._kernels, self._model)
 
     @property
     def kernels(self) -> str:
@@ -187,7 +190,7 @@ class Engine:
         self.num_pairs = num_pairs
         self.cache = self.new_cache(num_pairs + self.has_graphs)  # the last pair is for padding rows (graphs.py)
         self._graphs: DecodeGraphs | None = None
-        self._checker = Checker(self.config, num_pairs, self.block_size, self.why_not_hidden)
+        self._checker = Checker(self.config, num_pairs, self.block_size, lambda run: self.form.problem(run))
 
     def new_cache(self, num_pairs: int) -> Tensor:
         """Return a device cache of zeros. On a CPU it takes memory only once written, so an idle worker stays small."""
@@ -338,7 +341,7 @@ class Engine:
     def logits_of(self, tokens: Sequence[int]) -> Tensor:
         """Return the logits of all tokens of a text, before any request is there: it is written to the first pairs."""
         self._adapted.step = None
-        return logits_of(tokens, self._model, self.config, self._kernels, self.cache)
+        return logits_of(tokens, self._model, self._kernels, self.cache)
 
     def _chunk_run(self, chunk: Chunk) -> Run:
         return run_of(chunk, chunk.tokens)
@@ -354,8 +357,8 @@ class Engine:
 
     def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int], vectors: Vectors) -> Tensor:
         """Run the model and return the logits of the tokens that `result_of` needs; `vectors` gets its states."""
-        ordered = sorted(runs, key=lambda run: run.is_hidden)
-        lies = [self._lie(run) for run in ordered if not run.is_hidden]
+        ordered = sorted(runs, key=lambda run: bool(run.kv.form))
+        lies = [self._lie(run) for run in ordered if not run.kv.form]
         first, end = {}, 0  # row of each request's first token
         for run in ordered:
             first[run.request] = end
@@ -363,7 +366,7 @@ class Engine:
         tokens = [token for run in ordered for token in run.tokens]
         inputs = self._before.inputs(tokens, {first[request]: row for request, row in unread.items()})
         self._adapted.step = adapters = self.adapters.step(_rows_by_adapter(ordered, first))
-        fold = self.config.fold if any(run.dropped for run in runs) else None
+        fold = self.config.fold if any(run.kv.dropped for run in runs) else None
         is_plain = not plan.chunks and len(lies) == len(runs) and adapters is None and fold is None
         if self._graphs is not None and is_plain:
             logits = self._graphs.logits(lies, inputs)
@@ -372,7 +375,7 @@ class Engine:
         spans = Spans(lies, self.block_size)
         attention: Attention
         if fold is None:
-            attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model, adapters)
+            attention = self._attention(ordered, spans, adapters)
         else:
             attention = FoldedAttention(ordered, self.cache, fold, self._kernels)
         wanted = rows_wanted(plan, [first[run.request] for run in runs])
@@ -380,8 +383,8 @@ class Engine:
         rows = None
         if counted or wanted != [*range(end)]:
             rows = on_device(torch.tensor(wanted + counted, dtype=torch.long), self.device)
-        hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
-        positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
+        others = [torch.arange(run.start, run.end) for run in ordered[len(lies) :]]
+        positions = torch.cat((spans.positions, *others)) if others else spans.positions
         placed = inputs.placed(self.device), on_device(positions, self.device), rows, attention
         if not counted:
             return self._model.forward(*placed)
@@ -389,32 +392,22 @@ class Engine:
         vectors.take(states[len(wanted) :])
         return self._model.logits(states[: len(wanted)]) if wanted else torch.empty(0)
 
+    def _attention(self, ordered: Sequence[Run], spans: Spans, adapters: StepAdapters | None) -> Attention:
+        """Return the attention of a step: first come the runs of KV, to which `spans` belong."""
+        others = ordered[len(spans) :]
+        if not others:
+            return attention_of(spans, self.cache, self._kernels, adapters)
+        for_kv = KvAttention(self.cache, spans, self._kernels) if len(spans) else None
+        return self.form.attention(for_kv, spans.num_rows, others, self.cache)
+
     def _decode(self, tokens: Tensor, spans: StaticSpans) -> Tensor:
         """Return the logits of a decode step without adapters: one token per request."""
         self._adapted.step = None
-        attention = attention_of((), spans, self.cache, self.config, self._kernels, self._model)
+        attention = attention_of(spans, self.cache, self._kernels)
         return self._model.forward(tokens, spans.positions, None, attention)
 
     def _lie(self, run: Run) -> Lie:
-        return Lie(len(run.tokens), run.end - run.dropped, run.pairs, run.from_right, run.dropped)
-
-    @torch.inference_mode()
-    def project(
-        self, request: str, blocks: Sequence[int], pairs: Sequence[int], tokens: int, from_right: Sequence[int] = ()
-    ) -> None:
-        """Turn a request of kind HIDDEN into a request of kind KV.
-
-        K and V of its first `tokens` are computed from its hidden blocks, in all layers, and written to the pairs. The
-        pairs may consist of the same blocks.
-        """
-        self._checker.check_hidden(request, blocks, tokens)
-        self._checker.check_pairs(request, pairs, tokens)
-        slots = hidden_slots(blocks, self.block_size, tokens)
-        spans = Spans([Lie(tokens, tokens, pairs, from_right)], self.block_size)
-        for layer, cache in enumerate(self.cache.unbind(0)):
-            hidden = self._kernels.read_hidden(cache, slots, self.config.hidden_size)
-            k, v = self._model.project(layer, hidden, spans.positions)
-            self._kernels.write(cache, spans, k, v)
+        return Lie(len(run.tokens), run.num_held, run.kv.pairs, run.kv.dropped)
 
     @torch.inference_mode()
     def fold(self, folds: Sequence[Sequence[int]]) -> None:

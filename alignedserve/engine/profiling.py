@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from alignedserve.core import StepPlan, half_blocks, units_for
+from alignedserve.core import StepPlan, units_for
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Kind, Link, Route, Shape
 from alignedserve.cost.profile import BUSY, MeasuredMemory, Profile, Subject, cached, fingerprint, store
@@ -47,7 +47,7 @@ RUNS = 3
 BUDGET_S = 20.0
 _TOLERANCE = 0.25  # relative error that a cached profile may have
 _LONG_S = 0.25  # a step at least this long runs once: it averages over disturbances by itself
-_PROJECTED = 256  # tokens whose K and V are computed at once when projection is measured
+_REMADE = 256  # tokens whose K and V are computed at once when projection is measured
 _COPIED_PAGES = (1, 4, 16)
 _CAUTION = 1.25  # factor by which a guessed time may be too low
 _LARGEST_SHARE = 0.1  # largest share of the budget for one step
@@ -195,14 +195,14 @@ def _size(shape: Shape) -> float:
     return 1 + shape.tokens + (shape.work / 8 + shape.cached + shape.prefixes) / 256
 
 
-def measure_projection(meter: Meter) -> float:
-    """Return the seconds per token to compute K and V from hidden vectors in all layers; 0 if none are kept."""
+def measure_remaking(meter: Meter) -> float:
+    """Return the seconds per token to make K and V anew of what is kept in another form; 0 if nothing can be."""
     engine = meter.engine
-    if engine.why_not_hidden is not None:
+    if engine.form.why_not is not None:
         return 0.0
-    tokens = min(_PROJECTED, engine.config.max_positions, engine.cache.shape[1] // 2 * engine.block_size)
+    tokens = min(_REMADE, engine.config.max_positions, engine.cache.shape[1] // 2 * engine.block_size)
     pairs = meter.pairs_for(tokens)
-    return meter.quickest_of(partial(engine.project, "p", half_blocks(pairs), pairs, tokens)) / tokens
+    return meter.quickest_of(partial(engine.form.remake, pairs, tokens, engine.cache)) / tokens
 
 
 def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> dict[Route, Link]:
@@ -314,7 +314,7 @@ def measure_profile(
 ) -> Profile:
     """Measure projection, copies and steps within the budget, and fit a profile to them."""
     start = meter.clock()
-    hidden_token_s = measure_projection(meter)
+    remade_token_s = measure_remaking(meter)
     try:
         links = measure_copies(meter, bounds.limits.page_size, shared_memory)
     except (OSError, AlignedServeError) as error:
@@ -323,7 +323,7 @@ def measure_profile(
     budget_s = budget_s * _SHARE_OF_STEPS - (meter.clock() - start)
     steps = measure(meter, trials(bounds), budget_s, signs=meter.engine.signs)
     memory = MeasuredMemory(bounds.limits, _kv_bytes(meter.engine))
-    profile = Profile.fitted(subject, memory, steps.points, hidden_token_s, links, steps.slowdown, time.time())
+    profile = Profile.fitted(subject, memory, steps.points, remade_token_s, links, steps.slowdown, time.time())
     took_s, num = meter.clock() - start, len(profile.points)
     log.info("cost profile of %s: %d steps measured in %.1f s, %s", subject.device, num, took_s, profile.quietness)
     return profile

@@ -20,9 +20,9 @@ from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_pairs
 from alignedserve.executor.step_watch import StepWatch
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
-from alignedserve.machine.capacity import Capacity
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
+from alignedserve.sizing.capacity import Capacity
 from alignedserve.transport.opening import chosen_for, open_transport
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
@@ -43,7 +43,7 @@ class RankParts(Generic[AnEngine]):
         """Return whether copies from the pool go on beside a decode worker's steps.
 
         A GPU has engines for that. On a CPU they would take the memory that the steps read from: between two steps a
-        copy takes less from the requests that decode than beside them (lab/benchmarks/joins.py), and joins much sooner.
+        copy takes less from the requests that decode than beside them, and joins much sooner.
         Ranks would begin such copies at different steps."""
         return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
 
@@ -58,7 +58,7 @@ class RankParts(Generic[AnEngine]):
             cudart_for(self.engine.cache.device),
             self.transport,
             self.pace,
-            num_places=config.policy.pairs.num_places(num_slots),
+            num_on_host=config.policy.pairs.num_on_host(num_slots),
             say=say,
             look_ahead=look_ahead,
             watch=watch,

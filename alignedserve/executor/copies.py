@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 
 from alignedserve.engine.copying.aside import AsideCopies
-from alignedserve.engine.copying.checkpoints import Checkpoints
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.pace import CopyPace
@@ -17,8 +16,10 @@ from alignedserve.engine.device.pinning import Cudart, Pinner
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
 from alignedserve.executor.device_loss import end_where_lost
+from alignedserve.forms.device.performing import FormHands
+from alignedserve.forms.orders import FormOrder
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, FoldKv, ProjectKv
+from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, FoldKv
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, Post
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying
@@ -37,13 +38,13 @@ class PoolCopies:
         verify: bool,
         cudart: Cudart | None,
         pace: CopyPace,
-        num_places: int,
+        num_on_host: int,
     ) -> None:
-        """Pin the arena where there is a `cudart`; keep `num_places` places for checkpointed tokens."""
+        """Pin the arena where there is a `cudart`; have room on the host for `num_on_host` tokens."""
         self._engine, self._cudart = engine, cudart
         self._arena_path, self._page_size, self._verify = arena_path, page_size, verify
         self._aside = AsideCopies(page_size, pace, engine.device, partial(end_where_lost, engine.device))
-        self._checkpoints = Checkpoints(engine.cache, num_places)
+        self._forms = FormHands(lambda: engine.form, engine.cache, num_on_host)
         self._copier: PageCopier | None = None  # of the present pool's arena
         self._pool = ""  # the holder of that arena
         self._pinner: Pinner | None = None  # of that arena
@@ -87,14 +88,11 @@ class PoolCopies:
             case CopyOut(number):
                 self._has_room(lambda: self._copy_out(command))
                 return CopiedOut(number)
-            case CopySlots():
-                self._checkpoints.copy(command)
-                return None
             case FoldKv(folds):
                 self._engine.fold(folds)
                 return None
-            case ProjectKv(request, blocks, pairs, num_tokens):
-                self._engine.project(request, blocks, pairs, num_tokens)
+            case FormOrder():
+                self._forms.perform(command)
                 return None
             case CopyIn(number):
                 return CopiedIn(number, agree(self._has_room(lambda: self._copy_in(command))))
@@ -115,17 +113,15 @@ class PoolCopies:
 
     def _copy_out(self, command: CopyOut) -> bool:
         if (copier := self._copier_to(command.pool)) is not None:
-            saved = self._checkpoints.read([place for _, place in command.saved])
-            vectors = {token: saved[:, :, number] for number, (token, _) in enumerate(command.saved)}
-            args = (command.pairs, command.pages, command.tokens, command.start, command.from_right)
-            copier.copy_out(*args, vectors)
+            amend = self._forms.amend(command.number)
+            copier.copy_out(command.pairs, command.pages, command.tokens, command.start, amend)
         return copier is not None
 
     def _copy_in(self, command: CopyIn) -> bool:
         copier = self._copier_to(command.pool)
         if copier is None:
             return False
-        return copier.copy_in(command.pages, command.pairs, command.tokens, command.start, command.from_right)
+        return copier.copy_in(command.pages, command.pairs, command.tokens, command.start)
 
     def _copier_of(self, arena: Arena) -> PageCopier:
         return PageCopier(self._engine.cache, arena, self._page_size, self._verify)

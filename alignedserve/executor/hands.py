@@ -41,19 +41,19 @@ class EngineHands:
         cudart: Cudart | None = None,
         transport: Transport | None = None,
         pace: CopyPace | None = None,
-        num_places: int = 0,
+        num_on_host: int = 0,
         say: Say = say_nothing,
         look_ahead: int = 0,
         watch: StepWatch | None = None,
     ) -> None:
-        """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; keep `num_places` places for
-        checkpointed tokens; tell the other ranks with `say` what is done here; tell `watch` of steps."""
+        """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; have room on the host for
+        `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of steps."""
         self._engine, self._say = engine, say
         self._in_order = InOrder(engine.device) if look_ahead else None
         self._watch = watch or StepWatch()
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or CopyPace()
-        self._copies = PoolCopies(engine, arena_path, page_size, verify, cudart, self._pace, num_places)
+        self._copies = PoolCopies(engine, arena_path, page_size, verify, cudart, self._pace, num_on_host)
 
     def close(self) -> None:
         """Finish the work that is under way, but for copies beside the steps, and begin no other."""

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from alignedserve.config.config import Config, DeviceKind, Graphs, Launcher, LookAhead
+from alignedserve.config.choices import DeviceKind, Graphs, Launcher, LookAhead
+from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.engine.calibration import PlainModel
 from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory
@@ -26,13 +27,13 @@ from alignedserve.errors import ConfigError
 from alignedserve.executor.precision import plain_model, say_precision
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
-from alignedserve.machine.adapters import adapter_room, as_named, first_adapters
-from alignedserve.machine.capacity import Capacity, capacity
-from alignedserve.machine.memory import check_worker, demand
-from alignedserve.machine.model_folder import dummy_warning
 from alignedserve.machine.resources import usable_cores
 from alignedserve.shell.part import Place
 from alignedserve.signs import Stage
+from alignedserve.sizing.adapters import adapter_room, as_named, first_adapters
+from alignedserve.sizing.capacity import Capacity, capacity
+from alignedserve.sizing.memory import check_worker, demand
+from alignedserve.sizing.model_folder import dummy_warning
 
 log = logging.getLogger("alignedserve.engine")
 

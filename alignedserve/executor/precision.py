@@ -21,16 +21,17 @@ from alignedserve import precision
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.config.config import Config, LoadFormat
+from alignedserve.config.choices import LoadFormat
+from alignedserve.config.config import Config
 from alignedserve.core import units_for
 from alignedserve.engine.calibration import COMPARED, READ, PlainModel, kept_name, read_plain, tokens_of
 from alignedserve.engine.device.devices import free_memory
 from alignedserve.engine.engine import Engine
-from alignedserve.machine.memory import demand, plain
 from alignedserve.machine.resources import memory
 from alignedserve.machine.whole_file import one_at_a_time, whole_file
 from alignedserve.shell.part import Place
 from alignedserve.signs import Stage
+from alignedserve.sizing.memory import demand, plain
 
 log = logging.getLogger("alignedserve.engine")
 

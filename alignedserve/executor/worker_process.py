@@ -20,11 +20,11 @@ from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes, steps_ahead
 from alignedserve.executor.step_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, StepWatch
-from alignedserve.machine.capacity import Capacity
 from alignedserve.machine.whole_file import one_at_a_time
 from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
 from alignedserve.signs import Stage
+from alignedserve.sizing.capacity import Capacity
 from alignedserve.worker.setup import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")

@@ -1,6 +1,5 @@
 """Explain what happened to a request: cores note their decisions, and a story is told of what they noted.
 
-chrome_trace.py  Events of the format that Perfetto shows.
 decisions.py     The decisions that a core notes, and the ring that keeps the last of them.
 sentences.py     Say decisions and stages of a story in plain sentences.
 story.py         Merge what all parts noted of a request: its stages, one after the other.

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from alignedserve.core import ServiceClass
 from alignedserve.explain.decisions import Decision, Kind, Step
-from alignedserve.explain.story import Moment, Stage, Stay, Story
+from alignedserve.explain.story import Moment, Stay, Story, StoryStage
 
 _CLASSES = {ServiceClass.RT: "real-time", ServiceClass.BE: "best-effort"}
 
@@ -168,17 +168,17 @@ def _gave_way(stay: Stay) -> str:
     return f"waited on {stay.part} without memory, which went to {to}{_meanwhile(stay)}"
 
 
-_STAGES: Mapping[Stage, Callable[[Stay], str]] = MappingProxyType(
+_STAGES: Mapping[StoryStage, Callable[[Stay], str]] = MappingProxyType(
     {
-        Stage.ROUTING: lambda _: "waited at the router for a worker",
-        Stage.QUEUE: _queue,
-        Stage.PROMPT: _prompt,
-        Stage.HAND_ON: lambda stay: f"waited on {stay.part} for its KV to go on",
-        Stage.POOL: lambda stay: f"waited in the pool for a decode worker to ask{_meanwhile(stay)}",
-        Stage.CANDIDATE: _candidate,
-        Stage.COPY: lambda stay: f"its KV was copied to {stay.part}",
-        Stage.DECODE: _decoded,
-        Stage.DISPLACED: _gave_way,
+        StoryStage.ROUTING: lambda _: "waited at the router for a worker",
+        StoryStage.QUEUE: _queue,
+        StoryStage.PROMPT: _prompt,
+        StoryStage.HAND_ON: lambda stay: f"waited on {stay.part} for its KV to go on",
+        StoryStage.POOL: lambda stay: f"waited in the pool for a decode worker to ask{_meanwhile(stay)}",
+        StoryStage.CANDIDATE: _candidate,
+        StoryStage.COPY: lambda stay: f"its KV was copied to {stay.part}",
+        StoryStage.DECODE: _decoded,
+        StoryStage.DISPLACED: _gave_way,
     }
 )
 

@@ -23,7 +23,7 @@ _PREFIX = "req-"
 _ROUTER = "router"  # it has to do with every request
 
 
-class Stage(str, Enum):
+class StoryStage(str, Enum):
     ROUTING = "routing"  # at the router, until a worker is to run its prompt
     QUEUE = "queue"  # on a worker, until its prompt begins to run
     PROMPT = "prompt"
@@ -35,19 +35,19 @@ class Stage(str, Enum):
     DISPLACED = "displaced"  # it has given up its memory and waits
 
 
-_BEGINS: Mapping[Kind, Stage] = MappingProxyType(
+_BEGINS: Mapping[Kind, StoryStage] = MappingProxyType(
     {
-        Kind.ARRIVED: Stage.ROUTING,
-        Kind.PLACED: Stage.QUEUE,
-        Kind.QUEUED: Stage.QUEUE,
-        Kind.CHUNK: Stage.PROMPT,
-        Kind.OFFERED: Stage.HAND_ON,
-        Kind.WRITES: Stage.HAND_ON,
-        Kind.COMMITTED: Stage.POOL,
-        Kind.CANDIDATE: Stage.CANDIDATE,
-        Kind.JOINING: Stage.COPY,
-        Kind.JOINED: Stage.DECODE,
-        Kind.DISPLACED: Stage.DISPLACED,
+        Kind.ARRIVED: StoryStage.ROUTING,
+        Kind.PLACED: StoryStage.QUEUE,
+        Kind.QUEUED: StoryStage.QUEUE,
+        Kind.CHUNK: StoryStage.PROMPT,
+        Kind.OFFERED: StoryStage.HAND_ON,
+        Kind.WRITES: StoryStage.HAND_ON,
+        Kind.COMMITTED: StoryStage.POOL,
+        Kind.CANDIDATE: StoryStage.CANDIDATE,
+        Kind.JOINING: StoryStage.COPY,
+        Kind.JOINED: StoryStage.DECODE,
+        Kind.DISPLACED: StoryStage.DISPLACED,
     }
 )
 NEXT_ATTEMPT_S = 5.0  # an attempt that is lost without a next one for so long was the last: its owner gave it up
@@ -96,7 +96,7 @@ class Moment:
 class Stay:
     """A stage of the request on one part, with what was noted meanwhile."""
 
-    stage: Stage
+    stage: StoryStage
     part: str
     began_at: float
     ended_at: float

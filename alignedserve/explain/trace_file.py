@@ -9,14 +9,16 @@ Times are microseconds since the request came, or since the step began that ran 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from math import isfinite
+from typing import Any
 
-from alignedserve.explain.chrome_trace import TraceEvent, dump, micros, process_name, span, thread_name
 from alignedserve.explain.decisions import Step
 from alignedserve.explain.sentences import said, said_of_stay
 from alignedserve.explain.story import Moment, Stay, Story
 
+TraceEvent = dict[str, Any]  # of the Chrome trace format, which Perfetto shows (ui.perfetto.dev)
 _REQUEST = 1  # pid; parts have the following pids
 _DECISIONS, _STEPS = 1, 2  # tids of a part
 
@@ -67,3 +69,33 @@ def _step(step: Step, pid: int, zero: float) -> TraceEvent:
     place = {"name": " and ".join(kinds), "cat": "step", "pid": pid, "tid": _STEPS}
     began_s, ended_s = step.began_at - zero, step.began_at + step.seconds - zero
     return place | span(began_s, ended_s) | {"args": args}
+
+
+# --- Events of the format
+
+
+def micros(seconds: float) -> float:
+    """Return the time on a trace's axis, rounded to the nanosecond: neighbours never overlap by rounding."""
+    return round(seconds * 1e6, 3)
+
+
+def span(began_s: float, ended_s: float) -> TraceEvent:
+    """Return the fields of an event that has a duration."""
+    start = micros(began_s)
+    return {"ph": "X", "ts": start, "dur": round(micros(ended_s) - start, 3)}
+
+
+def process_name(name: str, pid: int) -> TraceEvent:
+    return _name("process_name", name, pid, 0)
+
+
+def thread_name(name: str, pid: int, tid: int) -> TraceEvent:
+    return _name("thread_name", name, pid, tid)
+
+
+def _name(event: str, name: str, pid: int, tid: int) -> TraceEvent:
+    return {"ph": "M", "name": event, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def dump(events: Iterable[TraceEvent]) -> str:
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)}, allow_nan=False)

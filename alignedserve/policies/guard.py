@@ -1,4 +1,4 @@
-"""Guards between cores and policies of one's own: a core asks a guard, and decides itself where that has no answer.
+"""Guards between cores and custom policies: a core asks a guard, and decides itself where that has no answer.
 
     raises, or returns nonsense   the default makes this one decision; the next is the policy's again
     is slow                       for some answers that is borne; then the default decides, until the part starts again
@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any
 
 from alignedserve.policies.kinds import OwnPolicy, PolicyKind
 from alignedserve.policies.source import PolicySource, classes_of, made, told
@@ -34,21 +34,10 @@ class NoAnswer(BaseException):
     """Raised within a policy that does not answer; no exception of the policy's own, which it might catch."""
 
 
-class Limit(Protocol):
-    """End a policy that does not answer; a question is asked while the limit is entered."""
+class Limit:
+    """Ends a policy that does not answer (shell/answer_limit.py): a question is asked while the limit is entered.
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
-    ) -> None: ...
-
-    def close(self) -> None:
-        """End nothing from now on, even where leaving was cut short."""
-
-
-class NoLimit:
-    """Let every policy finish: in a simulation the end of one would depend on the machine."""
+    As it stands it lets every policy finish: in a simulation the end of one would depend on the machine."""
 
     def __enter__(self) -> None:
         pass
@@ -57,19 +46,10 @@ class NoLimit:
         pass
 
     def close(self) -> None:
-        pass
+        """End nothing from now on, even where leaving was cut short."""
 
 
-NO_LIMIT = NoLimit()
-
-
-class Usual(Enum):
-    """The answer of a guard where the default decides."""
-
-    DECIDES = "decides"
-
-
-USUAL_DECIDES: Final = Usual.DECIDES
+_NO_LIMIT = Limit()
 
 
 class Failures:
@@ -102,7 +82,7 @@ class Guard:
         policy: OwnPolicy,
         stopwatch: Callable[[], float],
         failures: Failures,
-        limit: Limit = NO_LIMIT,
+        limit: Limit = _NO_LIMIT,
     ) -> None:
         self.name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
         self._ask, self._problem = getattr(policy, policy.method), policy.problem
@@ -110,10 +90,10 @@ class Guard:
         self._wasted_s = 0.0
         self._is_given_up = False
 
-    def ask(self, *facts: Any) -> Any:
-        """Return the policy's answer, or USUAL_DECIDES."""
+    def ask(self, *facts: Any, usual: Any = None) -> Any:
+        """Return the policy's answer, or `usual` where the default decides."""
         if self._is_given_up:
-            return USUAL_DECIDES
+            return usual
         began = self._stopwatch()
         try:
             with self._limit:
@@ -122,9 +102,9 @@ class Guard:
         except NoAnswer:
             self._limit.close()
             self._give_up("it did not answer, and was ended")
-            return USUAL_DECIDES
+            return usual
         except (Exception, SystemExit) as error:
-            answer, problem = USUAL_DECIDES, None
+            answer, problem = usual, None
             self._fail(PolicyFailure.RAISED, told(error, self.name))
         self._wasted_s += self._stopwatch() - began - self._usual_s
         if self._wasted_s > 0.0:
@@ -134,7 +114,7 @@ class Guard:
         if problem is None:
             return answer
         self._fail(PolicyFailure.NONSENSE, problem)
-        return USUAL_DECIDES
+        return usual
 
     def _look_at_waste(self) -> None:
         if self._wasted_s > MOST_WASTED_S:
@@ -151,22 +131,16 @@ class Guard:
             log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *told)
 
 
-def _no_time() -> float:
-    return 0.0
-
-
+@dataclass(frozen=True)
 class OwnPolicies:
-    """The policies of one source, as one part asks them; without a source there are none."""
+    """The custom policies of one source, as one part asks them; without a source there are none.
 
-    def __init__(
-        self,
-        source: PolicySource | None = None,
-        failures: Failures | None = None,
-        stopwatch: Callable[[], float] = _no_time,
-        limit: Limit = NO_LIMIT,
-    ) -> None:
-        """Without a stopwatch no policy is slow: so a simulation does not depend on the machine that it runs on."""
-        self.source, self.failures, self._stopwatch, self._limit = source, failures or Failures(), stopwatch, limit
+    Without a stopwatch no policy is slow: so a simulation does not depend on the machine that it runs on."""
+
+    source: PolicySource | None = None
+    failures: Failures = field(default_factory=Failures, compare=False)
+    stopwatch: Callable[[], float] = field(default=lambda: 0.0, compare=False)
+    limit: Limit = field(default=_NO_LIMIT, compare=False)
 
     def decides(self, kind: PolicyKind) -> bool:
         return self.source is not None and kind in classes_of(self.source)
@@ -175,13 +149,7 @@ class OwnPolicies:
         """Make the policy for a decision, and return the guard that asks it; None where there is none."""
         if self.source is None or not self.decides(kind):
             return None
-        return Guard(self.source.name, made(self.source, kind), self._stopwatch, self.failures, self._limit)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, OwnPolicies) and self.source == other.source
-
-    def __hash__(self) -> int:
-        return hash(self.source)
+        return Guard(self.source.name, made(self.source, kind), self.stopwatch, self.failures, self.limit)
 
 
 NO_POLICIES = OwnPolicies()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Request, Sketch, StepPlan
-from alignedserve.explain.story import Story
+from alignedserve.forms.orders import FormOrder
 from alignedserve.protocol.messages import Figures, Message
+
+if TYPE_CHECKING:
+    from alignedserve.explain.story import Story  # no core looks into it
 
 
 @dataclass(slots=True)  # made for every frame, and a frozen one takes three times as long
@@ -35,12 +38,10 @@ class CopyOut:
 
     number: int  # of the copy; CopiedOut names it
     pool: str  # holder of the pages: its successor may have given the same pages to other requests
-    pairs: tuple[int, ...]
+    pairs: tuple[int, ...]  # as in core.KvForm
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # a multiple of page_size: the pages before it hold their tokens already
-    from_right: tuple[int, ...] = ()  # pairs that are filled from their right end
-    saved: tuple[tuple[int, int], ...] = ()  # (token, place): tokens that have a place of CopySlots, and no slot
     aside: bool = False  # beside the steps, at a pace that does not delay them; otherwise between two steps
 
 
@@ -54,7 +55,6 @@ class CopyIn:
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # as in CopyOut: the pairs before it hold their tokens already
-    from_right: tuple[int, ...] = ()  # as in CopyOut
     aside: bool = False  # as in CopyOut
 
 
@@ -95,33 +95,10 @@ class PrepareSyntax:
 
 
 @dataclass(frozen=True, slots=True)
-class CopySlots:
-    """Copy K and V of single tokens, in all layers, before the next work. All are read before any is written.
-
-    A slot is pair * block_size + offset; a place holds one token in memory that only this worker reads.
-    """
-
-    checkpoints: tuple[tuple[int, int], ...] = ()  # (slot, place)
-    restores: tuple[tuple[int, int], ...] = ()  # (place, slot)
-    moves: tuple[tuple[int, int], ...] = ()  # (slot, slot)
-
-
-@dataclass(frozen=True, slots=True)
 class FoldKv:
     """Fold pairs that lie behind the windows of a request, before the next work."""
 
     folds: tuple[tuple[int, ...], ...]  # the pair that takes what the pairs behind it in the tuple keep
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectKv:
-    """Compute K and V of a request's first tokens from the hidden vectors in its blocks and write them to pairs, before
-    the next work. The pairs may be made of the same blocks."""
-
-    request: str
-    blocks: tuple[int, ...]
-    pairs: tuple[int, ...]
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +194,7 @@ class Reject:
 
 
 # Commands that take a worker's time: it performs them one after the other.
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | FoldKv | ProjectKv | CompressPage
+Work: TypeAlias = RunStep | CopyOut | CopyIn | FoldKv | FormOrder | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv
 Beside: TypeAlias = Transfer | PrepareSyntax  # begins in its turn, as work does; later work goes on beside it
 Command: TypeAlias = (

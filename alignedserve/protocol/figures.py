@@ -117,7 +117,7 @@ class PagesFor:
 
 @dataclass(frozen=True, slots=True)
 class FailedPolicy:
-    """How often a policy of one's own failed in one way, so that the default decided."""
+    """How often a custom policy failed in one way, so that the default decided."""
 
     kind: PolicyKind
     how: PolicyFailure
@@ -141,7 +141,7 @@ class ProcessFigures:
     resident_bytes: int
     num_files: int  # open
     started_at: float  # seconds since 1970
-    failed: tuple[FailedPolicy, ...] = ()  # policies of one's own, in the process's life
+    failed: tuple[FailedPolicy, ...] = ()  # custom policies, in the process's life
     python: str = ""  # its version
     garbage: tuple[Garbage, ...] = ()  # the youngest generation first
     fell_back: tuple[Fallback, ...] = ()  # what it does otherwise, since something does not work there

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.forms.orders import FORM_ORDERS, FormOrder
 from alignedserve.protocol import wire
 from alignedserve.protocol.commands import (
     CompressPage,
     CopyIn,
     CopyOut,
-    CopySlots,
     FoldKv,
-    ProjectKv,
     ReceiveKv,
     RunStep,
     SendKv,
@@ -37,9 +36,9 @@ class PartFrom:
     member: Member
 
 
-Copying: TypeAlias = CopyOut | CopyIn | CopySlots | FoldKv | ProjectKv | CompressPage
+Copying: TypeAlias = CopyOut | CopyIn | FoldKv | FormOrder | CompressPage
 Order: TypeAlias = RunStep | Copying | SendKv | ReceiveKv | Meet | PartFrom
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Order)}
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Order), *FORM_ORDERS)}
 Ended: TypeAlias = KvSent | KvReceived
 _ENDED: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Ended)}
 _Part = typing.TypeVar("_Part", Chunk, Decode)

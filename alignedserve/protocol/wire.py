@@ -11,8 +11,7 @@ same fields that msgspec writes as an array and reads without defaults and witho
     message ── convert ──▶ twin ── encode ──▶ frame ── decode ──▶ twin ── convert, __post_init__ ──▶ message
 
 A step's outputs are the most frequent frame, and `Tokens` with all that is in it are named tuples: no twin, no
-conversion, and nothing is checked before it is sent. Where last fields are missing, they have their defaults. For 64
-outputs of one token each, `python -m lab.benchmarks.router` prints what it takes.
+conversion, and nothing is checked before it is sent. Where last fields are missing, they have their defaults.
 """
 
 from __future__ import annotations

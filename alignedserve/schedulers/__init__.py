@@ -11,5 +11,6 @@ fcfs.py        First come, first served: Orca, vLLM, Sarathi-Serve, FastGen; Ali
 tgi.py         Text Generation Inference: prompts interrupt decodes once enough of them wait.
 round_robin.py Chats and documents in alternate steps, which BROS compares with.
 fastserve.py   By levels of service, without predictions: MLFQ, and FastServe.
+custom.py      A scheduler whose requests a custom policy chooses.
 apt_serve.py   Apt-Serve: before each step it is chosen which requests have memory.
 """

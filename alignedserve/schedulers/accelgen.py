@@ -7,17 +7,20 @@ Chats and documents are equal: both go by slack.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from math import inf
 
 from alignedserve.cost.model import Shape
 from alignedserve.schedulers.aligned import AlignedStep, first_decodes, ranks_of, waiting_in_order
 from alignedserve.schedulers.best_fit import add_best_fit
+from alignedserve.schedulers.in_order import InOrderStep
 from alignedserve.schedulers.scheduler import Scheduler
-from alignedserve.scheduling.policy import Chunking, PromptChoice
-from alignedserve.worker.step.ranks import in_turn
+from alignedserve.scheduling.policy import Chunking
+from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder
 from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.waiting_prompts import Ranked
 
 BOTH = (True, False)  # chats, then documents
 
@@ -30,7 +33,7 @@ class AccelGen(Scheduler):
         if (decodes := self.all_decodes(view)) is not None:
             return decodes
         line, waiting = view.waiting.line, waiting_in_order(view)
-        step = EqualStep(view, UNBOUNDED, paper_budget(view))
+        step = EqualStep(view, UNBOUNDED, paper_budget(view), self.most)
         step.add_together(first_decodes(view, None))
         ranks = ranks_of(view, None, step)
         for is_rt in BOTH:
@@ -41,14 +44,44 @@ class AccelGen(Scheduler):
         for is_rt in BOTH:
             later = line.later(at.now, at.times.most_s, is_rt)
             prompts = in_turn(ranks.prompts(is_rt), step.seatable(later, not is_rt))
-            if self.policy.selection is PromptChoice.MULTI_RESOURCE:
-                ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
-                add_best_fit(step, ((key[ahead : ahead + 2], running) for key, running in prompts), is_in_paper=True)
-            else:
-                step.add(prompts, is_rt)
+            self.add_prompts(step, prompts, is_rt)
         step.add(in_turn(ranks.dropped(), step.seatable(line.late(at.now))))
         if step.is_empty:
             step.add_one_alone(ranks, waiting)
+        return step.selection
+
+    def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
+        """Add prompts that are not urgent, as they best fill what is left (§4.4)."""
+        ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
+        add_best_fit(step, ((key[ahead : ahead + 2], running) for key, running in prompts), is_in_paper=True)
+
+
+class AccelGenNoBatch(AccelGen):
+    """Its ablation /Batch (§6.3): prompts go strictly by slack."""
+
+    def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
+        step.add(prompts, is_rt)
+
+
+class AccelGenNoOrder(Scheduler):
+    """Its ablation /Order (§6.3): by arrival; within a window of arrivals the best fit."""
+
+    def plan(self, view: StepView) -> Selection:
+        """Fill the next step with decodes, then with the prompts that best fill what is left."""
+        at = view.at
+        view.waiting.refresh(at.now, at.times, at.chunk)
+        if (decodes := self.all_decodes(view)) is not None:
+            return decodes
+        waiting, again = waiting_in_order(view), waiting_in_order(view)
+        step = InOrderStep(view, UNBOUNDED, paper_budget(view), self.most)
+        step.add_together(view.decodes)
+        ranks = ranked_by_arrival((*step.others_of(view.decodes), *view.prompts))
+        step.add(found for found in ranks if found[1].decodes)
+        running = (running for running in view.prompts if not running.decodes)
+        prompts = chain(running, (found for _, found in step.seatable(waiting)))
+        add_best_fit(step, (((0, found.request.arrival_at), found) for found in prompts), is_in_paper=True)
+        if step.is_empty:
+            step.add_one_alone(ranks, again)
         return step.selection
 
 

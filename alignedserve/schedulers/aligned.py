@@ -19,16 +19,14 @@ from math import inf
 from operator import itemgetter
 
 from alignedserve.core import ServiceClass
-from alignedserve.schedulers.scheduler import Scheduler, SchedulerSetup
-from alignedserve.scheduling.policy import Chunking
+from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.scheduling.slo import Late, step_room_s
-from alignedserve.worker.step.decode_order import DecodeOrder
-from alignedserve.worker.step.lines import Ranked
-from alignedserve.worker.step.ranks import KeptRanks, RankedRequests, in_turn
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
 from alignedserve.worker.step.view import Selection, StepContext, StepView, estimate_of
-from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
 FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
@@ -42,26 +40,27 @@ _AT_A_TIME = 32  # decodes that are looked at
 
 
 class Aligned(Scheduler):
-    def __init__(self, setup: SchedulerSetup) -> None:
-        super().__init__(setup)
-        self.bounds_steps = setup.policy.chunking is Chunking.SLO
-        self._batch = self._first_batch = min(FIRST_BATCH, setup.most)
-        self._first_to_leave = setup.first_to_leave
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self.bounds_steps = policy.chunking is Chunking.SLO
+        self._order = DecodeOrder(policy)  # decodes in their order, where they are more than a step has places for
+        self._batch = self._first_batch = min(FIRST_BATCH, most) if most < NO_LIMIT else most
 
     def plan(self, view: StepView) -> Selection:
-        """Fill the next step: chats as far as their promises ask, documents with what is left.
+        """Fill the next step: chats as their promises ask, documents with what is left.
 
         Chats come before documents, even urgent ones: what these took of R, a chat's prompt would have to make up for
         at its last moment. Of each class urgent requests come first, then decodes, then prompts.
         A chat's prompt that finds no memory or seat gets those of documents, which wait until there is room again.
         """
-        at, kept = view.at, view.kept()
+        at, kept = view.at, self.kept(view)
         view.waiting.refresh(at.now, at.times, at.chunk)
         if (decodes := self.all_decodes(view)) is not None:
-            return decodes  # as in most steps: nobody waits, and there is time for all
+            return decodes  # as in most steps: no prompt waits, and there is time for all
         line, waiting = view.waiting.line, waiting_in_order(view)
 
-        step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at))  # R, and the most prompt tokens
+        # It may take R, a budget of prompt tokens, and B_curr requests.
+        step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at), self.batch)
         step.add_together(first_decodes(view, kept))  # those of all chats, if they fit
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
         for is_rt in (True, False):
@@ -78,6 +77,21 @@ class Aligned(Scheduler):
         if kept is not None:
             kept.note_run(step.decodes)
         return step.selection
+
+    def kept(self, view: StepView) -> DecodeOrder | None:
+        """Return the decodes in their order as it is now, where they are more than a step has places for."""
+        if len(view.decodes) > self.batch:
+            self._order.refresh(view.decodes, self.batch, view.at.now, view.at.times)
+            return self._order
+        if view.decodes:
+            self.forget_order()
+        return None
+
+    def forget_order(self) -> None:
+        self._order.forget()
+
+    def moved(self, running: WorkerRequest) -> None:
+        self._order.refile(running)
 
     def bounds(self, view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
         return step_bounds(view, kept) if self.bounds_steps else UNBOUNDED
@@ -109,35 +123,39 @@ class Aligned(Scheduler):
     def planned(self, selection: Selection) -> None:
         self._batch = self._first_batch if selection.ran_out_of_time else min(2 * self._batch, self.most)
 
-    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
-        """Return the document that has longest to wait, or without documents the chat (BROS §4.2)."""
+    def leaving(
+        self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
+    ) -> WorkerRequest:
+        """Return the document that has longest to wait, or without documents the chat (BROS §4.2).
+
+        While one batch takes the place of another, it is a request of the old one."""
         seated = (*prompts, *decodes)
-        return self._first_to_leave([seat for seat in seated if not seat.promise.is_rt] or seated, now)
+        return last_of_old([seat for seat in seated if not seat.promise.is_rt] or seated, at)
 
 
 class AlignedStep(StepBuilder):
     """A step in which documents never stand in the way of chats."""
 
-    _spare: list[tuple[float, Running]] | None = None  # chats that decode, with their slack: the most last
+    _spare: list[tuple[float, WorkerRequest]] | None = None  # chats that decode, with their slack: the most last
 
-    def may_exceed(self, prompt: Running) -> bool:
+    def may_exceed(self, prompt: WorkerRequest) -> bool:
         """Return whether it is the first prompt of a chat: others' gaps would else delay its first token for ever."""
         if self._has_sure or not prompt.promise.is_rt:
             return False
         return self.policy.late is not Late.DROP_LAST or not prompt.promise.is_late(self.at.now)
 
-    def is_sure(self, prompt: Running) -> bool:
+    def is_sure(self, prompt: WorkerRequest) -> bool:
         return prompt.promise.is_rt
 
-    def blocks_all(self, running: Running) -> bool:
+    def blocks_all(self, running: WorkerRequest) -> bool:
         return running.promise.is_rt
 
-    def is_blocked_by(self, unfinished: ServiceClass, prompt: Running, is_urgent: bool) -> bool:
+    def is_blocked_by(self, unfinished: ServiceClass, prompt: WorkerRequest, is_urgent: bool) -> bool:
         """Return whether a long prompt waits for another one: no chat waits for a document, and nothing urgent."""
         is_document_first = unfinished is ServiceClass.BE and prompt.request.service is ServiceClass.RT
         return not is_urgent and not is_document_first
 
-    def replaces(self, running: Running) -> bool:
+    def replaces(self, running: WorkerRequest) -> bool:
         """Let a document take the place of the chat with most slack, if that is in time without this step.
 
         The first document that neither fits nor may replace a chat ends the choice of documents (BROS §4.2, Alg. 1).
@@ -152,8 +170,8 @@ class AlignedStep(StepBuilder):
             estimate = self.estimate  # its `longest` may be of the chat that goes: that is counted again at the end
             estimate.decodes -= 1
             estimate.prefixes -= chat.num_held
-            estimate.hidden -= chat.num_hidden
-            if estimate.with_decode(running.num_held, running.num_hidden) <= min(self.bound_s, slack_s):
+            estimate.remade -= chat.num_remade
+            if estimate.with_decode(running.num_held, running.num_remade) <= min(self.bound_s, slack_s):
                 self._spare.pop()
                 self.decodes.remove(chat)
                 self._has_replaced = True
@@ -161,15 +179,15 @@ class AlignedStep(StepBuilder):
                 self.seats += 1
                 return True
             estimate.add_decode(chat.num_held)
-            estimate.add_hidden(chat.num_hidden)
+            estimate.add_remade(chat.num_remade)
         self._is_full = True
         return False
 
-    def is_worth_gaps(self, prompt: Running, size: int, most: int) -> bool:
+    def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
         return is_worth_gaps(self, prompt, size, most)
 
 
-def _slack_s(chat: Running, at: StepContext) -> float:
+def _slack_s(chat: WorkerRequest, at: StepContext) -> float:
     """Return the slack of a chat; infinity where it is late already, and is to run as soon as it can."""
     dues = chat.promise.dues
     if dues is None or dues.is_late(at.now):
@@ -177,7 +195,7 @@ def _slack_s(chat: Running, at: StepContext) -> float:
     return dues.due_at(at.now) - at.now - dues.num_left * at.times.mean_s
 
 
-def is_worth_gaps(step: StepBuilder, prompt: Running, size: int, most: int) -> bool:
+def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int) -> bool:
     """Return whether all of a prompt runs now, though decodes are late for it: else its first token would be.
 
     It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
@@ -188,12 +206,12 @@ def is_worth_gaps(step: StepBuilder, prompt: Running, size: int, most: int) -> b
         return False
     if step.policy.late is Late.DROP_LAST and dues.is_late(now):
         return False
-    left_s, prefix, hidden = dues.due_at(now) - now, prompt.num_held, prompt.num_hidden
+    left_s, prefix, remade = dues.due_at(now) - now, prompt.num_held, prompt.num_remade
     if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
         return False  # it is in time a piece at a time
-    if step.estimate.with_chunk(most, prefix, hidden) > left_s:
+    if step.estimate.with_chunk(most, prefix, remade) > left_s:
         return False
-    if step.estimate.with_chunk(min(most, step.at.block_size), prefix, hidden) > step.decodes_s:
+    if step.estimate.with_chunk(min(most, step.at.block_size), prefix, remade) > step.decodes_s:
         return True
     in_time = [dues for running in step.decodes if (dues := running.promise.dues) is not None and not dues.is_late(now)]
     return len(in_time) <= MOST_GAPS and sum(not dues.has_missed for dues in in_time) <= GAPS_FOR_FIRST
@@ -210,7 +228,7 @@ def prompt_budget(at: StepContext) -> int:
 # --- The order
 
 
-def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[Running]:
+def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRequest]:
     """Return the decodes that run whatever prompts there are, if they all fit.
 
     Those of chats: one that is left out would be late more often than a prompt that gets a little less. Those of
@@ -220,7 +238,7 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[Running]
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
     has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))
     if kept is not None:
-        most = min(at.batch, at.room)
+        most = min(kept.most, at.room)
         return kept.real_time() if has_rt else kept.first_real_time(at.now, at.times.most_s, most)
     if at.policy.late is Late.DROP_LAST:
         return [running for running in decodes if running.promise.is_rt and not running.promise.is_late(at.now)]
@@ -245,11 +263,10 @@ def waiting_in_order(view: StepView) -> Iterator[Ranked]:
     return view.waiting.line.in_order(view.at.now, view.at.times.most_s, only_rt)
 
 
-def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> RankedRequests | KeptRanks:
+def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> RankedRequests:
     """Return the seated requests that are not in the step, ranked by promises."""
-    if kept is not None:
-        return KeptRanks(kept, view.prompts, view.at)
-    return RankedRequests.build((*step.others_of(view.decodes), *view.prompts), view.at)
+    others = step.others_of(view.decodes) if kept is None else ()
+    return RankedRequests((*others, *view.prompts), view.at, kept)
 
 
 # --- R
@@ -266,7 +283,7 @@ def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
         decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
-        decodes = kept.real_time(at.batch)  # more of them run in no step
+        decodes = kept.real_time(kept.most)  # more of them run in no step
     # A step that takes longer than predicted makes all decodes late at once; their next tokens can be in time again.
     if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         bound = late_s
@@ -274,13 +291,13 @@ def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
     return StepBounds(bound, min(bound, prompts_s, at.calm_s, crowded_s(view)))
 
 
-def _decodes_bound_s(decodes: Iterable[Running], at: StepContext) -> tuple[float, float]:
+def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple[float, float]:
     """Return the bound of decodes that are in time, and the least promised time between two tokens of the others."""
     bound, late_s, now, mean_s = inf, inf, at.now, at.times.mean_s
-    (least_s, prefix_s), hidden_s = at.cost.one_decode, at.cost.hidden_token_s
+    (least_s, prefix_s), remade_s = at.cost.one_decode, at.cost.remade_token_s
     for running in decodes:
         if (dues := running.promise.dues) is not None:
-            alone_s = least_s + (prefix_s + hidden_s if running.blocks else prefix_s) * running.prefix
+            alone_s = least_s + (prefix_s + remade_s if running.kv.form else prefix_s) * running.prefix
             room_s = step_room_s(dues, now, dues.num_left, mean_s, alone_s)
             if room_s < bound:
                 bound = room_s
@@ -304,7 +321,7 @@ def _kept_bound_s(kept: DecodeOrder, at: StepContext) -> tuple[float, float]:
 
 
 def _prompts_bound_s(
-    decodes: Iterable[Running], prompts: Iterable[Running], waiting: WaitingPrompts, at: StepContext
+    decodes: Iterable[WorkerRequest], prompts: Iterable[WorkerRequest], waiting: WaitingPrompts, at: StepContext
 ) -> float:
     """Return the most time that prompts of chats leave for the step."""
     bound, now, most_s = inf, at.now, at.times.most_s
@@ -312,10 +329,10 @@ def _prompts_bound_s(
     for running in prompts:
         if (dues := running.promise.dues) is not None:
             chunks = -(-running.num_ahead // at.chunk)
-            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_hidden)
+            with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_remade)
             room_s = step_room_s(dues, now, chunks, most_s, with_it_s)
             if room_s == inf and chunks > 1:  # in steps as they are; in one with all of it?
-                whole_s = beside.with_chunk(running.num_ahead, running.prefix, running.num_hidden)
+                whole_s = beside.with_chunk(running.num_ahead, running.prefix, running.num_remade)
                 room_s = step_room_s(dues, now, 1, most_s, whole_s)
             bound = min(bound, room_s)
     if waiting:

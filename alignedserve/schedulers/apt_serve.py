@@ -6,15 +6,15 @@ Where prompts are not cut, a step runs either prompts or decodes: those that hav
 from __future__ import annotations
 
 from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import SchedulerSetup
-from alignedserve.scheduling.policy import Chunking
+from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.step.view import Selection, StepView
 
 
 class AptServe(FirstCome):
-    def __init__(self, setup: SchedulerSetup) -> None:
-        super().__init__(setup)
-        self._has_types = setup.policy.chunking is Chunking.NONE  # a step runs prompts or decodes
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self._has_types = policy.chunking is Chunking.NONE  # a step runs prompts or decodes
         self._is_prefill = True
 
     def plan(self, view: StepView) -> Selection:

@@ -16,10 +16,10 @@ from math import inf
 from typing import NamedTuple
 
 from alignedserve.schedulers.aligned import Aligned
-from alignedserve.worker.step.lines import Ranked
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBuilder
+from alignedserve.worker.step.view import Seating
+from alignedserve.worker.step.waiting_prompts import Ranked
 
 MOST = 128  # prompts of a window: to look through more of them would take longer than a step may
 
@@ -30,7 +30,7 @@ class WindowMember(NamedTuple):
     tokens: int
     number: int
     memory: int
-    running: Running
+    running: WorkerRequest
 
 
 class Left(NamedTuple):
@@ -47,9 +47,11 @@ class Left(NamedTuple):
         return of_tokens * of_tokens + of_memory * of_memory
 
 
-def windows(prompts: Iterable[tuple[tuple[int, float], Running]], width_s: float) -> Iterator[list[Running]]:
+def windows(
+    prompts: Iterable[tuple[tuple[int, float], WorkerRequest]], width_s: float
+) -> Iterator[list[WorkerRequest]]:
     """Yield windows of prompts of one priority and about one slack; prompts come in the order of these keys."""
-    window: list[Running] = []
+    window: list[WorkerRequest] = []
     first: tuple[int, float] = (0, 0.0)
     for key, running in prompts:
         if window and (key[0] != first[0] or key[1] > first[1] + width_s or len(window) == MOST):
@@ -63,7 +65,7 @@ def windows(prompts: Iterable[tuple[tuple[int, float], Running]], width_s: float
 
 
 class Window:
-    def __init__(self, prompts: Sequence[Running], seating: Seating) -> None:
+    def __init__(self, prompts: Sequence[WorkerRequest], seating: Seating) -> None:
         """`prompts` come from the least slack on."""
         self._seating = seating
         whole = ((running.most_in_chunk, -number, running) for number, running in enumerate(prompts))
@@ -72,12 +74,12 @@ class Window:
         )
         self._most_memory = max(member.memory for member in self._members)
 
-    def __iter__(self) -> Iterator[Running]:
+    def __iter__(self) -> Iterator[WorkerRequest]:
         return (member.running for member in self._members)
 
     def take_nearest(
-        self, left: Left, may_cut: bool, most_of: Callable[[Running, int], int]
-    ) -> tuple[Running, int] | None:
+        self, left: Left, may_cut: bool, most_of: Callable[[WorkerRequest, int], int]
+    ) -> tuple[WorkerRequest, int] | None:
         """Take the nearest prompt out, and return it with the number of its tokens that run.
 
         `most_of` returns how many of some tokens a prompt may run, for memory and rules.
@@ -103,7 +105,7 @@ class Window:
         return best.running, size
 
     def _consider(
-        self, member: WindowMember, size: int, left: Left, most_of: Callable[[Running, int], int]
+        self, member: WindowMember, size: int, left: Left, most_of: Callable[[WorkerRequest, int], int]
     ) -> tuple[float, int] | None:
         """Return the distance and the size of a prompt, if it may run."""
         most = most_of(member.running, size)
@@ -124,7 +126,7 @@ class BestFit(Aligned):
 
 
 def add_best_fit(
-    step: StepBuilder, prompts: Iterable[tuple[tuple[int, float], Running]], is_in_paper: bool = False
+    step: StepBuilder, prompts: Iterable[tuple[tuple[int, float], WorkerRequest]], is_in_paper: bool = False
 ) -> None:
     """Add what fills the step best of prompts that are about as urgent, window by window.
 
@@ -138,7 +140,7 @@ def add_best_fit(
             _add_window(step, Window(members, step.seating), tokens, members[0], is_in_paper)
 
 
-def _left_tokens(step: StepBuilder, first: Running) -> int:
+def _left_tokens(step: StepBuilder, first: WorkerRequest) -> int:
     """Return how many tokens of the budget are left for a window of prompts that begins with this one."""
     bound_s, left = step.prompts_s if first.promise.is_rt else step.bound_s, min(step.tokens, step.budget)
     fits, most = 0 if step.has_cut else step.fitting(bound_s, 0, left), min(left, first.most_in_chunk)
@@ -149,11 +151,11 @@ def _left_tokens(step: StepBuilder, first: Running) -> int:
     return fits
 
 
-def _add_window(step: StepBuilder, window: Window, tokens: int, first: Running, is_in_paper: bool) -> None:
+def _add_window(step: StepBuilder, window: Window, tokens: int, first: WorkerRequest, is_in_paper: bool) -> None:
     seating = step.seating
     scales = (1, 1) if is_in_paper else (max(tokens, step.at.room), seating.total * seating.block_size)
 
-    def most_of(running: Running, size: int) -> int:
+    def most_of(running: WorkerRequest, size: int) -> int:
         if running.request.runs_whole and size < running.num_ahead:
             size = 0 if step.chunks else running.num_ahead
         return 0 if step.must_wait(running) or not size else step.with_memory(running, size)

@@ -6,13 +6,12 @@ A request that has used up the bound of its level goes on in the next lower one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import MaySeat
 from alignedserve.scheduling.levels import STEP_PROMPT, level_served
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Selection, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
@@ -31,16 +30,18 @@ class Mlfq(FirstCome):
     def has_seat(self, num_seated: int) -> bool:
         return True  # a new prompt is in the highest level, and pauses other requests
 
-    def first(self, waiting: WaitingPrompts, may_seat: MaySeat) -> Running | None:
-        return min(filter(may_seat, waiting), key=self._level, default=None)
+    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
+        return sorted(waiting, key=self._level)
 
-    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
+    def leaving(
+        self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
+    ) -> WorkerRequest:
         return max((*prompts, *decodes), key=self._rank)
 
-    def _level(self, running: Running) -> int:
+    def _level(self, running: WorkerRequest) -> int:
         return level_served(len(running.output))
 
-    def _rank(self, running: Running) -> tuple[int, float, str]:
+    def _rank(self, running: WorkerRequest) -> tuple[int, float, str]:
         return self._level(running), running.request.arrival_at, running.request.id
 
 
@@ -48,12 +49,12 @@ class FastServe(Mlfq):
     """FastServe: a prompt that would use up a level's bound with its first token alone starts below it (§4.1), and
     requests of lower levels are swapped out for those of higher ones (§4.2)."""
 
-    def level(self, running: Running, now: float) -> int:
+    def level(self, running: WorkerRequest, at: StepContext) -> int:
         return self._level(running)
 
-    def gives_way(self, seated: Sequence[Running], to: Running, now: float) -> list[Running]:
+    def gives_way(self, seated: Sequence[WorkerRequest], to: WorkerRequest, at: StepContext) -> list[WorkerRequest]:
         level = self._level(to)
         return [seat for seat in sorted(seated, key=self._rank) if self._level(seat) > level]
 
-    def _level(self, running: Running) -> int:
+    def _level(self, running: WorkerRequest) -> int:
         return level_served(len(running.output) + len(running.request.prompt) // STEP_PROMPT)

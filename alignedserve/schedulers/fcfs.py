@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from alignedserve.core import Chunk
 from alignedserve.schedulers.in_order import InOrder
-from alignedserve.schedulers.scheduler import SchedulerSetup
 from alignedserve.scheduling.policy import Chunking
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.ranks import of_old_batch
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import Selection, StepView, all_of
+from alignedserve.worker.step.view import Selection, StepContext, StepView, all_of
 
 
 class FirstCome(InOrder):
@@ -36,15 +36,13 @@ class LongestLeaves(FirstCome):
     That frees the most memory, and the old batch ends sooner.
     """
 
-    def __init__(self, setup: SchedulerSetup) -> None:
-        super().__init__(setup)
-        self._old_of = setup.old_of
-
-    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
-        return max(self._old_of((*prompts, *decodes)), key=lambda request: request.num_tokens)
+    def leaving(
+        self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
+    ) -> WorkerRequest:
+        return max(of_old_batch((*prompts, *decodes), at), key=lambda request: request.num_tokens)
 
 
-def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+def cut(prompts: Iterable[WorkerRequest], budget: int) -> tuple[Chunk, ...]:
     """Return chunks of at most `budget` tokens together; only the last prompt of a step is cut short. A prompt that
     may not be cut and does not fit into the rest of the budget becomes the first prompt of the next step."""
     chunks: list[Chunk] = []
@@ -57,7 +55,7 @@ def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
     return tuple(chunks)
 
 
-def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
+def whole(prompts: Iterable[WorkerRequest], budget: int) -> tuple[Chunk, ...]:
     """Return as many whole prompts as fit; only a prompt that is longer than the budget by itself is cut."""
     chunks: list[Chunk] = []
     for prompt in prompts:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import MaySeat, SchedulerSetup
-from alignedserve.worker.step.running import Running
+from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import Selection, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
@@ -14,8 +16,8 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 class RoundRobin(FirstCome):
     """Chats and documents run in alternate steps, each by arrival; a class without requests passes its turn on."""
 
-    def __init__(self, setup: SchedulerSetup) -> None:
-        super().__init__(setup)
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
         self._is_rt = True  # whether it is the turn of the chats
         self._runs_rt = True  # whether chats run in this turn
 
@@ -32,8 +34,8 @@ class RoundRobin(FirstCome):
         if not selection.is_empty:
             self._is_rt = not self._runs_rt
 
-    def first(self, waiting: WaitingPrompts, may_seat: MaySeat) -> Running | None:
+    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
         its_turn, others = waiting.real_time, waiting.best_effort
         if not self._is_rt:
             its_turn, others = others, its_turn
-        return next(filter(may_seat, chain(its_turn, others)), None)
+        return chain(its_turn, others)

@@ -3,7 +3,7 @@
 A worker asks `plan` for its next step, and gives it a view: the requests that may run, the prompts that wait, and the
 memory that a step may take. The other methods answer what comes before a step: how many requests it takes, which
 prompt gets a seat where `plan` does not give seats, and which request leaves where memory is short. As they stand they
-are first come, first served.
+are first come, first served. A method is given all that it needs to know of its worker: a scheduler asks no other part.
 
 A request with memory on a decode worker is a resident. Residents that a step leaves out keep their memory.
 """
@@ -11,39 +11,25 @@ A request with memory on a decode worker is a resident. Residents that a step le
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
 from alignedserve.cost.model import Kind
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.ranks import in_order
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds
-from alignedserve.worker.step.view import Selection, StepView, all_of
+from alignedserve.worker.step.view import Selection, StepContext, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
-MaySeat: TypeAlias = Callable[[Running], bool]  # tells whether a prompt waits for memory alone
-
-
-@dataclass(frozen=True)
-class SchedulerSetup:
-    """What a scheduler knows of its worker when it is made."""
-
-    policy: Policy
-    most: int  # requests in a step that the engine takes
-    # Picks the request that is preempted first, among requests of one class.
-    first_to_leave: Callable[[Sequence[Running], float], Running] = lambda requests, _now: requests[-1]
-    times: Callable[[], StepTimes] = StepTimes  # of recent steps
-    # Picks the requests of the old batch while another batch takes its place; otherwise returns all.
-    old_of: Callable[[Sequence[Running]], Sequence[Running]] = lambda requests: requests
+NO_LIMIT = 1 << 30  # requests in a step
 
 
 class Scheduler(ABC):
     bounds_steps = False  # whether promises bound the time of a step
 
-    def __init__(self, setup: SchedulerSetup) -> None:
-        self.policy, self.most = setup.policy, setup.most
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        """`most` requests run in a step; on a prefill worker there is no limit."""
+        self.policy, self.most = policy, most
 
     @abstractmethod
     def plan(self, view: StepView) -> Selection:
@@ -56,7 +42,7 @@ class Scheduler(ABC):
     def all_decodes(self, view: StepView) -> Selection | None:
         """Return a step of all decodes where no prompt waits and all fit, else None."""
         at, decodes = view.at, view.decodes
-        if view.prompts or view.waiting or len(decodes) > min(at.room, at.batch):
+        if view.prompts or view.waiting or len(decodes) > min(at.room, self.batch):
             return None
         found = all_of(decodes, (), at)
         return found if found.predicted_s <= self.bounds(view).all_s / at.caution(Kind.DECODE) else None
@@ -69,29 +55,70 @@ class Scheduler(ABC):
     def planned(self, selection: Selection) -> None:  # noqa: B027  (most schedulers keep nothing)
         """Note what runs next on a decode worker."""
 
+    def goes_on(
+        self,
+        decodes: Sequence[WorkerRequest],
+        paused: Sequence[WorkerRequest],
+        steps_s: tuple[float, float],
+        at: StepContext,
+    ) -> bool:
+        """Return whether these decodes, and they alone, are the step after the one that runs, and is planned now.
+
+        `paused` decodes wait meanwhile; `steps_s` are the times of the step that runs, and of this one. No gap may be
+        longer than promised, and no chat that comes waits for two steps where it should wait for one.
+        """
+        if not 0 < len(decodes) <= min(at.room, self.batch):
+            return False
+        if not self.bounds_steps:
+            return True
+        one_s, both_s = at.caution(Kind.DECODE) * steps_s[1], at.caution(Kind.DECODE) * sum(steps_s)
+        gaps = [(running, one_s) for running in decodes] + [(running, both_s) for running in paused]
+        is_kept = all(gap_s <= running.request.slo.tbt_s for running, gap_s in gaps if running.promise.is_rt)
+        return both_s <= at.calm_s and is_kept
+
+    # --- The order
+
+    def in_order(self, requests: Iterable[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
+        """Return requests that are here as they are served."""
+        return in_order(requests, at)
+
+    def moved(self, running: WorkerRequest) -> None:  # noqa: B027  (most schedulers keep no order)
+        """Note that what the place of a request in the order depends on has changed."""
+
+    def forget_order(self) -> None:  # noqa: B027
+        """Forget the order that is kept: a step runs that was planned without it."""
+
     # --- Seats and memory
 
     def has_seat(self, num_seated: int) -> bool:
         """Return whether a prompt may be seated beside `num_seated` requests, where `plan` gives no seats."""
         return num_seated < self.most
 
-    def first(self, waiting: WaitingPrompts, may_seat: MaySeat) -> Running | None:
-        """Return the prompt that is seated next, where `plan` gives no seats."""
-        return next(filter(may_seat, waiting), None)
+    def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
+        """Return the waiting prompts in the order in which they are seated, where `plan` gives no seats."""
+        return waiting
+
+    def first_waiting(self, waiting: WaitingPrompts, at: StepContext) -> WorkerRequest | None:
+        """Return the waiting prompt that is served first."""
+        if not self.policy.is_plain:
+            waiting.refresh(at.now, at.times, at.chunk)
+        return next(iter(self.seating_order(waiting)), None)
 
     def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
         """Return whether prompts may get memory for the next step, where memory is given by worth: prompts and decodes
         have been pending for so long in all."""
         return True
 
-    def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
+    def leaving(
+        self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
+    ) -> WorkerRequest:
         """Return the request that leaves for lack of memory; both are in the order of their seats."""
         return (prompts or decodes)[-1]
 
-    def level(self, running: Running, now: float) -> int:
+    def level(self, running: WorkerRequest, at: StepContext) -> int:
         """Return the level of a request, where requests take memory from others of lower levels (Policy.swaps)."""
         return 0
 
-    def gives_way(self, seated: Sequence[Running], to: Running, now: float) -> list[Running]:
+    def gives_way(self, seated: Sequence[WorkerRequest], to: WorkerRequest, at: StepContext) -> list[WorkerRequest]:
         """Return the seated requests that may leave for this one, the first to leave last."""
         return []

@@ -1,62 +1,62 @@
-"""The table of schedulers: which one a policy means.
-
-schedule.packing   schedule.order                   scheduler
-rt_be              due, slack                       Aligned, BestFit; AccelGen by its paper's rules
-rt_be              shortest_remaining, own policy   InOrder
-rt_be              levels                           Alise; InOrder where memory is given at once
-others             fcfs                             FirstCome and those that are made of it, below
-"""
+"""The table of schedulers: which class plans steps under which name (scheduling/policy.py says what each does)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
-from alignedserve.schedulers.accelgen import AccelGen
+from alignedserve.policies.kinds import PolicyKind
+from alignedserve.schedulers.accelgen import AccelGen, AccelGenNoBatch, AccelGenNoOrder
 from alignedserve.schedulers.aligned import Aligned
 from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.best_fit import BestFit
+from alignedserve.schedulers.custom import CustomChoice
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
 from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.round_robin import RoundRobin
-from alignedserve.schedulers.scheduler import Scheduler, SchedulerSetup
+from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.schedulers.tgi import Tgi
-from alignedserve.scheduling.policy import Chunking, Packing, Policy, PromptChoice
+from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.step.view import Selection, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
-BY_ARRIVAL: Mapping[Packing, type[Scheduler]] = MappingProxyType(
+SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
     {
-        Packing.FCFS: FirstCome,
-        Packing.LONGEST: LongestLeaves,
-        Packing.ROUND_ROBIN: RoundRobin,
-        Packing.MLFQ: Mlfq,
-        Packing.SKIP_JOIN: FastServe,
-        Packing.KNAPSACK: AptServe,
+        SchedulerName.ALIGNED: Aligned,
+        SchedulerName.BEST_FIT: BestFit,
+        SchedulerName.BROS: Aligned,
+        SchedulerName.SHORTEST: InOrder,
+        SchedulerName.ALISE: Alise,
+        SchedulerName.ACCELGEN: AccelGen,
+        SchedulerName.ACCELGEN_NO_BATCH: AccelGenNoBatch,
+        SchedulerName.ACCELGEN_NO_ORDER: AccelGenNoOrder,
+        SchedulerName.FCFS: FirstCome,
+        SchedulerName.LONGEST: LongestLeaves,
+        SchedulerName.ROUND_ROBIN: RoundRobin,
+        SchedulerName.MLFQ: Mlfq,
+        SchedulerName.FASTSERVE: FastServe,
+        SchedulerName.APT_SERVE: AptServe,
+        SchedulerName.TGI: Tgi,
     }
 )
 
 
-def scheduler_of(setup: SchedulerSetup, is_prefill: bool = False) -> Scheduler:
-    """Return a new scheduler for the setup's policy. On a prefill worker prompts take turns with nobody."""
-    policy = setup.policy
-    kind = FirstCome if is_prefill and policy.ordering.is_by_arrival else _kind_of(policy)
+def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
+    """Return a new scheduler for the policy, with `most` requests in a step.
+
+    Without a limit it is for a prefill worker, on which prompts do not take turns."""
+    kind = SCHEDULERS[policy.scheduler]
+    if policy.own.decides(PolicyKind.ORDER):
+        kind = InOrder
+    elif most == NO_LIMIT and policy.ordering.is_by_arrival and not policy.scheduler.is_accelgen:
+        kind = FirstCome
     if policy.chunking is Chunking.NONE and not policy.is_plain:
         kind = type(f"Whole{kind.__name__}", (WholePrompts, kind), {})
-    return kind(setup)
-
-
-def _kind_of(policy: Policy) -> type[Scheduler]:
-    if policy.ordering.is_by_arrival:
-        return Tgi if policy.waiting_ratio else BY_ARRIVAL.get(policy.packing, FirstCome)
-    if not policy.ordering.goes_by_promises:
-        return Alise if policy.swaps else InOrder
-    if policy.as_in_paper:
-        return AccelGen
-    return BestFit if policy.selection is PromptChoice.MULTI_RESOURCE else Aligned
+    if policy.own.decides(PolicyKind.PACKING) and most < NO_LIMIT:
+        kind = type(f"Custom{kind.__name__}", (CustomChoice, kind), {})
+    return kind(policy, most)
 
 
 class WholePrompts(Scheduler):
@@ -65,12 +65,13 @@ class WholePrompts(Scheduler):
     def plan(self, view: StepView) -> Selection:
         """Return a step of whole prompts; one of decodes where no prompt can run."""
         at, decodes = view.at, view.decodes
-        if at.seated is not None and len(decodes) <= at.batch:
-            at.seated.forget()
+        is_full = len(decodes) > self.batch
+        if not is_full:
+            self.forget_order()
         if view.prompts or view.waiting:
-            found = super().plan(view._replace(decodes=(), at=replace(at, seated=None)))  # type: ignore[safe-super]
+            found = super().plan(view._replace(decodes=()))  # type: ignore[safe-super]
             if not found.is_empty:
                 return found
-        if len(decodes) > at.batch:
+        if is_full:
             return super().plan(view._replace(prompts=(), waiting=WaitingPrompts(at.policy)))  # type: ignore[safe-super]
         return all_of(decodes[: at.room], (), at)

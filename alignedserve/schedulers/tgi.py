@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.schedulers.scheduler import SchedulerSetup
+from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.view import Selection, StepView
 
 MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (max_waiting_tokens)
@@ -12,8 +13,8 @@ MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (max_waiti
 class Tgi(FirstCome):
     """Whole prompts interrupt decodes once enough of them wait (waiting_served_ratio), or decodes have run for long."""
 
-    def __init__(self, setup: SchedulerSetup) -> None:
-        super().__init__(setup)
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
         self._num_steps = 0  # of decodes since the last prompt
 
     def plan(self, view: StepView) -> Selection:

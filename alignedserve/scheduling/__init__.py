@@ -7,6 +7,7 @@ orders.py         the orders in which requests are served: one class per order, 
 policy.py         the policies of a deployment, and which of them go together
 promise.py        what a request was promised: its dues and its place in the order
 segmented_lru.py  the order in which idle pages of KV are evicted
+shares.py         the equal parts that callers have where there is not enough for all
 sketch.py         a prompt as small integers, by which the length predictor compares prompts
 slo.py            deadlines, slack and the order of service
 """

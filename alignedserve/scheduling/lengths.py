@@ -12,7 +12,7 @@ from __future__ import annotations
 from alignedserve.core import Estimate, Request
 from alignedserve.scheduling.policy import Policy, Predictor, Room
 
-SPREAD = 2  # upper estimate / mean, without a prediction: as far as the first doubling
+SPREAD = 2  # upper estimate / mean, without a prediction: up to the first doubling
 
 
 def expected(request: Request, policy: Policy) -> Estimate:
@@ -56,19 +56,19 @@ def hinted(mean: int) -> Estimate:
 
 
 def outlived(estimate: int, most: int, num_output: int) -> int:
-    """Return the prediction for a request that has so much output already."""
+    """Return the prediction for a request with `num_output` tokens of output: it doubles until it is more than that."""
     while estimate <= num_output:
         estimate *= 2
     return min(estimate, most)
 
 
 def num_outlived(estimate: int, num_output: int) -> int:
-    """Return how often the prediction has doubled for a request that has so much output already."""
+    """Return how often the prediction has doubled for a request with `num_output` tokens of output."""
     return (num_output // max(1, estimate)).bit_length()
 
 
 def room_for(request: Request, num_output: int, policy: Policy, most: int) -> int:
-    """Return for how many tokens a request with so much output gets memory, on a device of `most` tokens."""
+    """Return for how many tokens a request gets memory when it is seated, on a device of `most` tokens."""
     if policy.room is Room.WHOLE:
         return max(request.most_tokens, min(policy.reserve, most))
     return len(request.prompt) + num_output

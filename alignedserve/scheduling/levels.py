@@ -1,6 +1,6 @@
 """Priority levels: a request is the higher, the fewer steps it is predicted to need, or the fewer it got (ALISE §3.1).
 
-There are five levels, the first is the highest. The first reaches to 32 steps, each other twice as far as the last:
+There are five levels. The first, which is the highest, reaches to 32 steps, and each other to twice the bound before:
 
     level     0      1      2       3       4
     steps   ..32   ..64   ..128   ..256   257..
@@ -20,12 +20,12 @@ STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a 
 
 
 def level_of(steps: int) -> int:
-    """Return the level of a request with so many predicted steps left."""
+    """Return the level of a request that is predicted to need `steps` more."""
     return min(LEVELS - 1, ((max(1, steps) - 1) // FIRST_BOUND).bit_length())  # called for many requests at every step
 
 
 def level_served(tokens: int) -> int:
-    """Return the level of a request that got so many tokens: it leaves a level when it has used up its bound."""
+    """Return the level of a request that got `tokens`: it leaves a level when it has used up its bound."""
     return sum(tokens >= (FIRST_BOUND << bound + 1) - FIRST_BOUND for bound in range(LEVELS - 1))
 
 
@@ -45,7 +45,7 @@ class Level:
         self._num_outlived += 1
 
     def at(self, now: float, steps: int, has_begun: bool = False) -> int:
-        """Return the level with so many predicted steps left; the request rises by one for each age that it has waited.
+        """Return the level of a request that needs `steps` more; it rises by one for each age that it has waited.
 
         A request that has waited for an age in the first level too goes above it, before all others: otherwise short
         requests would always come first there. A request that has begun goes there after its first age.
@@ -81,5 +81,5 @@ class AgedLevel(Level):
     __slots__ = ()
 
     def risen(self, now: float, steps: int, num_outlived: int) -> int:
-        """Return the level with so many predicted steps left, of a request that outlived so many predictions."""
+        """Return the level of a request that needs `steps` more, and has outlived `num_outlived` predictions."""
         return max(TOP, min(LEVELS - 1, level_of(steps) + num_outlived) - self._rises(now))

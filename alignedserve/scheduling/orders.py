@@ -12,8 +12,8 @@ from enum import Enum
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
-from alignedserve.policies.facts import RequestInLine
-from alignedserve.policies.guard import USUAL_DECIDES, Guard
+from alignedserve.policies.guard import Guard
+from alignedserve.policies.kinds import RequestInLine
 from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
 
@@ -125,27 +125,18 @@ class ByLevels(ByKey):
 
 
 class ByOwnPolicy(ByKey):
-    """An order that a policy of one's own gives. Requests that it has no answer for go behind all others, the one first
-    whose step has to begin first."""
+    """The order of a custom policy. Requests that it has no answer for go behind all others, by when their next step
+    has to begin."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
     def key(self, standing: Standing) -> tuple[float, ...]:
         starts_by = standing.at + standing.slack_s
-        key = self._guard.ask(
-            RequestInLine(
-                standing.id,
-                standing.service is ServiceClass.RT,
-                standing.priority,
-                standing.arrival_at,
-                starts_by,
-                standing.remaining,
-                standing.is_prompt,
-                standing.is_late,
-            )
-        )
-        return (1.0, starts_by) if key is USUAL_DECIDES else (0.0, float(key))
+        is_rt, remaining = standing.service is ServiceClass.RT, standing.remaining
+        told = standing.id, is_rt, standing.priority, standing.arrival_at, starts_by, remaining
+        key = self._guard.ask(RequestInLine(*told, standing.is_prompt, standing.is_late))
+        return (1.0, starts_by) if key is None else (0.0, float(key))
 
 
 ORDERINGS: dict[Order, Ordering] = {

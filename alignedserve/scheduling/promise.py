@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
@@ -19,6 +19,8 @@ from alignedserve.scheduling.slo import (
     step_slack_s,
     token_slack_s,
 )
+
+_BEHIND = 1 << 80  # more than the priorities of requests differ by
 
 
 class Promise(ABC):
@@ -79,15 +81,17 @@ class Promise(ABC):
 class TokenPromise(Promise):
     """The promise of a real-time request: every token has a due."""
 
-    __slots__ = ("_counts_chunks", "_expected", "_num_output", "dues")
+    __slots__ = ("_counts_chunks", "_expected", "_num_output", "dues", "is_behind")
     dues: TokenDues
     is_rt = True
+    is_behind: bool  # whether it comes behind all other real-time requests: its prompt is beyond its caller's part
 
     def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
         self._counts_chunks = policy.ordering.counts_chunks
         self.dues = TokenDues(request, policy.late, policy.token_group, due)
+        self.is_behind = False
 
     @property
     def tokens_due(self) -> int:
@@ -115,7 +119,9 @@ class TokenPromise(Promise):
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         slack_s = token_slack_s(self.dues.due_at(now), now, work, times, self._counts_chunks)
-        request = self.request
+        request, behind = self.request, 0
+        if self.is_behind:
+            slack_s, behind = inf, _BEHIND
         is_late = self.dues.is_late(now)
         whole = outlived(self._expected, request.max_tokens, self._num_output)
         remaining = work.prompt + max(1, whole - self._num_output)
@@ -125,13 +131,54 @@ class TokenPromise(Promise):
             slack_s,
             request.arrival_at,
             is_late,
-            request.priority,
+            request.priority + behind,
             0,
             0.0,
             remaining,
             work.prompt > 0,
             now,
         )
+
+
+class Yielding(Promise):
+    """The promise of a real-time request that is beyond its caller's part of the seats (shares.py).
+
+    Until it is within, it is served as best-effort requests are. What it was promised goes on meanwhile."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Promise) -> None:
+        super().__init__(kept.request)
+        self.kept = kept
+
+    @property
+    def tokens_due(self) -> int:
+        return self.kept.tokens_due
+
+    @property
+    def due(self) -> Due | None:
+        return self.kept.due
+
+    def due_at(self, now: float) -> float:
+        return self.kept.due_at(now)
+
+    def late_at(self, now: float) -> float:
+        return inf
+
+    def is_late(self, now: float) -> bool:
+        return False
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self.kept.emitted(now, num_output)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.kept.expect(request, policy, now)
+        self.request = request
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        standing = self.kept.standing(now, work, times)
+        standing.service, standing.slack_s, standing.is_late = ServiceClass.BE, inf, False
+        return standing
 
 
 class StepPromise(Promise):
@@ -272,12 +319,12 @@ class LevelledSteps(_Levelled, StepPromise):
 
 
 def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
-    """Return how many more tokens a request with so much output is expected to produce."""
+    """Return how many more tokens a request with `num_output` tokens is expected to produce."""
     return outlived(expected(request, policy).mean, request.max_tokens, num_output) - num_output
 
 
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
-    """Return the promise of a request with so much output; `due` is the state that another part left."""
+    """Return the promise of a request with `num_output` tokens; `due` is the state that another part left."""
     has_levels = policy.ordering.has_levels
     if request.service is ServiceClass.RT:
         return (LevelledTokens if has_levels else TokenPromise)(request, policy, num_output, due)

@@ -1,9 +1,9 @@
 """The equal parts of a worker that callers have: what is beyond them gives way.
 
-A worker has so much to give: seats, or time for prompts before a first token would be late. As long as that is enough
-for all, a caller takes what it wants. Where it is not, each caller has an equal part; what a caller leaves of its own is
-divided among the others (max-min fairness). For example, of 64 seats a caller with 1 request takes 1, and one with 160
-requests has 63: its other 97 are beyond its part.
+A worker has so many seats, and its next step has room for so many tokens of prompts. As long as that is enough for all,
+a caller takes what it wants. Where it is not, each caller has an equal part; what a caller leaves of its own is divided
+among the others (max-min fairness). For example, of 64 seats a caller with 1 request takes 1, and one with 160 requests
+has 63: its other 97 are beyond its part.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ def equal_part(wanted: Iterable[float], capacity: float) -> float:
     return float("inf")
 
 
-def beyond_parts(amounts: Mapping[str, Mapping[T, float]], capacity: float) -> set[T]:
-    """Return the requests that are beyond their caller's part.
+def beyond_parts(
+    amounts: Mapping[str, Mapping[T, float]], capacity: float, are_divisible: bool = False
+) -> dict[T, None]:
+    """Return the requests that are beyond their caller's part, in the order in which they are given.
 
     `amounts` has what each request of a caller takes, in the order in which they are to be served. A request that lies
-    on the border is within: so each caller has one at least, however much it takes."""
+    on the border is within, so that each caller has one at least; but where amounts are divisible, it is beyond: a
+    caller that wants little does not wait for one that wants much."""
+    beyond: dict[T, None] = {}
     if len(amounts) < 2:
-        return set()
+        return beyond
     part = equal_part([sum(taken.values()) for taken in amounts.values()], capacity)
-    beyond: set[T] = set()
     for taken in amounts.values():
         used = 0.0
         for request, amount in taken.items():
-            if used >= part:
-                beyond.add(request)
+            if used + amount > part if are_divisible else used >= part:
+                beyond[request] = None
             used += amount
     return beyond

@@ -94,7 +94,7 @@ class TokenDues:
         self.next_due_at = due.at  # `due_at` moves it once it has passed
         self.num_left = due.num_left  # tokens of the present group that have not come yet
         self.num_missed = due.num_missed  # misses in a row
-        self.has_missed = due.num_missed > 0  # whether there was any miss, as far as this worker knows
+        self.has_missed = due.num_missed > 0  # whether this worker knows of any miss
 
     @property
     def due(self) -> Due:
@@ -231,7 +231,7 @@ class Standing:
     restore_s: float = 0.0  # time until its KV is back on the device
     remaining: float = 0.0  # predicted tokens
     is_prompt: bool = False  # decodes go before prompts among BE requests: their memory is freed earlier
-    at: float = 0.0  # when the slack was so much
+    at: float = 0.0  # when the slack was `slack_s`
 
     def rank(self, times: StepTimes, late: Late) -> Rank:
         if self.is_late and late is Late.DROP_LAST:

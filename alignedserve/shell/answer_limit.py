@@ -1,4 +1,4 @@
-"""Ends a policy of one's own that does not answer, since the part that asked it hangs meanwhile.
+"""Ends a custom policy that does not answer, since the part that asked it hangs meanwhile.
 
     with limit:            a question is open
         policy.key(...)    ◀─ NoAnswer, raised here by a thread that looks now and then whether it is still the same
@@ -12,14 +12,13 @@ from __future__ import annotations
 from ctypes import c_ulong, py_object, pythonapi
 from threading import Event, Lock, Thread, get_ident
 from time import monotonic
-from types import TracebackType
 
-from alignedserve.policies.guard import NoAnswer
+from alignedserve.policies.guard import Limit, NoAnswer
 
 MOST_S = 5.0  # for an answer
 
 
-class AnswerLimit:
+class AnswerLimit(Limit):
     def __init__(self, most_s: float = MOST_S) -> None:
         self._most_s = most_s
         self._lock = Lock()
@@ -35,7 +34,7 @@ class AnswerLimit:
         self._asked_at = monotonic()
         self._asker = get_ident()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,7 +13,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
-from alignedserve.config.config import LogConfig, LogFormat
+from alignedserve.config.choices import LogFormat
+from alignedserve.config.sections import LogConfig
 
 _READER_S = 1.0  # that a reader may take which is only slow: the first time, not once something was lost
 

@@ -17,8 +17,6 @@ import msgspec
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
-from alignedserve.machine.capacity import Capacity, capacity
-from alignedserve.machine.model_folder import model_folder
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
@@ -32,6 +30,8 @@ from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
 from alignedserve.signs import NO_SIGNS, Signs, Stage
+from alignedserve.sizing.capacity import Capacity, capacity
+from alignedserve.sizing.model_folder import model_folder
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from alignedserve.core import NO_OPENING, FinishReason, Request, Sketch
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
-from alignedserve.loads.workload import Arrival
+from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
@@ -26,35 +25,14 @@ _OVER = (RequestOutcome.FINISHED, RequestOutcome.REFUSED)  # nothing comes any m
 _OPEN = RequestOutcome.OPEN  # looked up once: Python 3.11 takes as long for it as for three calls
 
 
-class Asking(Protocol):
-    """The source of requests."""
-
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-
-    @property
-    def expected(self) -> int | None: ...
-
-    def start(self, now: float, /) -> list[Arrival]: ...
-
-    def arrived(self, request: str, /) -> list[Arrival]: ...
-
-    def ended(self, request: str, now: float, answer: tuple[int, ...] | None, /) -> list[Arrival]: ...
-
-
 class GivenLoad:
     """A given list of requests, in place of a load that is drawn."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, asked: Iterable[Arrival]) -> None:
         self._asked = list(asked)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def expected(self) -> int:
-        return len(self._asked)
+        self.expected = len(self._asked)
 
     def start(self, _now: float) -> list[Arrival]:
         return self._asked
@@ -119,7 +97,7 @@ class Clients:
     """All clients of a run; what goes wrong for a client is added to the problems of the run."""
 
     def __init__(
-        self, world: World, settings: Settings, load: Asking, knowledge: Knowledge, problems: list[str]
+        self, world: World, settings: Settings, load: Load | GivenLoad, knowledge: Knowledge, problems: list[str]
     ) -> None:
         self.world, self.load = world, load
         self._agenda = world.agenda

@@ -2,8 +2,7 @@
 
     users ─▶ store ◀─▶ JobRunner on a virtual event loop ─▶ Owner ─▶ owner's core ─▶ router, workers
 
-Only the answers are modelled: the request of a line has given tokens in place of text. (batch_jobs.py has no faults,
-and only the job runner's core.)
+Only the answers are modelled: the request of a line has given tokens in place of text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, cast
 
-from alignedserve.config.config import Config, JobsConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import JobsConfig
 from alignedserve.core import Role, ServiceClass, Slo
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import RUNS_AT, LineRequest

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from alignedserve.errors import Conflict, StoreError
 from alignedserve.loads.workload import Arrival
 from alignedserve.simulator.machines.clock import Priority
@@ -41,6 +43,7 @@ class SubmittedJob:
     lines: tuple[Arrival, ...]
     window_s: int
     cancel_at: float | None = None
+    weight: float = 1.0
 
     @property
     def file(self) -> bytes:
@@ -104,7 +107,8 @@ class JobUsers:
         writing.write(data)
         writing.commit()
         await self.store.add_file(StoredFile(id, _ME, f"{job.name}.jsonl", len(data), Purpose.BATCH, now))
-        await self.store.add_job(Job(job.name, _ME, id, Endpoint.COMPLETIONS, "24h", now, now + job.window_s))
+        ends_at = now + job.window_s
+        await self.store.add_job(Job(job.name, _ME, id, Endpoint.COMPLETIONS, "24h", now, ends_at, weight=job.weight))
 
     async def _cancel(self, submitted: SubmittedJob) -> None:
         job = await self.store.job(_ME, submitted.name)
@@ -176,7 +180,7 @@ class FaultyStore(SqliteStore):
     def find(self, job: str) -> Job | None:
         """Return the job as it is stored now."""
         found = self._execute("SELECT record FROM jobs WHERE id = ?", job).fetchone()
-        return None if found is None else Job.from_tree(json.loads(found[0]))
+        return None if found is None else msgspec.json.decode(found[0], type=Job)
 
     def has_result(self, job: str, line: int) -> bool:
         found = self._execute("SELECT 1 FROM results WHERE job = ? AND line = ?", job, line).fetchone()

@@ -81,7 +81,7 @@ class Simulation:
         self.world = world or World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
         policy = settings.policy
-        self.policy_failures = Failures()  # of policies of one's own
+        self.policy_failures = Failures()  # of custom policies
         self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
         self._kept_lengths = KeptLengths(self._knowledge.past)
         load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else GivenLoad(asked)
@@ -182,7 +182,7 @@ class Simulation:
         return ProcessSetup(core, hands, core.start())
 
     def _policy(self) -> Policy:
-        """Return the policy of a part, with policies of one's own for itself as in a real process."""
+        """Return the policy of a part, with custom policies for itself as in a real process."""
         policy = self.settings.policy
         return policy.of_part(OwnPolicies(policy.own.source, self.policy_failures))
 
@@ -234,7 +234,7 @@ class Simulation:
     ) -> ProcessSetup:
         hands = self._engine()
         if self._recorder is not None:
-            hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.free_share, self._recorder)
+            hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.memory.free_share, self._recorder)
         return ProcessSetup(core, hands, [], hands, hears_while_busy)
 
     def _engine(self) -> WorkHands:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from alignedserve.config.config import Config, TransportName
+from alignedserve.config.choices import TransportName
+from alignedserve.config.config import Config
 from alignedserve.engine.device.groups import why_no_gloo, why_no_nccl
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.ranks import Team

@@ -7,7 +7,7 @@ some of the tokens, of all layers: [layers, 2, tokens, kv_dim], as a page of the
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -118,10 +118,9 @@ class DeviceBlocks:
         """Return how many pairs so many tokens take."""
         return units_for(num_tokens, self._block_size)
 
-    def slots(self, pairs: Sequence[int], num_tokens: int, from_right: Collection[int] = ()) -> Tensor:
+    def slots(self, pairs: Sequence[int], num_tokens: int) -> Tensor:
         """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
-        rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
-        return slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[:num_tokens]
+        return slots_of(torch.tensor(pairs, dtype=torch.long), self._block_size)[:num_tokens]
 
     def gather(self, slots: Tensor, into: Tensor, is_checked: bool) -> int:
         """Copy the vectors into `into`, a chunk without its tail; return its checksum if it is checked, else 0."""

@@ -1,13 +1,18 @@
-"""The code that prefill workers and decode workers share. Their cores are made of parts (parts/).
+"""The code that prefill workers and decode workers share.
 
 setup.py        What a worker's core is made with, and how it takes a request in.
-device.py       The block pairs of a device as the parts share them, and whether waiting prompts may be seated.
-dropping.py     Frees KV that no layer reads any more, of requests that still run.
-pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens that a step may have.
+caller_shares.py  Lets requests yield that are beyond their caller's part of a worker.
+core.py         A worker's core: which part hears which event, then the acts of a turn; how a worker ends.
+part.py         What parts have in common: the verbs that concern all of them.
+requests.py     The requests on a worker by their states: the one place that takes a request from state to state.
+arriving.py     Requests that come: prompts and their predictions, what the pool has of them, the queue for seats.
+steps.py        Steps that begin and end, what they teach of prompts, and trials while the worker is idle.
 in_flight.py    The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
-outputs.py      What a worker has emitted: sent to the owners once a step, kept until they have it.
-notes.py        What a worker has to tell the router: which requests have moved on, how long outputs were, faults.
-counts.py       What a worker counts for metrics: steps, requests that had to leave them, predictions that came out.
+pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens that a step may have.
+device.py       The block pairs of a device as the parts share them, and what is freed of requests that still run.
+log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
+pool.py         The pool as a worker knows it: which member it is, what it keeps for requests here, pages to compress.
 page_writer.py  What a worker writes to the pool: the pages that it has leased, the copies to them.
-leases.py       Pages of the pool that a worker may write to, for requests of one class, and its asks for them.
+owners.py       What a worker has emitted: sent to the owners once a step, kept until they have it.
+reporting.py    What a worker tells the router: requests that moved on, the work that is left, figures for metrics.
 """

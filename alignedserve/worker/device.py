@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 from alignedserve.core import WorkerLimits
+from alignedserve.protocol.messages import Attempt
 from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages, NamePages
+from alignedserve.worker.page_writer import PageWriter
+from alignedserve.worker.step.blocks import Blocks, add_pairs, drop_beginning, lose_kv, take_pairs
+from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.named_blocks import NamedBlocks
-from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.request import WorkerRequest
 
 
 def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
@@ -28,13 +31,17 @@ def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
 
 
 class DeviceMemory:
+    pace: Pace
+    dropping: Dropping
+
     def __init__(self, limits: WorkerLimits, steps: StepsInFlight, blocks: Blocks) -> None:
         self.limits = limits
         self.blocks = blocks
         self.pages = NOTHING_SHARED
+        self.copies_beside = False  # whether copies from the pool go on beside steps
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
-        self._steps = steps
+        self.steps = self._steps = steps
 
     @property
     def num_free(self) -> int:
@@ -45,7 +52,7 @@ class DeviceMemory:
         """Return the share of the device's pairs that is free."""
         return self.blocks.num_free / self.limits.num_pairs
 
-    def pairs_with(self, occupants: Iterable[Running]) -> list[int]:
+    def pairs_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
         """Return free, taken and still written pairs: each pair of the device once, as long as all is well.
 
         A pair that several requests read counts as taken by the first of them."""
@@ -55,21 +62,23 @@ class DeviceMemory:
             return list((Counter(pairs) - Counter(more_readers)).elements())
         return pairs
 
-    def share_pages(self, name: NamePages, pace: Pace) -> DevicePages:
-        """Let requests share full pages that have these names, where the pairs allow it."""
+    def connect(self, writer: PageWriter, pace: Pace) -> None:
+        """Let requests share full pages by the names that the pool has for them, where the pairs allow it, and drop
+        what is neither read nor being written."""
         limits = self.limits
         size, page_size = limits.block_size, limits.page_size
-        self.pages = DevicePages(self.blocks, size, page_size, name, pace.fetch_s, limits.unread)
-        return self.pages
+        self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
+        self.pace, self.dropping = pace, Dropping(self, writer)
 
     def by_chunk(self, policy: Policy) -> bool:
         """Return whether prompts get their pairs for each chunk when it runs: where they give some back, they must."""
         return policy.room is Room.CHUNKS or self.limits.reach is not None
 
-    def to_hold(self, running: Running, tokens: int) -> int:
+    def to_hold(self, running: WorkerRequest, tokens: int) -> int:
         """Return how many of its `tokens` a request gets memory for when it is seated as a whole."""
-        begun = max(running.prefix + 1, running.fetched_to) - running.dropped
-        return max(begun, self.limits.least_held(tokens - running.dropped))
+        dropped = running.kv.dropped
+        begun = max(running.prefix + 1, running.fetched_to) - dropped
+        return max(begun, self.limits.least_held(tokens - dropped))
 
     def spare(self, pairs: tuple[int, ...]) -> None:
         """Free pairs of a request that goes on, as `leave` does; whether prompts may be seated stays as it is.
@@ -80,7 +89,7 @@ class DeviceMemory:
         self.leave(pairs)
         self.is_crowded = is_crowded
 
-    def num_freed(self, leaving: Iterable[Running]) -> int:
+    def num_freed(self, leaving: Iterable[WorkerRequest]) -> int:
         """Return how many pairs come free at least if all of these requests leave."""
         return sum([self.blocks.num_freed(running.pairs) for running in leaving])
 
@@ -98,10 +107,75 @@ class DeviceMemory:
         if not self._steps.leave(pairs):
             self.give(pairs)
 
-    def release(self, running: Running) -> None:
+    def release(self, running: WorkerRequest) -> None:
         """Free the pairs of a request that no step writes to."""
-        self.give(running.pairs)
+        self.give(take_pairs(running))
 
-    def release_after_step(self, running: Running) -> None:
+    def lose(self, running: WorkerRequest) -> None:
+        """Free the pairs of a request, likewise, of which nothing is kept anywhere: it is computed anew."""
+        self.release(running)
+        lose_kv(running)
+
+    def take_for(self, running: WorkerRequest, count: int) -> bool:
+        """Give a request so many pairs more, and return whether there were as many."""
+        pairs = self.blocks.take(count)
+        if pairs is not None:
+            add_pairs(running, pairs)
+        return pairs is not None
+
+    def note_replaced(self, running: WorkerRequest) -> None:
+        """Note that the choice of a step has given the pairs of a request to others."""
+        take_pairs(running)
+
+    def drop(self, running: WorkerRequest, tokens: int, free: Callable[[tuple[int, ...]], None]) -> None:
+        """Hand the pairs of the first tokens of a request to `free`: no layer reads them any more."""
+        free(drop_beginning(running, tokens, self.limits.block_size))
+
+    def release_after_step(self, running: WorkerRequest) -> None:
         """Free the pairs of a request when the steps in flight have ended."""
         self.leave(running.pairs)
+
+
+class Dropping:
+    """Frees KV that no layer reads any more, of requests that still run, where all layers have windows.
+
+        tokens     0 ·············· dropped ─────────────────────── prefix
+        KV         given back       in `pairs`, read by what comes   ▲ the next token: it reads the last `reach` tokens
+
+    A request drops whole pages of the pool, so that what it has left may go there as it is. From then on it is not
+    found by its beginning: the pool forgets what it kept of that for this request, and gets its last tokens without
+    names.
+    """
+
+    def __init__(self, memory: DeviceMemory, writer: PageWriter) -> None:
+        self._memory, self._writer = memory, writer
+        self._unread = memory.limits.unread
+        self._let_go: list[Attempt] = []
+        self.is_on = memory.limits.reach is not None
+
+    def drop(self, running: WorkerRequest) -> None:
+        """Free what a request that has run needs no longer. While pages of it are being written, it keeps its pairs."""
+        if not self._writer.is_writing(running):
+            self._drop(running, self._memory.spare)
+
+    def drop_to_leave(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> None:
+        """Free what a request that leaves needs no longer, though pages of it are being written. With all that it had
+        the device might never have room for it again."""
+        self._drop(running, free)
+
+    def _drop(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> None:
+        unread = self._unread(running.prefix)
+        if not unread or running.kv.form:
+            return
+        if unread > running.kv.dropped:
+            self._writer.forget_parts(running)
+            self._memory.drop(running, unread, free)
+            running.names = ()
+        if running.known:  # where it was seated on what the device has, it may lack its beginning already
+            running.forget_known()
+            self._let_go.append(running.key)
+
+    def take_let_go(self) -> list[Attempt]:
+        """Return the attempts for which the pool need not keep pages any more; once."""
+        let_go, self._let_go = self._let_go, []
+        return let_go

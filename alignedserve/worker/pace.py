@@ -13,7 +13,7 @@ from alignedserve.cost.model import CostModel, Shape
 from alignedserve.scheduling.slo import RecentSteps, StepTimes
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.arrival_forecast import ArrivalForecast
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext
 
 _PATIENCE = 16  # steps that go well before a larger step is tried
@@ -47,11 +47,11 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
-        self.policy, self.copying, self._limits = setup.policy, setup.copying, setup.limits
+        self.policy, self.copying, self.limits = setup.policy, setup.copying, setup.limits
         self._cost = OnlineCost(()) if setup.cost is None else setup.cost
         self._recent = RecentSteps(_first_times(self._cost.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
-        self._pivot = self._cost.model.pivot(setup.limits.max_step_tokens)
+        self.pivot = self._cost.model.pivot(setup.limits.max_step_tokens)
         self.room = StepRoom(setup.limits.max_step_tokens)
         self.coming = ArrivalForecast()
         self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
@@ -78,14 +78,14 @@ class Pace:
     def context(self, now: float) -> StepContext:
         """Return what the plan of a step depends on beside the requests."""
         times, chunk = self._recent.now, max(1, round(self._mean_chunk))
-        if self.policy.as_in_paper:
+        if self.policy.scheduler.is_accelgen:
             times = StepTimes(times.most_s, times.most_s)  # AccelGen reckons with T_max throughout
-        room, block_size = self.room.tokens, self._limits.block_size
-        at = StepContext(now, self._cost.model, times, room, block_size, chunk, self.policy, self._pivot)
+        room, block_size = self.room.tokens, self.limits.block_size
+        at = StepContext(now, self._cost.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
         return at
 
-    def prompt_came(self, prompt: Running, now: float) -> None:
+    def prompt_came(self, prompt: WorkerRequest, now: float) -> None:
         """Count a new prompt among those by which the next ones are expected."""
         size = prompt.num_ahead
         alone_s = prompt.fetch_s + self._cost.model.seconds(Shape.build([(size, prompt.num_tokens - size)]))
@@ -98,29 +98,29 @@ class Pace:
         Real-time prompts get more of a step than documents: the chunks that documents are cut to say little of how
         long those prompts take.
         """
-        return self._cost.model.prompt_token_s(max(self._pivot, round(self._mean_chunk)))
+        return self._cost.model.prompt_token_s(max(self.pivot, round(self._mean_chunk)))
 
     @property
     def copy_token_s(self) -> float:
         """Return the seconds until the KV of a token of the pool is on the device, in a long copy."""
         return self.copying.token_s
 
-    def fetch_s(self, prompt: Running, end: int, copied: int) -> float | None:
+    def fetch_s(self, prompt: WorkerRequest, end: int, copied: int) -> float | None:
         """Return the time of a copy of so many tokens, with which a prompt has KV up to `end`; None where it computes
         them sooner.
 
         Where several prompts come each costs what it adds to a step that is full without it: so that is reckoned with.
         As long as the cost model knows no times, copies are taken to be quicker.
         """
-        computing_s = self._cost.model.computing_s(prompt.prefix, end, prompt.num_tokens, self._pivot)
+        computing_s = self._cost.model.computing_s(prompt.prefix, end, prompt.num_tokens, self.pivot)
         seconds = self.copying.seconds(copied)
         return None if 0 < computing_s < seconds else seconds
 
-    def note_fetch(self, prompt: Running) -> None:
+    def note_fetch(self, prompt: WorkerRequest) -> None:
         """Count the time of a prompt's copy from the pool, before which no step begins."""
         self.fetched_s += prompt.fetch_s
 
-    def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], Running | None]) -> None:
+    def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], WorkerRequest | None]) -> None:
         """Learn from a step that went well. `find` returns the running request of a name."""
         if not shape.tokens:  # a trial
             return
@@ -133,7 +133,7 @@ class Pace:
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
 
 
-def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], Running | None]) -> bool:
+def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], WorkerRequest | None]) -> bool:
     """Return whether the size of a chunk that was cut says how large chunks are.
 
     The last chunk of a prompt says nothing of it. Neither does what real-time requests leave for a best-effort prompt:

@@ -1,39 +1,149 @@
-"""Write a worker's KV to the pool: the pages that it has leased, the copies to them, and their names.
+"""What a worker writes to the pool: the pages that it has leased, the copies to them, and their names.
 
     ask ──▶ at hand ──▶ in a copy ──▶ handed on to the pool (Commit, Keep)
                ▲  │         ▲  └── not wanted any more: at hand again
-               │  └─ part ──┘      (of a prompt that still runs: full pages of what has run, written ahead)
+               │  └─ part ──┘      (full pages of a prompt that still runs, written ahead)
                └──────┘ forgotten
 
-A prefill worker waits for pages, of each class apart, and asks for as many as the first request needs that waits. A
-decode worker never waits: it asks for some to have at hand (spare ones), which the pool takes from it as soon as
-another worker waits.
+A prefill worker waits for pages, of each class apart, and asks for as many as the first waiting request needs. A decode
+worker never waits: it keeps some at hand (spare ones), which the pool takes back as soon as another worker waits.
 
-What a copy reads, nothing else writes until it has ended, or the copy does not count:
+What a copy reads, nothing else writes until the copy has ended; otherwise the copy does not count:
 
-    between steps   steps and copies are done in their order: pairs are free at once, and written to after the copy
-    beside steps    a request keeps its pairs until its parts are written; one that has to leave at once forgets them
+    between steps   steps and copies run in their order: the blocks are free at once, and written to after the copy
+    beside steps    a request keeps its blocks until its parts are written; one that has to leave at once forgets them
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import ServiceClass, units_for
+from alignedserve.core import KvForm, ServiceClass, units_for
 from alignedserve.protocol.commands import Command, CopyOut, Send
-from alignedserve.protocol.messages import SPARE, LeasePages, Member
+from alignedserve.protocol.messages import SPARE, AskPages, LeasePages, Member
 from alignedserve.protocol.page_names import more_hashes
-from alignedserve.worker.leases import Lease, Need
 from alignedserve.worker.step.device_pages import findable_tokens
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The pages that a worker needs at this moment."""
+
+    pages: int = 0  # without which no request can go on
+    kept: int = 0  # of the pages at hand, those that are spoken for
+    most: int = 0  # where this is more: up to so many, which others could use
+
+
+class Lease:
+    """The pages that a worker may write to for requests of one class, and its asks for them.
+
+    Each ask says which pages the worker has, so an ask puts right what a lost frame has left behind. Only the answer to
+    the last ask counts. For example, a worker with 3 pages that needs 5 asks for 2 more.
+    """
+
+    def __init__(self, service: ServiceClass) -> None:
+        self._service = service
+        self.pages: list[int] = []  # at hand
+        self._asks = 0
+        self._asked: int | None = None  # pages of the ask that is not answered yet
+        self._handed_on = False  # pages, since the last ask: if that frame was lost, only an ask frees them
+        self._had = 0  # spare pages that were wanted when the last answer came: it said how many there were
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether the pool is to be asked again some time if it does not answer."""
+        return self._asked is not None or self._handed_on
+
+    @property
+    def is_unanswered(self) -> bool:
+        return self._asked is not None
+
+    def take_answer(self, lease: LeasePages) -> bool:
+        """Take the pages of an answer; return False where a later ask was sent, with which these pages went back."""
+        if lease.number != self._asks:
+            return False
+        self.pages += lease.pages
+        self._had, self._asked = max(self._asked or 0, 0), None
+        return True
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Take so many of the pages at hand, which must be enough."""
+        self._had = 0
+        return tuple(self.pages.pop() for _ in range(count))
+
+    def ask(self, need: Need, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask for all that is needed, or to give some back.
+
+        A worker that keeps some pages and waits for more blocks others.
+        """
+        if self._asked is not None:
+            enough = self._asked >= need.pages
+        else:
+            enough = not need.pages and len(self.pages) <= need.kept
+        if enough:
+            return None
+        del self.pages[need.kept :]
+        return self._ask(need.pages, need.pages, in_copies, most=need.most)
+
+    def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask for up to so many pages, if they are free at once; None while another ask is not answered.
+
+        No request waits for them, and they keep no other worker waiting.
+        """
+        if self._asked is not None or len(self.pages) >= wanted:
+            return None
+        return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
+
+    def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask to have so many pages at hand; None if the pool's last answer is enough, as until some pages
+        are used or more are wanted."""
+        if (self._had if self._asked is None else self._asked) >= wanted:
+            return None
+        is_anew = self._asked == -1
+        if is_anew:  # an ask for none says that none are at hand
+            self.pages.clear()
+        more = max(0, wanted - len(self.pages))
+        return self._ask(wanted, more, in_copies, is_spare=True) if more or is_anew else None
+
+    def give_back(self, in_copies: Sequence[int]) -> AskPages:
+        """Return an ask that gives all spare pages at hand back, though they are asked for again."""
+        self.pages.clear()
+        self._had = 0
+        return self._ask(0, 0, in_copies, is_spare=True)
+
+    def note_handed_on(self) -> None:
+        """Note that pages were handed on to the pool."""
+        self._handed_on = True
+
+    def ask_again(self) -> None:
+        """Prepare to ask anew, as after an ask for less than nothing: for what is needed, with what is given back."""
+        if self.is_awaited:
+            self._asked = -1
+
+    def lose(self) -> None:
+        """Forget the pages of a pool that is lost. The next pool, or the same one when it is back, is to hear what was
+        leased."""
+        self.pages.clear()
+        self._had = 0
+        self._asked, self._handed_on = (-1 if self._asks else None), False
+
+    def _ask(self, wanted: int, more: int, in_copies: Sequence[int], most: int = 0, is_spare: bool = False) -> AskPages:
+        self._handed_on = False
+        self._asks += 1
+        self._asked = wanted
+        return AskPages(more, self._asks, (*in_copies, *self.pages), self._service, most, is_spare)
 
 
 class PageNames:
+    """Names pages and blocks by hashes of all tokens up to their ends: each is hashed once on a worker."""
+
     def __init__(self, page_size: int, block_size: int, root: bytes) -> None:
         """`root` names the model and the layout of its KV."""
         self._page_size, self._block_size, self._root = page_size, block_size, root
 
-    def pages_of(self, running: Running, tokens: int) -> tuple[int, ...]:
+    def pages_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
         """Return the names of the full pages of so many tokens of a request: each page is hashed once on a worker.
 
         A request that lacks its beginning has no names for what it has: a name stands for all that comes before, too.
@@ -43,12 +153,12 @@ class PageNames:
         running.names = self._named(running, running.names, tokens, self._page_size)
         return running.names[: tokens // self._page_size]
 
-    def blocks_of(self, running: Running, tokens: int) -> tuple[int, ...]:
+    def blocks_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
         """Return the names of the full block pairs of so many tokens of a request, by which a device shares them."""
         running.block_names = self._named(running, running.block_names, tokens, self._block_size)
         return running.block_names[: tokens // self._block_size]
 
-    def _named(self, running: Running, known: tuple[int, ...], tokens: int, size: int) -> tuple[int, ...]:
+    def _named(self, running: WorkerRequest, known: tuple[int, ...], tokens: int, size: int) -> tuple[int, ...]:
         full = tokens // size
         if len(known) >= full:
             return known
@@ -56,7 +166,7 @@ class PageNames:
         root = b"" if known else self._root + running.request.kv_salt
         return more_hashes(known, more, size, root)
 
-    def pages_before_last(self, running: Running) -> tuple[int, ...]:
+    def pages_before_last(self, running: WorkerRequest) -> tuple[int, ...]:
         """Return the names of the full pages that others may have computed for a request."""
         return self.pages_of(running, findable_tokens(running))
 
@@ -65,7 +175,7 @@ class PageNames:
 class Copy:
     """A copy of a request to pages of the pool. They stay taken until it has ended, whether it is wanted or not."""
 
-    running: Running
+    running: WorkerRequest
     known: tuple[int, ...]  # pages of the pool that come before
     pages: tuple[int, ...]
     lease: ServiceClass  # the class that the pages are leased for
@@ -83,12 +193,16 @@ class Copy:
 
 
 class PageWriter:
-    def __init__(self, page_size: int, block_size: int) -> None:
+    """The leases of a worker, and its copies to the leased pages."""
+
+    def __init__(self, page_size: int, block_size: int, root: bytes = b"") -> None:
+        """`root` names the model and the layout of its KV."""
         self._page_size, self._block_size = page_size, block_size
+        self.names = PageNames(page_size, block_size, root)
         self._leases = {service: Lease(service) for service in ServiceClass}
         self._copies: dict[int, Copy] = {}
         self._parts: dict[int, Copy] = {}  # under way
-        self._written: dict[Running, Copy] = {}  # all parts of a request, those under way too
+        self._written: dict[WorkerRequest, Copy] = {}  # all parts of a request, those under way too
         self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
         self._copy_number = 0
 
@@ -128,7 +242,7 @@ class PageWriter:
         leased to others by now."""
         return pool.holder not in self._copies_before.values()
 
-    def pages_for(self, running: Running, tokens: int) -> int:
+    def pages_for(self, running: WorkerRequest, tokens: int) -> int:
         """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them.
 
         Nothing is written of a prompt that asks for a vector."""
@@ -167,18 +281,15 @@ class PageWriter:
 
     def begin(
         self,
-        running: Running,
+        running: WorkerRequest,
         pool: Member,
         tokens: int,
         service: ServiceClass,
         has_ended: bool = False,
         aside: bool = False,
-        saved: tuple[tuple[int, int], ...] = (),
         stays: bool = False,
     ) -> CopyOut:
-        """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough.
-
-        `saved` are the tokens that have no slot, and their places."""
+        """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
         pages = self._leases[service].take(self.pages_for(running, tokens))
         parts = self._written.pop(running, None)
@@ -187,10 +298,10 @@ class PageWriter:
         self._copies[self._copy_number] = Copy(
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
         )
-        written, right = running.tokens(running.num_lost, tokens), running.from_right
+        written = running.tokens(running.num_lost, tokens)
         self._copies[self._copy_number].tokens = 0 if aside else max(0, len(written) - start)
-        pairs = running.pairs_in_place(self._block_size)
-        return CopyOut(self._copy_number, pool.holder, pairs, pages, written, start, right, saved, aside)
+        pairs = pairs_in_place(running.kv, self._block_size)
+        return CopyOut(self._copy_number, pool.holder, pairs, pages, written, start, aside)
 
     def end_copy(self, number: int) -> Copy | None:
         """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
@@ -209,23 +320,23 @@ class PageWriter:
         return len(self._written)
 
     @property
-    def written(self) -> dict[Running, int]:
+    def written(self) -> dict[WorkerRequest, int]:
         """Return how many pages of each request are in parts."""
         return {running: len(parts.pages) for running, parts in self._written.items()}
 
-    def num_written(self, running: Running) -> int:
+    def num_written(self, running: WorkerRequest) -> int:
         return len(self._written[running].pages) if running in self._written else 0
 
     @property
-    def being_written(self) -> set[Running]:
+    def being_written(self) -> set[WorkerRequest]:
         """Return the requests of which a wanted part is under way: the pairs of any other may be overwritten."""
         return {part.running for part in self._parts.values() if part.wanted}
 
-    def is_writing(self, running: Running) -> bool:
+    def is_writing(self, running: WorkerRequest) -> bool:
         """Return whether a part of the request is under way: what comes after it waits for that."""
         return running in self.being_written
 
-    def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
+    def begin_part(self, running: WorkerRequest, pool: Member, count: int, service: ServiceClass) -> CopyOut:
         """Begin to copy so many pages more, which are full and at hand for that class."""
         start = len(running.known) + self.num_written(running)
         pages = self._leases[service].take(count)
@@ -236,15 +347,15 @@ class PageWriter:
         self._written[running] = replace(part, pages=before + pages)
         tokens = running.tokens(0, (start + count) * self._page_size)
         first = start * self._page_size
-        pairs = running.pairs_in_place(self._block_size)
+        pairs = pairs_in_place(running.kv, self._block_size)
         return CopyOut(self._copy_number, pool.holder, pairs, pages, tokens, first, aside=True)
 
-    def take_parts(self, running: Running) -> Copy:
+    def take_parts(self, running: WorkerRequest) -> Copy:
         """Return all parts of a request, which are written, as one copy."""
         assert not self.is_writing(running), "a part is under way"
         return self._written.pop(running)
 
-    def forget_parts(self, running: Running) -> None:
+    def forget_parts(self, running: WorkerRequest) -> None:
         """Take the pages of all parts of a request back; those of a part under way when that has ended."""
         written = self._written.pop(running, None)
         if written is None:
@@ -272,7 +383,7 @@ class PageWriter:
         """Count the pages of a copy as at hand again."""
         self._leases[copy.lease].pages += copy.pages
 
-    def drop(self, request: str, attempt: int) -> list[Running]:
+    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
         wanted."""
         dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
@@ -281,7 +392,7 @@ class PageWriter:
             copy.wanted = False
         return [copy.running for copy in dropped]
 
-    def lose_pool(self) -> list[Running]:
+    def lose_pool(self) -> list[WorkerRequest]:
         """Forget the pages of a pool that is lost, and return the requests that were being copied to it and are wanted.
 
         The pool may come back in the same life, with these pages leased to this worker still. An ask would have it
@@ -301,3 +412,13 @@ class PageWriter:
         unwanted = [part for part in self._parts.values() if not part.wanted]
         copies = (*self._copies.values(), *self._written.values(), *unwanted)
         return tuple([page for copy in copies if copy.lease is service for page in copy.pages])
+
+
+def pairs_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
+    """Return pairs in the places of the tokens, of which none is lost. A folded pair stands where each of the pairs did
+    that it was made of."""
+    if not kv.folded:
+        return kv.pairs
+    count = (kv.folded - kv.dropped) // block_size
+    each = kv.folded // (count * block_size)
+    return tuple([pair for pair in kv.pairs[:count] for _ in range(each)]) + kv.pairs[count:]

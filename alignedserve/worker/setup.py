@@ -10,7 +10,7 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,6 @@ class WorkerSetup:
         assert self.limits.reach is None or self.policy.drops, "by this policy requests keep all"
 
 
-def running_of(policy: Policy, request: Request, output: Sequence[int], due: Due | None = None) -> Running:
+def running_of(policy: Policy, request: Request, output: Sequence[int], due: Due | None = None) -> WorkerRequest:
     """Return the request as a worker keeps it, with its output so far and the due where another worker left it."""
-    return Running(request, promise(request, policy, len(output), due), list(output))
+    return WorkerRequest(request, promise(request, policy, len(output), due), list(output))

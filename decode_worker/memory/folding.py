@@ -22,9 +22,9 @@ from alignedserve.core import Fold
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command, FoldKv
+from alignedserve.worker.arriving import PromptQueue
 from alignedserve.worker.page_writer import PageWriter
-from alignedserve.worker.parts.queue import PromptQueue
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 
 MOST_FOLDS = 16  # after one step: a long prompt that is through delays no decode by the copy of all that it has
 
@@ -36,7 +36,7 @@ class Folding:
         here: Occupancy,
         queue: PromptQueue,
         writer: PageWriter,
-        awaits_pool: Callable[[Running], bool],
+        awaits_pool: Callable[[WorkerRequest], bool],
     ) -> None:
         """`awaits_pool` says whether the pool is to get pages of a request that it has not got yet."""
         self._size, self._here, self._memory = memory.limits.block_size, here, memory
@@ -66,14 +66,14 @@ class Folding:
         """Return whether a prompt waits for memory, or decodes may soon lack some."""
         return self._memory.num_free < len(self._here.residents) or self._queue.lacks_memory(only_rt=False)
 
-    def _is_due(self, running: Running, fold: Fold, is_short: bool) -> bool:
-        if fold.foldable(running.prefix, self._size) <= running.folded or running.blocks:
+    def _is_due(self, running: WorkerRequest, fold: Fold, is_short: bool) -> bool:
+        if fold.foldable(running.prefix, self._size) <= running.kv.folded or running.kv.form:
             return False
         if self._writer.is_writing(running) or self._writer.num_written(running):
             return False
         return is_short or not self._awaits_pool(running)
 
-    def _is_worth(self, running: Running, old: tuple[int, ...], fold: Fold) -> bool:
+    def _is_worth(self, running: WorkerRequest, old: tuple[int, ...], fold: Fold) -> bool:
         """Return whether more pairs come free than are taken if these are folded, or else all that may be.
 
         All are counted for few tokens only, since many may be read by others as long as they are here."""
@@ -82,22 +82,21 @@ class Folding:
             return True
         if running.prefix % self._size:
             return False
-        count = (fold.foldable(running.prefix, self._size) - running.folded) // self._size
+        count = (fold.foldable(running.prefix, self._size) - running.kv.folded) // self._size
         taken = count // fold.pairs
         return taken <= self._memory.num_free and num_freed(self._old_pairs(running, count)) > taken
 
-    def _old_pairs(self, running: Running, count: int) -> tuple[int, ...]:
+    def _old_pairs(self, running: WorkerRequest, count: int) -> tuple[int, ...]:
         """Return the first pairs of a request that are not folded, so many of them."""
         at = self._num_folded(running)
         return running.pairs[at : at + count]
 
-    def _num_folded(self, running: Running) -> int:
+    def _num_folded(self, running: WorkerRequest) -> int:
         """Return how many pairs of a request are folded."""
-        return (running.folded - running.dropped) // self._size
+        return (running.kv.folded - running.kv.dropped) // self._size
 
-    def _replace(self, running: Running, into: tuple[int, ...], fold: Fold) -> None:
+    def _replace(self, running: WorkerRequest, into: tuple[int, ...], fold: Fold) -> None:
         """Put a folded pair into the place of these."""
-        at = self._num_folded(running)
-        running.pairs = (*running.pairs[:at], *into, *running.pairs[at + fold.pairs :])
-        running.folded += self._size * fold.pairs
-        running.dropped = fold.spared(running.folded)
+        at, kv = self._num_folded(running), running.kv
+        pairs, folded = (*kv.pairs[:at], *into, *kv.pairs[at + fold.pairs :]), kv.folded + self._size * fold.pairs
+        running.kv = kv._replace(pairs=pairs, dropped=fold.spared(folded), folded=folded)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.ranks import as_they_leave
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Seating, StepContext
 
 RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
 
@@ -18,7 +19,7 @@ class RecentNeed:
         self._pairs, self._at = 0.0, 0.0
 
     def spare_pairs(self, held: int, now: float, more_expected: bool = True) -> int:
-        """Return the free pairs that best-effort requests are not seated on: by so many, what is held falls short.
+        """Return how many free pairs to hold back from best-effort requests: the recent real-time peak, less `held`.
 
         Where no more real-time requests are expected, there are none: what was needed before is forgotten.
         """
@@ -31,14 +32,14 @@ class RecentNeed:
 class PackedSeating(Seating):
     """Offers real-time requests also the memory and the seats of best-effort ones."""
 
-    best_effort: Sequence[Running] = ()  # that are seated
+    best_effort: Sequence[WorkerRequest] = ()  # that are seated
     spare: int = 0  # free pairs that best-effort requests are not seated on, beside others of them
     is_open: bool = True  # to real-time requests, however many are seated
-    in_order: Callable[[Sequence[Running]], Sequence[Running]] = field(kw_only=True)  # the first to leave last
-    _yielding: list[Running] | None = None  # best-effort requests that have not left, the first to leave last
+    at: StepContext = field(kw_only=True)
+    _yielding: list[WorkerRequest] | None = None  # best-effort requests that have not left, the first to leave last
     _can_yield: int | None = None  # pairs
 
-    def left_for(self, running: Running) -> int:
+    def left_for(self, running: WorkerRequest) -> int:
         pairs = self.blocks.num_free
         if running.promise.is_rt:
             if self._can_yield is None:
@@ -48,10 +49,10 @@ class PackedSeating(Seating):
             pairs = max(0, pairs - self.spare)
         return pairs * self.block_size
 
-    def has_seat(self, waiting: Running) -> bool:
+    def has_seat(self, waiting: WorkerRequest) -> bool:
         return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
 
-    def most(self, running: Running, size: int) -> int:
+    def most(self, running: WorkerRequest, size: int) -> int:
         """Return how many of these tokens of a request there is memory for: none of one that left in this choice.
 
         Its `pairs` are others' by now. Where it gets pairs chunk by chunk it would take more, which it loses with them.
@@ -60,17 +61,17 @@ class PackedSeating(Seating):
             return 0
         return Seating.most(self, running, size)
 
-    def take(self, running: Running, size: int) -> None:
+    def take(self, running: WorkerRequest, size: int) -> None:
         Seating.take(self, running, size)
         self._can_yield = None  # it may share pairs now with those that would leave
 
-    def _left(self) -> Sequence[Running]:
+    def _left(self) -> Sequence[WorkerRequest]:
         return self.best_effort if self._yielding is None else self._yielding
 
     def _taken(self, count: int) -> tuple[int, ...]:
         while count > self.blocks.num_free:
             if self._yielding is None:
-                self._yielding = [*self.in_order(self.best_effort)]
+                self._yielding = as_they_leave(self.best_effort, self.at)
             leaving, self._can_yield = self._yielding.pop(), None
             self.blocks.give(leaving.pairs)  # its `pairs` say where its KV is until it is copied
             self.unseated.append(leaving)

@@ -27,7 +27,12 @@ from alignedserve.protocol.messages import Attempt, Expect, Member
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.setup import running_of
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.blocks import lack_beginning
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+
+LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
+_GROWN = 64  # tokens by which its members may have grown since the pool heard of the band
 
 
 @dataclass(eq=False)
@@ -44,7 +49,7 @@ class JoinCandidate:
     is_refused: bool = False  # the partner had no room for it
     has_pool: bool = True  # whether its KV's node has a pool; else it waits on a prefill worker's device alone
     awaits_syntax: bool = False  # while it is compiled: a step that it joined before would wait for that
-    evicted: Running | None = None  # the request as it was when it had to leave: only its KV is at its source
+    evicted: WorkerRequest | None = None  # the request as it was when it had to leave: only its KV is at its source
 
     @property
     def is_rt(self) -> bool:
@@ -58,16 +63,15 @@ class JoinCandidate:
         """Return whether it is this request, up to this attempt."""
         return self.entry.request.id == request and self.entry.request.attempt <= attempt
 
-    def as_running(self, policy: Policy, page_size: int) -> Running:
+    def as_running(self, policy: Policy, page_size: int) -> WorkerRequest:
         """Return the request as it is when it joins, but for its pairs."""
         if self.evicted is not None:
             return self.evicted
         entry = self.entry
         running = running_of(policy, entry.request, entry.output, entry.due)
-        running.prefix, running.dropped, running.logprobs = entry.prefix, entry.dropped, list(entry.logprobs)
-        running.reopen(entry.opening)
-        full = 0 if entry.dropped else entry.prefix // page_size
-        running.known, running.names = entry.pages[:full], entry.names[:full]
+        lack_beginning(running, entry.dropped)
+        running.resume(entry, page_size)
+        running.becomes(State.CANDIDATE)
         return running
 
 
@@ -213,10 +217,10 @@ class CandidateLists:
     # --- Candidates that have run here and had to leave
 
     @property
-    def evicted(self) -> list[Running]:
+    def evicted(self) -> list[WorkerRequest]:
         return [candidate.evicted for candidate in self._requests if candidate.evicted is not None]
 
-    def take_evicted(self, source: str, attempts: Iterable[Attempt] | None = None) -> list[Running]:
+    def take_evicted(self, source: str, attempts: Iterable[Attempt] | None = None) -> list[WorkerRequest]:
         """Remove these evicted requests, or all, whose KV was at this member: it is there no longer."""
         named = None if attempts is None else set(attempts)
         gone = [
@@ -294,3 +298,54 @@ class CandidateLists:
 
 def _first_ready(candidates: Iterable[JoinCandidate]) -> JoinCandidate | None:
     return next((candidate for candidate in candidates if not candidate.awaits_syntax), None)
+
+
+class RunningBatch:
+    """The batch that runs, and which requests are about as long as its members (AlignedServe §3.4).
+
+        shortest of its members ──────── width, as the pool put it together ───────▶
+                     └─▶ a token a step, as all of them grow
+
+    The band is never wider than its batch was, whichever requests join: pinned chats, prompts that are handed on,
+    requests that came while there was room for all. They run beside the batch, and are members only if they are in its
+    band. A band as wide as all that runs would become so wide with the first such guest that every request in the pool
+    is in it.
+
+    A request that the pool finds in the band is a member from then on, though the members grow while it waits for a
+    seat. Otherwise the shortest of those requests would all be guests, the band would move up and away from the waiting
+    ones, and no member would be left long before they end.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0  # its tag: that of the newest batch of which a member has joined
+        self.num_batches = 0  # that have come
+        self._width = 0
+        self._widths: dict[int, int] = {}  # batch that has come and does not run yet -> its width
+
+    def comes(self, prefixes: Sequence[int]) -> None:
+        """Note a candidate batch, with the prefixes of its members."""
+        self.num_batches += 1
+        self._widths[self.num_batches] = max(prefixes) - min(prefixes)
+
+    def begins(self, number: int) -> None:
+        """Let this batch take the place of the one that ran."""
+        self.number = number
+        self._width = max(LEAST_WIDTH, self._widths.get(number, 0))
+        self._widths = {batch: width for batch, width in self._widths.items() if batch > number}
+
+    def band(self, seated: Iterable[WorkerRequest]) -> tuple[int, int] | None:
+        """Return the shortest and the longest prefix of the band, or None when no member is left."""
+        prefixes = self._prefixes(seated)
+        return (min(prefixes), min(prefixes) + self._width) if prefixes else None
+
+    def tag(self, prefix: int, seated: Iterable[WorkerRequest]) -> int:
+        """Return the tag of a candidate request with this prefix: the batch's number where it is a member, else 0."""
+        prefixes = self._prefixes(seated)
+        if not prefixes:
+            return 0
+        shortest, longest = min(prefixes), max(prefixes)
+        spread = max(longest, prefix) - min(shortest, prefix)
+        return self.number if spread <= max(longest - shortest, self._width + _GROWN) else 0
+
+    def _prefixes(self, seated: Iterable[WorkerRequest]) -> list[int]:
+        return [running.num_held for running in seated if running.batch == self.number] if self.number else []

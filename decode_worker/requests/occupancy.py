@@ -1,109 +1,269 @@
-"""The requests that occupy a decode worker: residents, prompts, and requests that join or have ended.
+"""The requests on a decode worker: the states of all (worker/requests.py), candidates, transfers and departures.
 
-residents  decode, or are about to: all their tokens but the last have KV here
-prompts    have pairs, and run chunk by chunk
-fetching   have pairs, and the pages that hold their first tokens are being copied there; prompts after that
-joining    have pairs, and the pages that hold their KV are being copied there
-abandoned  were fetching or joining and are not wanted any more, but pages are still being copied to their pairs
-received   have pairs, and their KV is on its way from a prefill worker (transfers.py)
-departing  have pairs, and leave for a prefill worker, but may have to stay (departures.py)
-kept       have ended, and have pairs until their KV is on its way to the pool
-
-To pairs that pages or KV are copied to, nothing else is written until that has ended: their requests are in no step,
-and keep them until then, wanted or not.
+To blocks that pages or KV are copied to, nothing else is written until that has ended: their requests are in no step,
+and keep the blocks until then, wanted or not.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
 from alignedserve.core import Chunk
-from alignedserve.decode_worker.requests.departures import Departures
-from alignedserve.decode_worker.requests.transfers import IncomingTransfers
-from alignedserve.worker.step.running import Running
+from alignedserve.decode_worker.requests.candidates import CandidateLists, JoinCandidate, RunningBatch
+from alignedserve.protocol.commands import Command, ReceiveKv, Send
+from alignedserve.protocol.messages import Attempt, Member, Pull
+from alignedserve.worker.arriving import PromptQueue
+from alignedserve.worker.requests import PRESENT, Requests
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
 
 
-class Occupancy:
+@dataclass(eq=False)
+class Departure:
+    running: WorkerRequest  # with its pairs
+    to: Member
+    wait_s: float  # until it is back, as was expected
+    number: int | None = None  # of the transfer, once it is pulled
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.running.state is State.DEPARTING
+
+    @property
+    def is_unpulled(self) -> bool:
+        """Return whether it is wanted and its receiver has not pulled it yet."""
+        return self.is_wanted and self.number is None
+
+
+class Departures:
     def __init__(self) -> None:
-        self.residents: dict[str, Running] = {}
-        self.prompts: dict[str, Running] = {}
-        self.joining: dict[int, Running] = {}  # number of the copy -> request
-        self.fetching: dict[int, Running] = {}  # likewise
-        self.abandoned: dict[int, Running] = {}  # likewise
-        self.kept: list[Running] = []
-        self.transfers = IncomingTransfers()
-        self.departures = Departures()
-        self._short_at = 0  # so many were seated when a request last went to the pool for lack of memory; 0: forgotten
+        self._departures: list[Departure] = []
 
-    # --- Which requests there are
+    def __iter__(self) -> Iterator[Departure]:
+        return iter(self._departures)
 
-    def find(self, request: str) -> Running | None:
-        """Return the request of this name that may be in a step."""
-        return self.residents.get(request) or self.prompts.get(request)
+    def __len__(self) -> int:
+        return len(self._departures)
 
-    def running_of(self, chunk: Chunk) -> Running:
+    def add(self, departure: Departure) -> None:
+        self._departures.append(departure)
+
+    def remove(self, departure: Departure) -> None:
+        self._departures.remove(departure)
+
+    @property
+    def wanted(self) -> list[Departure]:
+        return [departure for departure in self._departures if departure.is_wanted]
+
+    @property
+    def unpulled(self) -> list[Departure]:
+        return [departure for departure in self._departures if departure.is_unpulled]
+
+    def find(self, attempt: Attempt) -> Departure | None:
+        """Return the departure of this attempt, if it is wanted."""
+        return next((departure for departure in self.wanted if departure.running.key == attempt), None)
+
+    def pulled_as(self, receiver: str, number: int) -> Departure | None:
+        """Return the departure that this holder has pulled under this number."""
+        found = (
+            departure for departure in self._departures if (departure.to.holder, departure.number) == (receiver, number)
+        )
+        return next(found, None)
+
+    def attempts_to(self, member: str) -> set[Attempt]:
+        """Return the attempts on their way to the member of this name."""
+        return {departure.running.key for departure in self.wanted if departure.to.name == member}
+
+
+# Until the pairs of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
+AHEAD_STEPS = 4
+_MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that its KV never arrived
+
+
+@dataclass(eq=False)
+class IncomingTransfer:
+    """A request whose KV is on its way here."""
+
+    running: WorkerRequest
+    number: int
+    source: Member
+    pages: tuple[int, ...] = ()  # of the pool, where the pool has its KV too
+    is_prefetched: bool = False
+    was_evicted: bool = False
+    is_for_pool: bool = False  # it has no seat, and goes on to the pool's pages (TakingIn)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.running.state is State.RECEIVING
+
+    @property
+    def command(self) -> ReceiveKv:
+        running = self.running
+        return ReceiveKv(self.number, self.source.holder, running.pairs, running.kept_tokens)
+
+    @property
+    def pull(self) -> Command:
+        return Send(self.source.name, Pull(self.number, *self.running.key))
+
+
+class IncomingTransfers:
+    def __init__(self) -> None:
+        self._transfers: dict[tuple[str, int], IncomingTransfer] = {}  # (holder of the source, number) -> transfer
+        self._had: dict[Attempt, None] = {}  # attempts that have come, whatever has become of them since
+        self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
+
+    @property
+    def wanted(self) -> list[IncomingTransfer]:
+        return [transfer for transfer in self._transfers.values() if transfer.is_wanted]
+
+    @property
+    def occupants(self) -> list[WorkerRequest]:
+        """Return every request whose pairs are written to, wanted or not."""
+        return [transfer.running for transfer in self._transfers.values()]
+
+    @property
+    def joining(self) -> list[WorkerRequest]:
+        """Return the requests that have a seat here once they have come."""
+        return [transfer.running for transfer in self.wanted if not transfer.is_for_pool]
+
+    @property
+    def for_pool(self) -> list[WorkerRequest]:
+        """Return the requests that go on to the pool once they have come."""
+        return [transfer.running for transfer in self.wanted if transfer.is_for_pool]
+
+    def begin(
+        self, candidate: JoinCandidate, running: WorkerRequest, source: Member, is_for_pool: bool = False
+    ) -> IncomingTransfer:
+        """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
+        self._numbers[source.holder] += 1
+        transfer = IncomingTransfer(running, self._numbers[source.holder], source, is_for_pool=is_for_pool)
+        transfer.pages, transfer.was_evicted = candidate.entry.pages, candidate.evicted is not None
+        transfer.is_prefetched = candidate.partner is not None and not transfer.was_evicted
+        self._transfers[source.holder, transfer.number] = transfer
+        return transfer
+
+    def end(self, source: str, number: int, intact: bool) -> IncomingTransfer:
+        transfer = self._transfers.pop((source, number), None)
+        assert transfer is not None, "a transfer ended that was not begun"
+        if intact:
+            self._had[transfer.running.key] = None
+            if len(self._had) > _MOST_RECEIVED:
+                del self._had[next(iter(self._had))]
+        return transfer
+
+    def has_come(self, attempt: Attempt) -> bool:
+        """Return whether this attempt was received, whatever has become of it since."""
+        return attempt in self._had
+
+    def is_under_way(self, source: str, attempt: Attempt) -> bool:
+        """Return whether this attempt is being received from this member, wanted or not."""
+        return any(
+            transfer.running.key == attempt and transfer.source.name == source for transfer in self._transfers.values()
+        )
+
+    def has_pages(self, attempt: Attempt, pages: tuple[int, ...]) -> bool:
+        """Note the pool's pages of this attempt, and return whether it is being received."""
+        for transfer in self.wanted:
+            if transfer.running.key == attempt:
+                transfer.pages = pages
+                return True
+        return False
+
+    def pool_lost(self) -> None:
+        for transfer in self._transfers.values():
+            transfer.pages = ()
+
+    def pull_again(self, source: Member | None) -> list[Command]:
+        """Ask this member again for what it is to send: the first Pull may have been lost."""
+        return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
+
+
+class Occupancy(Requests):
+    """The requests on a decode worker, with what belongs to some states: candidates, transfers, departures."""
+
+    queue: PromptQueue  # prompts that wait for a seat
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidates, self.batch = CandidateLists(), RunningBatch()
+        self.transfers, self.departures = IncomingTransfers(), Departures()
+        self._short_at = 0  # how many were seated when a request last left for lack of memory; 0: forgotten
+
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts that are here: candidates are only entries until they join."""
+        before = PRESENT.index(State.RECEIVING)
+        candidates = [candidate.key for candidate in self.candidates.waiting]
+        here, on_their_way = self.of(*PRESENT[:before]), self.of(*PRESENT[before:])
+        return [*(running.key for running in here), *candidates, *(running.key for running in on_their_way)]
+
+    def occupants(self) -> list[WorkerRequest]:
+        seated = self.of(State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.KEPT)
+        return [*seated, *self.transfers.occupants, *(departure.running for departure in self.departures)]
+
+    def running_of(self, chunk: Chunk) -> WorkerRequest:
         """Return the request that this chunk of a step is of."""
         running = self.find(chunk.request)
         assert running is not None, "a chunk was chosen of a request that is not here"
         return running
 
     @property
-    def seated(self) -> list[Running]:
+    def seated(self) -> list[WorkerRequest]:
         """Return the requests that may be in a step."""
         return [*self.residents.values(), *self.prompts.values()]
 
     @property
-    def unfinished(self) -> list[Running]:
-        """Return the prompts that have pairs and are not through."""
-        return [*self.prompts.values(), *self.fetching.values()]
+    def unfinished(self) -> list[WorkerRequest]:
+        """Return the prompts that have blocks and whose first token has not come."""
+        return self.of(State.PROMPT, State.FETCHING)
 
     @property
-    def best_effort(self) -> list[Running]:
+    def best_effort(self) -> list[WorkerRequest]:
         """Return the best-effort requests that may be in a step, and so can leave."""
         return [running for running in self.seated if not running.promise.is_rt]
 
     @property
     def num_seated(self) -> int:
         """Return how many requests have a seat; a departing one may have to stay."""
-        seated = len(self.residents) + len(self.prompts) + len(self.joining) + len(self.fetching)
+        seated = len(self.residents) + len(self.prompts) + self.num_joining + self.num_fetching
         return seated + len(self.transfers.joining) + len(self.departures)
 
     @property
-    def with_kv(self) -> list[Running]:
+    def num_joining(self) -> int:
+        return len(self.among(State.JOINING))
+
+    @property
+    def num_fetching(self) -> int:
+        return len(self.among(State.FETCHING))
+
+    @property
+    def with_kv(self) -> list[WorkerRequest]:
         """Return the requests that decode here, or are about to."""
-        return [*self.residents.values(), *self.joining.values(), *self.transfers.joining]
+        return [*self.of(State.RESIDENT, State.JOINING), *self.transfers.joining]
+
+    @property
+    def kept(self) -> Collection[WorkerRequest]:
+        """Return the requests that have ended, and whose answers are copied to the pool."""
+        return self.among(State.KEPT)
+
+    @property
+    def abandoned(self) -> list[WorkerRequest]:
+        """Return the requests that nobody wants any more, to whose blocks pages are still being copied."""
+        return [running for running in self.copies.values() if running.state is State.ABANDONED]
 
     @property
     def is_changing(self) -> bool:
-        """Return whether some request has pairs and is on its way here, or leaves them."""
-        copies = self.joining or self.fetching or self.abandoned
-        return bool(copies or self.transfers.occupants or self.departures)
+        """Return whether some request has blocks and is on its way here, or leaves them."""
+        return bool(self.copies or self.transfers.occupants or self.departures)
 
     def pairs_needed(self, steps: int, block_size: int) -> int:
-        """Return the pairs that decodes need to go on for so many steps."""
+        """Return the block pairs that decodes need to go on for this many steps."""
         return sum(
-            running.num_held + steps > len(running.pairs) * block_size
+            running.num_held + steps > len(running.kv.pairs) * block_size
             for running in self.residents.values()
-            if not running.blocks
+            if not running.kv.form
         )
-
-    def remove(self, running: Running) -> bool:
-        """Remove a request that may be in a step, and return whether it was a resident."""
-        is_resident = running.request.id not in self.prompts
-        del (self.residents if is_resident else self.prompts)[running.request.id]
-        return is_resident
-
-    def take(self, request: str, attempt: int) -> list[Running]:
-        """Remove all requests of this name that may be in a step, up to this attempt."""
-        return [*_taken(self.residents, request, attempt), *_taken(self.prompts, request, attempt)]
-
-    def abandon(self, request: str, attempt: int) -> list[Running]:
-        """Move joining and fetching requests of this name, up to this attempt, to `abandoned`; return them."""
-        copies = [*self.joining.items(), *self.fetching.items()]
-        abandoned = {number: running for number, running in copies if running.is_of(request, attempt)}
-        for number in abandoned:
-            self.joining.pop(number, None)
-            self.fetching.pop(number, None)
-        self.abandoned |= abandoned
-        return [*abandoned.values()]
 
     # --- A shortage of memory
 
@@ -125,7 +285,3 @@ class Occupancy:
         """Forget the shortage once fewer requests are seated."""
         if not self.is_short:
             self._short_at = 0
-
-
-def _taken(seats: dict[str, Running], request: str, attempt: int) -> list[Running]:
-    return [seats.pop(seat) for seat, running in [*seats.items()] if running.is_of(request, attempt)]

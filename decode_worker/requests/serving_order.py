@@ -1,59 +1,70 @@
-"""The order in which the requests on a decode worker are served, and in which they leave for others."""
+"""The order in which candidates join a decode worker, and how long each has to wait."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.core import WorkerLimits
-from alignedserve.decode_worker.requests.band import RunningBatch
-from alignedserve.schedulers.scheduler import SchedulerSetup
-from alignedserve.schedulers.table import scheduler_of
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.protocol.messages import Attempt
+from alignedserve.scheduling.expected_wait import InLine, expected_waits
+from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.promise import tokens_left
+from alignedserve.scheduling.slo import Rank, Standing, Work
+from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.decode_order import DecodeOrder
-from alignedserve.worker.step.ranks import in_order
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.view import StepContext
-from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
-class ServingOrder:
-    def __init__(self, limits: WorkerLimits, pace: Pace, batch: RunningBatch) -> None:
-        self._pace, self._batch = pace, batch
-        self._seated = DecodeOrder(pace.policy)  # decodes in their order, where a step has places for fewer
-        times, old_of = lambda: pace.times, batch.old_of
-        setup = SchedulerSetup(pace.policy, limits.max_batch, self.first_to_leave, times, old_of)
-        self.scheduler = scheduler_of(setup)
+class CandidateOrder:
+    def __init__(self, pace: Pace, here: Occupancy, steps: StepsInFlight) -> None:
+        self.pace, self.policy, self._steps = pace, pace.policy, steps
+        self._here, self._candidates = here, here.candidates
 
-    def context(self, now: float) -> StepContext:
-        """Return what the plan of a step depends on beside the requests."""
-        at = self._pace.context(now)
-        at.batch = self.scheduler.batch
-        if self._pace.policy.is_rt_first:
-            at.seated = self._seated
-        return at
+    def arrange(self, now: float) -> None:
+        """Put candidate requests in the order in which they are served, once a step.
 
-    def moved(self, running: Running) -> None:
-        """Note that what the request's place in the order depends on has changed."""
-        self._seated.refile(running)
+        Under first come, first served, they are in their order."""
+        candidates = self._candidates
+        if candidates.arranged_in == self._steps.number or self.policy.ordering.is_by_arrival:
+            return
+        candidates.arranged_in = self._steps.number
+        if candidates.num_requests > 1:
+            candidates.arrange(lambda requests: self._as_they_join(requests, now))
 
-    def first_waiting(self, waiting: WaitingPrompts, now: float) -> Running | None:
-        """Return the waiting prompt that is served first."""
-        if not self._pace.policy.is_plain:
-            at = self.context(now)
-            waiting.refresh(at.now, at.times, at.chunk)
-        return self.scheduler.first(waiting, lambda _: True)
+    def _as_they_join(self, requests: Sequence[JoinCandidate], now: float) -> Sequence[JoinCandidate]:
+        times, policy = self.pace.times, self.policy
 
-    def in_order(self, requests: Sequence[Running], now: float) -> list[Running]:
-        """Return these requests in the order in which they are served."""
-        return in_order(requests, self.context(now))
+        def standing_of(candidate: JoinCandidate) -> Standing:
+            return self._standing(candidate, now)
 
-    def first_to_leave(self, requests: Sequence[Running], now: float) -> Running:
-        """Return the request of one class that leaves first: the last in the order of service.
+        return list(policy.ordering.line(requests, standing_of, times, policy.late))
 
-        While a batch takes the place of another, it is a request of the old one."""
-        return self.in_order(self._batch.old_of(requests), now)[-1]
+    def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
+        """Return the standing of a candidate that is a copy and a decode away from its next token."""
+        transfer_s = candidate.entry.num_held * self.pace.copy_token_s
+        work = Work(tokens=candidate.promise.tokens_due, transfer_s=transfer_s)
+        return candidate.promise.standing(now, work, self.pace.times)
 
-    def as_they_leave(self, requests: Sequence[Running], now: float) -> list[Running]:
-        """Return these best-effort requests, the first to leave last."""
-        newest = self._batch.number
-        return sorted(self.in_order(requests, now), key=lambda running: running.batch != newest)
+    def is_urgent(self, candidate: JoinCandidate, now: float) -> bool:
+        """Return whether the candidate is real-time and its slack has run out."""
+        return self._standing(candidate, now).rank(self.pace.times, self.policy.late) is Rank.URGENT_RT
+
+    def _in_line(self, candidate: JoinCandidate, now: float) -> InLine:
+        tokens = self.tokens_left(candidate)
+        level = None if candidate.is_rt else level_of(tokens)
+        return InLine(tokens * self.pace.times.mean_s, now - candidate.since, level)
+
+    def tokens_left(self, candidate: JoinCandidate) -> int:
+        """Return the output that is expected of the candidate yet."""
+        return tokens_left(candidate.entry.request, self.policy, len(candidate.entry.output))
+
+    @property
+    def _mean_batch(self) -> int:
+        return max(1, self._here.num_seated)
+
+    def expected_waits(self, now: float) -> dict[Attempt, float]:
+        """Return how long each candidate waits (ALISE §3.2) if those before it join first and as many run as now."""
+        waiting = list(self._candidates.waiting)
+        line = (self._in_line(candidate, now) for candidate in waiting)
+        waits = expected_waits(line, self._mean_batch, self.policy.age_s)
+        return dict(zip((candidate.key for candidate in waiting), waits, strict=True))

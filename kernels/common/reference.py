@@ -8,8 +8,7 @@ the scales of a vector's heads behind its numbers, [2 * pairs, block_size, bytes
            pair 0 pair 0 pair 1 pair 1 pair 2 pair 2
 
 A token's place is a slot = block * block_size + offset; its V lies block_size slots after its K. A request fills a pair
-from its left end, the first token at offset 0, or from its right end, the first at block_size - 1. A slot that
-was never written may hold anything, NaN included: it is never read.
+from offset 0 on, or as spans.py says. A slot that was never written may hold anything, NaN included: it is never read.
 """
 
 from __future__ import annotations
@@ -171,16 +170,6 @@ class Reference:
             attended = F.scaled_dot_product_attention(q, its_k, its_v, attn_mask=mask, scale=scale)
             parts.append(attended.transpose(1, 2).flatten(0, 1))
         return torch.cat(parts) if parts else torch.empty_like(query)
-
-    # --- Hidden vectors take single blocks: a token's vector lies in the first numbers of one slot
-
-    def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None:
-        """Put vectors, [tokens, hidden_size] with hidden_size <= kv_dim, into these slots of a layer's cache."""
-        cache.view(-1, cache.shape[-1])[slots.to(cache.device), : vectors.shape[-1]] = vectors
-
-    def read_hidden(self, cache: Tensor, slots: Tensor, hidden_size: int) -> Tensor:
-        """Return the vectors of these slots: [tokens, hidden_size]."""
-        return cache.view(-1, cache.shape[-1])[slots.to(cache.device), :hidden_size]
 
     # --- Elementwise: each token by itself
 

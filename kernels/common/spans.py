@@ -19,8 +19,7 @@ class Lie(NamedTuple):
 
     queries: int  # tokens that run in this step
     tokens: int  # all tokens of the request that have KV, including this step's
-    pairs: Sequence[int]  # block pairs, in the order of the tokens
-    from_right: Sequence[int] = ()  # the pairs that are filled from their right end
+    pairs: Sequence[int]  # block pairs, in the order of the tokens; ~p is pair p, filled from its right end
     dropped: int = 0  # tokens before these, whose KV was given up: they count for positions alone
 
 
@@ -28,7 +27,9 @@ class Spans:
     """Compressed rows: span i has the queries rows[i] .. rows[i + 1] of the step's tokens, and the block pairs
     pairs[starts[i]] .. pairs[starts[i + 1]]. All are int32 on the CPU.
 
-    They are kept as Python's arrays, which C++ reads in place (`table`); tensors are made on request.
+    They are kept as Python's arrays, which C++ reads in place (`table`); tensors are made on request. A pair that is
+    filled from its right end stands as ~pair, so below 0; three places read that: `slots_of` here, in triton/pieces.py,
+    and `Places` in csrc/spans.h.
     """
 
     def __init__(self, lies: Iterable[Lie], block_size: int) -> None:
@@ -37,23 +38,15 @@ class Spans:
         rows, starts = [0], [0]
         tokens: list[int] = []
         pairs: list[int] = []
-        turned: list[int] = []  # indices in `pairs` of pairs that are filled from the right
         self._dropped: list[int] = []
-        for queries, length, all_pairs, from_right, dropped in lies:
-            used = all_pairs[: -(-length // block_size)]
-            if from_right:
-                right = frozenset(from_right)
-                turned += [place for place, pair in enumerate(used, len(pairs)) if pair in right]
+        for queries, length, all_pairs, dropped in lies:
             rows.append(rows[-1] + queries)
             tokens.append(length)
             self._dropped.append(dropped)
-            pairs += used
+            pairs += all_pairs[: -(-length // block_size)]
             starts.append(len(pairs))
         self._rows, self._tokens, self._starts = (array("i", values) for values in (rows, tokens, starts))
-        self._pairs, self._from_right = array("i", pairs), array("i", bytes(4 * len(pairs)))
-        for place in turned:
-            self._from_right[place] = 1
-        self.fills_from_right = bool(turned)  # any of them
+        self._pairs = array("i", pairs)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -79,14 +72,14 @@ class Spans:
         return _tensor(self._pairs)
 
     @cached_property
-    def from_right(self) -> Tensor:
-        """Return 1 for each pair that is filled from its right end, 0 for the others."""
-        return _tensor(self._from_right)
+    def is_in_order(self) -> bool:
+        """Return whether the tokens lie in the order of the slots of their pairs, as other libraries count on."""
+        return min(self._pairs, default=0) >= 0
 
     @cached_property
     def table(self) -> int:
         """Return the address of these spans as C++ sees them (csrc/spans.h), valid as long as they live."""
-        parts = (self._rows, self._tokens, self._starts, self._pairs, self._from_right)
+        parts = (self._rows, self._tokens, self._starts, self._pairs)
         self._table = array("q", (len(self), self.block_size, *(part.buffer_info()[0] for part in parts)))
         return self._table.buffer_info()[0]
 
@@ -111,9 +104,7 @@ class Spans:
         """Return the K slot of each row's token."""
         queries = torch.tensor([*self._queries()], dtype=torch.long)
         places = self.starts[:-1].long().repeat_interleave(queries) + self._places // self.block_size
-        offsets = self._places % self.block_size
-        within = torch.where(self.from_right[places].bool(), self.block_size - 1 - offsets, offsets)
-        return 2 * self.pairs[places].long() * self.block_size + within
+        return _slots(self.pairs[places].long(), self._places % self.block_size, self.block_size)
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what a kernel made of these spans for another layer of the step, or make it now."""
@@ -124,19 +115,21 @@ class Spans:
 
     def slots(self, span: int) -> Tensor:
         """Return the K slots of all tokens of a span, in order. A token's V lies `block_size` slots after its K."""
-        of = slice(self._starts[span], self._starts[span + 1])
-        pairs, from_right = self.pairs[of].long(), self.from_right[of].bool()
-        return slots_of(pairs, from_right, self.block_size)[: self._tokens[span]]
+        pairs = self.pairs[self._starts[span] : self._starts[span + 1]].long()
+        return slots_of(pairs, self.block_size)[: self._tokens[span]]
 
     def _queries(self) -> Iterator[int]:
         return (end - start for start, end in pairwise(self._rows))
 
 
-def slots_of(pairs: Tensor, from_right: Tensor, block_size: int) -> Tensor:
+def slots_of(pairs: Tensor, block_size: int) -> Tensor:
     """Return the K slots of the places in these pairs, each pair from the end that it is filled from."""
-    offsets = torch.arange(block_size)
-    within = torch.where(from_right[:, None], block_size - 1 - offsets, offsets)
-    return (2 * pairs[:, None] * block_size + within).flatten()
+    return _slots(pairs[:, None], torch.arange(block_size), block_size).flatten()
+
+
+def _slots(pairs: Tensor, offsets: Tensor, block_size: int) -> Tensor:
+    within = torch.where(pairs < 0, block_size - 1 - offsets, offsets)
+    return 2 * torch.where(pairs < 0, ~pairs, pairs) * block_size + within
 
 
 def _tensor(values: array[int]) -> Tensor:

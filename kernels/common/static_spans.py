@@ -33,9 +33,8 @@ class PairRoom:
 
     def __init__(self, entries: int, device: torch.device) -> None:
         self.device = device
-        self.pairs, self.from_right = array("i", bytes(4 * entries)), array("i", bytes(4 * entries))
+        self.pairs = array("i", bytes(4 * entries))
         self.device_pairs = torch.zeros(entries, dtype=torch.int32, device=device)
-        self.device_from_right = torch.zeros(entries, dtype=torch.int32, device=device)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -46,8 +45,7 @@ class StaticSpans(Spans):
         """Use this room, which may be that of others too: of all of them, one is placed and replayed at a time."""
         super().__init__([_ONE] * size, block_size)
         self.device = device = room.device
-        self._pairs, self._from_right = room.pairs, room.from_right
-        self.device_pairs, self.device_from_right = room.device_pairs, room.device_from_right
+        self._pairs, self.device_pairs = room.pairs, room.device_pairs
         self._device_positions = torch.zeros(size, dtype=torch.long, device=device)
         self._device_slots = torch.zeros(size, dtype=torch.long, device=device)
 
@@ -62,14 +60,12 @@ class StaticSpans(Spans):
             (self._tokens, spans._tokens),
             (self._starts, spans._starts),
             (self._pairs, spans._pairs),
-            (self._from_right, spans._from_right),
         ):
             own[: len(its)] = its
         used = len(spans._pairs)
         put(self._device_positions, spans.positions)
         put(self._device_slots, spans.new_slots)
         put(self.device_pairs[:used], spans.pairs)
-        put(self.device_from_right[:used], spans.from_right)
         for kept in self._kept.values():
             if isinstance(kept, Refilled):
                 kept.refill()

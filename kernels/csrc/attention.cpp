@@ -327,7 +327,7 @@ void attend_texts(int dtype, const void* query, int64_t query_row, int64_t query
     const Beginnings none;
     auto* lengths = (int32_t*)scratch.at_least(count * sizeof(int32_t));
     for (int64_t text = 0; text < count; ++text) lengths[text] = bounds[text + 1] - bounds[text];
-    const Spans spans{count, 1, bounds, lengths, nullptr, nullptr, nullptr};
+    const Spans spans{count, 1, bounds, lengths, nullptr, nullptr};
     const Scoring scoring{scale, 0, window, nullptr, nullptr, ALL};
     attend({dtype, dtype, query,    query_row, query_head, nullptr, 0,    spans, out,
             heads, head_dim, heads, 1,         scoring,    none,    0,    {k, k_row, k_head}, {v, v_row, v_head}});

@@ -7,15 +7,12 @@ namespace ISA {
 // Fewer tokens, or fewer that need not be gone over again, are not worth putting two results together.
 constexpr int64_t LEAST_TOKENS = 64, LEAST_SAVED = 2048;
 
-// The pairs of a decode that others may read too: filled from the left, and full before its own token.
+// The pairs of a decode that others may read too: full before its own token.
 struct Shareable {
     const int32_t *first, *end;
 
-    Shareable(const Spans& spans, int64_t span) : first(spans.pairs + spans.starts[span]), end(first) {
-        const int32_t* turned = spans.from_right + spans.starts[span];
-        int64_t full = (spans.tokens[span] - 1) / spans.block_size;
-        end += std::find(turned, turned + full, 1) - turned;
-    }
+    Shareable(const Spans& spans, int64_t span)
+        : first(spans.pairs + spans.starts[span]), end(first + (spans.tokens[span] - 1) / spans.block_size) {}
 };
 
 static int64_t in_common(const Shareable& a, const Shareable& b) {

@@ -1,7 +1,7 @@
 // Copies between the blocks of all layers and the rows of a page. Bytes are moved, not numbers: every bit arrives.
 //
-// Slots that follow each other are one run: a block that is filled from its left end is one copy of each layer's K and
-// one of its V. A block that is filled from its right end goes vector by vector.
+// Slots that follow each other are one run: a block whose tokens lie in the order of its slots is one copy of each
+// layer's K and one of its V. Others go vector by vector.
 #include <omp.h>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 
 All take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
 request's pages. A layer's cache has this form without a copy: K of all pairs is every other block, V the rest.
-`misfit` and `why_not` say what else they require. They cannot read a page that a request fills from its right end.
+`misfit` and `why_not` say what else they require. They read the tokens of a page in the order of its slots alone.
 
 The libraries read what is in the cache already; nothing here writes to it.
 """
@@ -223,7 +223,7 @@ def fits(library: PagedLibrary, query: Tensor, cache: Tensor, spans: Spans) -> b
         return False
     if head_dim % 8:  # the libraries would pad, and so copy the whole cache
         return False
-    return not spans.fills_from_right
+    return spans.is_in_order
 
 
 @dataclass(frozen=True)

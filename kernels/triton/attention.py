@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import triton
@@ -35,7 +34,6 @@ _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4
 _NO_WINDOW = 2**30
-_ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
@@ -72,7 +70,6 @@ def _attend(
     weights,
     pieces,
     pairs,
-    from_right,
     scale,
     softcap,
     window,
@@ -110,7 +107,7 @@ def _attend(
     for first in range(begin, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         there = token < end
-        slot = slots_of(token, there, table, pairs, from_right, BLOCK_SIZE) * VECTOR
+        slot = slots_of(token, there, table, pairs, BLOCK_SIZE) * VECTOR
         vector = slot + head_of_k * HEAD_DIM
         mask = there[:, None] & (dim[None, :] < HEAD_DIM)
         k = tl.load(cache + vector[:, None] + dim[None, :], mask=mask, other=0.0)
@@ -250,7 +247,7 @@ class TritonAttention:
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
             *(out, partials.results, partials.weights),
-            *(placed.pieces, placed.pairs, placed.from_right, scoring.scale / softcap, softcap / math.log(2)),
+            *(placed.pieces, placed.pairs, scoring.scale / softcap, softcap / math.log(2)),
             *(scoring.window or _NO_WINDOW, sinks, slopes),
             VECTOR=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
@@ -272,12 +269,11 @@ class _Placed:
         parts = (
             torch.tensor(planned.pieces, dtype=torch.int32).flatten(),
             torch.tensor(planned.merges, dtype=torch.int32).flatten(),
-            F.pad(spans.pairs, (0, -len(spans.pairs) % _ALIGNED)),
-            spans.from_right,
+            spans.pairs,
         )
-        pieces, merges, pairs, rights = on_device(torch.cat(parts), device).split([len(part) for part in parts])
+        pieces, merges, pairs = on_device(torch.cat(parts), device).split([len(part) for part in parts])
         self.pieces, self.merges = pieces.view(-1, 8), merges.view(-1, 4)
-        self.pairs, self.from_right = pairs, rights
+        self.pairs = pairs
         self.num_partials = planned.num_partials
 
 
@@ -292,7 +288,7 @@ class _PlacedAgain:
         self._plan, most = plan, most_pieces(len(spans), room)
         self.pieces = torch.zeros(most, 8, dtype=torch.int32, device=spans.device)
         self.merges = torch.zeros(len(spans), 4, dtype=torch.int32, device=spans.device)
-        self.pairs, self.from_right = spans.device_pairs, spans.device_from_right
+        self.pairs = spans.device_pairs
         self.num_partials = most
         self.refill()
 

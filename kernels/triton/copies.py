@@ -47,21 +47,6 @@ def _move(
 
 
 @triton.jit
-def _move_hidden(
-    cache, stride, slots, vectors, vector_stride, SIZE: tl.constexpr, WIDTH: tl.constexpr, TO_CACHE: tl.constexpr
-):
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDTH)
-    there = at < SIZE
-    here = cache + tl.load(slots + token) * stride + at
-    own = vectors + token * vector_stride + at
-    if TO_CACHE:
-        tl.store(here, tl.load(own, mask=there), mask=there)
-    else:
-        tl.store(own, tl.load(here, mask=there), mask=there)
-
-
-@triton.jit
 def _quantise(
     rows,
     of_group,
@@ -160,17 +145,6 @@ def _expand(
 
 
 class TritonCopies:
-    def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None:
-        vectors = vectors.to(cache.device)
-        if vectors.stride(-1) != 1:
-            vectors = vectors.contiguous()
-        _hidden(cache, slots, vectors, to_cache=True)
-
-    def read_hidden(self, cache: Tensor, slots: Tensor, hidden_size: int) -> Tensor:
-        out = cache.new_empty((len(slots), hidden_size))
-        _hidden(cache, slots, out, to_cache=False)
-        return out
-
     def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None:
         if out.device == cache.device and out.stride(-1) == 1:
             _moved(cache, slots, out, to_cache=False)
@@ -217,17 +191,6 @@ class TritonCopies:
                 SIZE=size,
                 WIDTH=power_of_2(size),
             )
-
-
-def _hidden(cache: Tensor, slots: Tensor, vectors: Tensor, *, to_cache: bool) -> None:
-    count, size = vectors.shape
-    if count:
-        _move_hidden[(count,)](
-            *(cache, cache.shape[-1], on_device(slots, cache.device), vectors, vectors.stride(0)),
-            SIZE=size,
-            WIDTH=power_of_2(size),
-            TO_CACHE=to_cache,
-        )
 
 
 def _moved(cache: Tensor, slots: Tensor, rows: Tensor, *, to_cache: bool) -> None:

@@ -35,13 +35,11 @@ def piece_at(pieces):
 
 
 @triton.jit
-def slots_of(token, there, table, pairs, from_right, BLOCK_SIZE: tl.constexpr):
-    """Return the places of tokens among all vectors of the cache, that of K; blocks are filled from either end."""
+def slots_of(token, there, table, pairs, BLOCK_SIZE: tl.constexpr):
+    """Return the places of tokens among all vectors of the cache, that of K; ~p is pair p from its right end."""
     pair = tl.load(pairs + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-    right = tl.load(from_right + table + token // BLOCK_SIZE, mask=there, other=0)
     offset = token % BLOCK_SIZE
-    offset = tl.where(right != 0, BLOCK_SIZE - 1 - offset, offset)
-    return 2 * pair * BLOCK_SIZE + offset
+    return tl.where(pair < 0, (1 - 2 * (pair + 1)) * BLOCK_SIZE - 1 - offset, 2 * pair * BLOCK_SIZE + offset)
 
 
 @triton.jit

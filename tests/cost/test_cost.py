@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Fold, Sampling, Sight, StepPlan
+from alignedserve.core import Chunk, Decode, Fold, KvForm, Sampling, Sight, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, shape_of
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, load, save, store
@@ -29,7 +29,7 @@ DRIFT = 1.6
 TRUE = CostModel(
     {
         Kind.PREFILL: Coefficients(0.01, (1e-6, 2e-6, 4e-6, 1e-5), 1e-8, 1e-5, 2e-7),
-        Kind.DECODE: Coefficients(0.01, (1e-5, 2e-5), decode=1e-5, prefix=1e-7, bubble=5e-8, hidden=3e-7),
+        Kind.DECODE: Coefficients(0.01, (1e-5, 2e-5), decode=1e-5, prefix=1e-7, bubble=5e-8, remade=3e-7),
         Kind.MIXED: Coefficients(0.02, (2e-6, 4e-6), 2e-8, 1e-5, 2e-7, 2e-5, 2e-7, 1e-7, 3e-7),
     }
 )
@@ -67,8 +67,8 @@ def _add(estimate: StepEstimate, part: Any) -> float:
             said = estimate.with_decode(prefix)
             estimate.add_decode(prefix)
         case text:
-            said = estimate.with_hidden(int(text))
-            estimate.add_hidden(int(text))
+            said = estimate.with_remade(int(text))
+            estimate.add_remade(int(text))
     return said
 
 
@@ -78,7 +78,7 @@ def test_asking_what_if_changes_nothing(chunks: list[tuple[int, int]], prefixes:
     estimate = StepEstimate(TRUE, shape)
     estimate.with_chunk(10, 20)
     estimate.with_decode(9999)
-    estimate.with_hidden(7)
+    estimate.with_remade(7)
     assert estimate.shape == shape
 
 
@@ -120,8 +120,8 @@ def test_an_empty_step_takes_nothing() -> None:
 
 
 def test_the_shape_of_a_plan() -> None:
-    chunk = Chunk("a", (1, 2, 3), 10, (0,), None)
-    decodes = tuple(Decode("b", 1, prefix, (1,), Sampling(), 0) for prefix in (5, 8))
+    chunk = Chunk("a", (1, 2, 3), 10, KvForm((0,)), None)
+    decodes = tuple(Decode("b", 1, prefix, KvForm((1,)), Sampling(), 0) for prefix in (5, 8))
     plan = StepPlan(1, (chunk,), decodes)
     assert shape_of(plan) == Shape.build([(3, 10)], [5, 8]) == Shape(1, 3, 10, 69, 2, 13, 8)
     assert TRUE.plan_seconds(plan) == TRUE.seconds(shape_of(plan))
@@ -186,10 +186,11 @@ def test_what_was_hardly_measured_is_told_by_all_the_rest() -> None:
 
 def test_hidden_projection_comes_from_its_own_measurement() -> None:
     model = fit(
-        [Point(shape, 0.01) for shape in [Shape.build([], [10 * n]) for n in range(1, 20)]], hidden_token_s=1e-6
+        [Point(shape, 0.01) for shape in [Shape.build([], [10 * n]) for n in range(1, 20)]], remade_token_s=1e-6
     )
     base = Shape.build([], [50])
-    assert model.seconds(base._replace(hidden=100)) == pytest.approx(model.seconds(base) + 1e-4)
+    assert model.seconds(base._replace(remade=100)) == pytest.approx(model.seconds(base) + 1e-4)
+    assert model.remade_token_s == pytest.approx(1e-6)
 
 
 def all_coefficients(model: CostModel) -> list[float]:

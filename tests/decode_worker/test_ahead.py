@@ -10,6 +10,7 @@ import pytest
 from alignedserve.core import (
     Decode,
     FinishReason,
+    KvForm,
     Request,
     Sampling,
     ServiceClass,
@@ -100,13 +101,13 @@ def names(plan: StepPlan | None) -> list[str]:
 def test_the_next_step_names_the_token_that_the_step_before_samples() -> None:
     bench = Bench(policy=Policy(reuse=False, room=Room.WHOLE))
     bench.joins(A)
-    [pairs] = {decode.pairs for plan in bench.plans for decode in plan.decodes}
+    [pairs] = {decode.kv.pairs for plan in bench.plans for decode in plan.decodes}
     assert [plan.decodes for plan in bench.plans] == [
-        (Decode("a", 7, 3, pairs, Sampling(), 1),),
-        (Decode("a", None, 4, pairs, Sampling(), 2),),
+        (Decode("a", 7, 3, KvForm(pairs), Sampling(), 1),),
+        (Decode("a", None, 4, KvForm(pairs), Sampling(), 2),),
     ]
     bench.ends(("a", 9))
-    assert bench.last.decodes == (Decode("a", None, 5, pairs, Sampling(), 3),)
+    assert bench.last.decodes == (Decode("a", None, 5, KvForm(pairs), Sampling(), 3),)
     bench.ends(("a", 8))
     assert [(output.index, output.tokens) for output in bench.outputs] == [(1, (9,)), (2, (8,))]
 
@@ -201,7 +202,7 @@ def test_a_request_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_th
     """The step ahead is planned with one pair more than the step before it."""
     bench = Bench()
     bench.joins(A)
-    first, second = (plan.decodes[0].pairs for plan in bench.plans)
+    first, second = (plan.decodes[0].kv.pairs for plan in bench.plans)
     assert second[: len(first)] == first
     assert len(second) == len(first) + 1
     bench.ends(("a", 9))

@@ -10,8 +10,8 @@ import pytest
 
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
-from alignedserve.decode_worker.requests.band import LEAST_WIDTH
-from alignedserve.decode_worker.requests.lengths import some_of
+from alignedserve.decode_worker.reporting import some_of
+from alignedserve.decode_worker.requests.candidates import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
@@ -30,7 +30,7 @@ from alignedserve.protocol.messages import (
     Pull,
     Report,
 )
-from alignedserve.scheduling.policy import Grouping, Order, Packing, Policy, PromptChoice
+from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
@@ -75,7 +75,7 @@ class Worker:
 
     def next_joins(self) -> list[Command]:
         """Cancel the request that holds the seat, so that the next request joins."""
-        [leaving] = self.core.stores.here.with_kv
+        [leaving] = self.core.here.with_kv
         return self.hears(said(ROUTER, Cancel(*leaving.key)))
 
 
@@ -111,7 +111,7 @@ class TestOrder:
             replace(waiting, request=replace(waiting.request, max_tokens=400, estimate=Estimate(tokens, 400)))
             for waiting, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
         )
-        worker.core.stores.pace.learn(StepPlan(0, (), (), 0.0), EMPTY, 1.0, lambda _: None)
+        worker.core.pace.learn(StepPlan(0, (), (), 0.0), EMPTY, 1.0, lambda _: None)
         worker.gets(D1)
         worker.gets(old, is_dynamic=True)
         worker.now = 90.0
@@ -122,7 +122,7 @@ class TestOrder:
         assert worker.joined == [11, 14, 13, 12]
 
     def test_first_come_first_served_keeps_the_order_of_arrival(self) -> None:
-        worker = Worker(Policy(order=Order.FCFS, selection=PromptChoice.IN_ORDER, packing=Packing.FCFS))
+        worker = Worker(Policy(SchedulerName.FCFS))
         long = replace(D2, request=replace(D2.request, max_tokens=400, estimate=Estimate(200, 400)))
         worker.gets(D1)
         worker.gets(long, is_dynamic=True)
@@ -150,7 +150,7 @@ class TestOrder:
 
 
 @pytest.mark.parametrize(
-    ("policy", "given"), [(Policy(), True), (Policy(Order.FCFS, packing=Packing.FCFS), False)], ids=["default", "fcfs"]
+    ("policy", "given"), [(Policy(), True), (Policy(SchedulerName.FCFS), False)], ids=["default", "fcfs"]
 )
 def test_the_router_hears_what_documents_would_give_to_chats(policy: Policy, given: bool) -> None:
     worker = Worker(policy)
@@ -161,7 +161,7 @@ def test_the_router_hears_what_documents_would_give_to_chats(policy: Policy, giv
     while not reports:
         told = sent(worker.hears(StepDone(StepResult(next(steps), (("d1", 7),)))), ROUTER)
         reports = [message for message in told if isinstance(message, Report)]
-    [held] = [len(running.pairs) for running in worker.core.stores.roster.occupants()]
+    [held] = [len(running.pairs) for running in worker.core.here.occupants()]
     assert reports[0].given_pairs == (held if given else 0)
 
 

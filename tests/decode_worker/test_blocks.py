@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from alignedserve.decode_worker.memory.blocks import SharedBlocks, Side
-from alignedserve.protocol.commands import CopySlots
+from alignedserve.core import NO_KV, KvForm
+from alignedserve.forms.memory.pair_ends import Side, TwoEndedBlocks
+from alignedserve.forms.orders import CopySlots
 from tests.conftest import examples
 
 RT, BE = Side.LEFT, Side.RIGHT
@@ -22,8 +23,11 @@ class Owner:
     name: str
     side: Side
     prefix: int = 0
-    pairs: tuple[int, ...] = ()
-    from_right: tuple[int, ...] = ()
+    kv: KvForm = NO_KV
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        return tuple(pair if self.side is RT else ~pair for pair in self.kv.pairs)
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Device:
 
 class Sharing:
     def __init__(self, num_pairs: int, block_size: int, num_places: int) -> None:
-        self.blocks = SharedBlocks(num_pairs, block_size, num_places)
+        self.blocks = TwoEndedBlocks(num_pairs, block_size, num_places)
         self.block_size = block_size
         self.device = Device()
 

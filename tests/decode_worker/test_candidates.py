@@ -30,7 +30,7 @@ from alignedserve.protocol.messages import (
     Release,
     Retire,
 )
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -183,7 +183,7 @@ class TestThePoolKeepsItToo:
         worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
         commands = received(worker, intact=False)
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
-        assert worker.stores.faults.num_failed_transfers == 1
+        assert worker.log.faults.num_failed_transfers == 1
         assert [type(command) for command in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
 
     def test_what_did_not_come_is_not_copied_from_a_pool_that_has_started_again(self, worker: DecodeCore) -> None:
@@ -291,7 +291,7 @@ class TestWhoCannotWait:
         assert core.counts.preemptions == leaves
 
     def test_waits_where_nobody_goes_by_promises(self) -> None:
-        core = self.busy(Policy(order=Order.FCFS, selection=PromptChoice.IN_ORDER, packing=Packing.FCFS))
+        core = self.busy(Policy(SchedulerName.FCFS))
         offered(core, IN_A, is_pinned=True)
         self.stepped(core, 1)
         assert core.counts.preemptions == 0

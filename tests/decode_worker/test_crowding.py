@@ -8,8 +8,9 @@ from math import inf
 
 import pytest
 
+from alignedserve.core import KvForm
 from alignedserve.schedulers.aligned import LEAST, crowded_s
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext, StepView
 from tests.worker.step.test_selection import chat, document, moment, seating, select, waits
 
@@ -17,19 +18,19 @@ PAIRS = 100
 CHATS_S = 0.014  # of a step of four chats
 
 
-def chats_with(pairs: int, num: int = 4) -> list[Running]:
+def chats_with(pairs: int, num: int = 4) -> list[WorkerRequest]:
     """Return chats that hold so many pairs together."""
     chats = [chat(f"c{number}", 0.9, output=3) for number in range(num)]
     for running in chats:
-        running.pairs = (0,) * (pairs // num)
+        running.kv = KvForm((0,) * (pairs // num))
     return chats
 
 
-def view_of(here: Sequence[Running], at: StepContext) -> StepView:
+def view_of(here: Sequence[WorkerRequest], at: StepContext) -> StepView:
     return StepView((), (), waits((), at), at, replace(seating(0, at), total=PAIRS), here)
 
 
-def bound_s(seated: Sequence[Running]) -> float:
+def bound_s(seated: Sequence[WorkerRequest]) -> float:
     return crowded_s(view_of(seated, moment()))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.architectures.folding import fold_of
-from alignedserve.core import Decode, Entry, Fold, Sampling, ServiceClass, Sight, StepResult, units_for
+from alignedserve.core import Decode, Entry, Fold, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
 from alignedserve.decode_worker.memory.folding import MOST_FOLDS
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.arena.extents import Extents
@@ -18,11 +18,11 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, FoldKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefill, Prefix, Release
-from alignedserve.scheduling.policy import Packing, Policy
+from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.named_blocks import NamedBlocks
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import LIMITS, POOL_MEMBER, member, request
 
 DECODE_MEMBER = member("decode-0")
@@ -123,8 +123,8 @@ class Worker:
             if isinstance(command, FoldKv):
                 self.folds.append(command)
 
-    def named(self, name: str) -> Running:
-        return self.core.stores.here.residents[name]
+    def named(self, name: str) -> WorkerRequest:
+        return self.core.here.residents[name]
 
 
 class WithPool(Worker):
@@ -168,14 +168,14 @@ def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each
     worker = Worker()
     prompt = SIZE * FOLD.pairs * (MOST_FOLDS + 2) + FOLD.sight.most
     worker.ask("long", prompt, 40)
-    while "long" not in worker.core.stores.here.residents:
+    while "long" not in worker.core.here.residents:
         assert not worker.folds
         worker.steps(1)
     assert [len(command.folds) for command in worker.folds] == [MOST_FOLDS]
     worker.steps(1)
     assert [len(command.folds) for command in worker.folds] == [MOST_FOLDS, 2]
     running = worker.named("long")
-    assert running.folded == FOLD.foldable(running.prefix, SIZE)
+    assert running.kv.folded == FOLD.foldable(running.prefix, SIZE)
     assert len(running.pairs) == units_for(running.num_held + 1, SIZE)
 
 
@@ -189,10 +189,10 @@ def test_pairs_are_folded_before_anything_else_is_ordered_and_old_pairs_come_fre
     assert len(old) == FOLD.pairs
     assert worker.named("r").pairs[0] == into
     assert not {*old} & {*worker.named("r").pairs}
-    assert worker.core.stores.memory.num_free == 100 - len(worker.named("r").pairs)
+    assert worker.core.memory.num_free == 100 - len(worker.named("r").pairs)
 
 
-@pytest.mark.parametrize("policy", [Policy(reuse=False), Policy(packing=Packing.KNAPSACK)])
+@pytest.mark.parametrize("policy", [Policy(reuse=False), Policy(SchedulerName.APT_SERVE, Chunking.FIXED)])
 def test_where_nothing_is_shared_and_where_a_knapsack_chooses_pairs_are_folded(policy: Policy) -> None:
     worker = Worker(policy)
     worker.ask("r", 100, 10)
@@ -207,10 +207,10 @@ def test_a_beginning_with_two_readers_stays_as_it_is() -> None:
     worker.steps(20)
     assert FOLD.foldable(worker.named("a").prefix, SIZE) > 0
     assert not worker.folds
-    while "b" in worker.core.stores.here.residents:
+    while "b" in worker.core.here.residents:
         worker.steps(1)
     worker.steps(2)
-    assert worker.named("a").folded
+    assert worker.named("a").kv.folded
 
 
 def test_pages_for_the_pool_are_awaited_unless_memory_is_short() -> None:
@@ -223,7 +223,7 @@ def test_pages_for_the_pool_are_awaited_unless_memory_is_short() -> None:
     worker.ask("b", 310, 5)
     worker.hears(Received(POOL_MEMBER.name, Prefix("b", 0, ()), POOL_MEMBER.incarnation))
     worker.steps(2)
-    assert worker.named("a").folded
+    assert worker.named("a").kv.folded
 
 
 def test_a_beginning_that_others_read_is_folded_as_soon_as_what_follows_brings_more() -> None:
@@ -234,15 +234,15 @@ def test_a_beginning_that_others_read_is_folded_as_soon_as_what_follows_brings_m
         worker.hears(Received(ROUTER, Prefill(asked), 1))
     while not worker.folds:
         worker.steps(1)
-    assert worker.core.num_shared_tokens == len(beginning)
+    assert worker.core.memory.pages.num_shared_tokens == len(beginning)
     # Of three groups three pairs come free, and three are taken: of four six come free.
     assert FOLD.foldable(worker.named("a").prefix, SIZE) == 4 * FOLD.pairs * SIZE
     worker.steps(6)
     for name in ("a", "b"):
-        assert worker.named(name).folded == FOLD.foldable(worker.named(name).prefix, SIZE)
-    while worker.core.stores.here.num_seated:
+        assert worker.named(name).kv.folded == FOLD.foldable(worker.named(name).prefix, SIZE)
+    while worker.core.here.num_seated:
         worker.steps(1)
-    assert worker.core.stores.memory.num_free == 100
+    assert worker.core.memory.num_free == 100
 
 
 def test_a_folded_request_whose_prompt_the_pool_has_goes_there_when_it_has_to_leave() -> None:
@@ -267,7 +267,7 @@ def test_a_folded_request_whose_prompt_the_pool_has_goes_there_when_it_has_to_le
 def test_a_folded_request_that_the_pool_has_less_of_is_computed_anew_from_there_on() -> None:
     worker = WithPool(num_pairs=45)
     worker.ask("a", 60, 120, service=ServiceClass.BE)
-    while not worker.folds or worker.named("a").folded <= 60:
+    while not worker.folds or worker.named("a").kv.folded <= 60:
         worker.steps(1)
     worker.ask("b", 140, 5, first=500)
     while not (fetched := [copy for copy in worker.copies if isinstance(copy, CopyIn)]):
@@ -291,7 +291,7 @@ def test_what_the_pool_keeps_stays_kept_for_a_request_that_has_folded_before_it_
 def test_the_answer_of_a_request_that_has_folded_is_kept_for_others() -> None:
     worker = WithPool(num_pairs=100)
     worker.ask("a", 120, 25)
-    while worker.core.stores.here.num_seated or worker.core.stores.queue.waiting:
+    while worker.core.here.num_seated or worker.core.here.queue.waiting:
         worker.steps(1)
     assert worker.folds
     assert len(worker.copies[-1].tokens) == (120 + 25 - 1) // LIMITS.page_size * LIMITS.page_size
@@ -299,12 +299,12 @@ def test_the_answer_of_a_request_that_has_folded_is_kept_for_others() -> None:
 
 def test_a_step_in_flight_is_known_by_its_last_pair_after_pairs_were_folded() -> None:
     asked = request("a", max_tokens=50)
-    here = Running(asked, promise(asked, Policy()), [7], (9, 4, 5), 20, dropped=8, folded=12)
-    planned = Decode("a", 1, 19, (1, 2, 3, 4, 5), Sampling(), 0)
+    here = WorkerRequest(asked, promise(asked, Policy()), [7], KvForm((9, 4, 5), 8, 12), 20)
+    planned = Decode("a", 1, 19, KvForm((1, 2, 3, 4, 5)), Sampling(), 0)
     assert here.is_at(planned)
-    assert here.is_at(replace(planned, pairs=(9, 4, 5), dropped=8))
-    assert not here.is_at(replace(planned, pairs=(1, 2, 3, 4, 6)))
-    assert not here.is_at(replace(planned, pairs=(9, 4, 6), dropped=8))
+    assert here.is_at(replace(planned, kv=KvForm((9, 4, 5), 8)))
+    assert not here.is_at(replace(planned, kv=KvForm((1, 2, 3, 4, 6))))
+    assert not here.is_at(replace(planned, kv=KvForm((9, 4, 6), 8)))
 
 
 def test_folded_pages_get_no_name_and_those_after_them_do() -> None:

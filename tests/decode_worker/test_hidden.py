@@ -10,10 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alignedserve.core import CacheKind, Request, ServiceClass, WorkerLimits
+from alignedserve.core import Request, ServiceClass, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.protocol.commands import Command, ProjectKv, RunStep
+from alignedserve.forms.memory.hybrid import weighed
+from alignedserve.forms.orders import ProjectKv
+from alignedserve.protocol.commands import (
+    Command,
+    RunStep,
+)
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, story_from
@@ -69,10 +74,10 @@ class Worker:
             self.works()
         raise AssertionError("it never ends")
 
-    def kinds(self, name: str) -> list[CacheKind]:
+    def kinds(self, name: str) -> list[str]:
         """Return the kind of cache with which each step ran the request."""
         plans = [command.plan for command in self.done if isinstance(command, RunStep)]
-        return [part.kind for plan in plans for part in plan.parts if part.request == name]
+        return [part.kv.form for plan in plans for part in plan.parts if part.request == name]
 
 
 def crowded(token_s: float = TOKEN_S) -> Worker:
@@ -90,7 +95,7 @@ class TestWhoWaits:
         worker, asked_at = crowded(token_s=3e-4), STEP_S
         while not worker.kinds("next"):
             worker.works()
-        assert worker.kinds("next") == [CacheKind.HIDDEN]
+        assert worker.kinds("next") == ["hidden"]
         assert worker.now - STEP_S - asked_at == pytest.approx(0.02), "the first step to begin after that"
         worker.until_idle()
         assert worker.core.counts.preemptions == 0
@@ -100,23 +105,24 @@ class TestWhoWaits:
         worker.until_idle()
         (projected,) = [command for command in worker.done if isinstance(command, ProjectKv)]
         kinds = worker.kinds("next")
-        assert (projected.request, kinds[0], kinds[-1]) == ("next", CacheKind.HIDDEN, CacheKind.KV)
+        assert (projected.request, kinds[0], kinds[-1]) == ("next", "hidden", "")
         chunks = [c for command in worker.done if isinstance(command, RunStep) for c in command.plan.chunks]
         assert [chunk.request for chunk in chunks] == ["first", "next"]
-        assert worker.core.hybrid is not None
-        assert (worker.core.hybrid.num_hidden, worker.core.hybrid.num_projected) == (1, 1)
+        hybrid = weighed(worker.core.memory)
+        assert hybrid is not None
+        assert (hybrid.num_hidden, hybrid.num_projected) == (1, 1)
 
     def test_waits_where_hidden_would_delay_others_too_much(self) -> None:
         worker = crowded(token_s=0.1)
         worker.until_idle()
-        assert {*worker.kinds("next")} == {CacheKind.KV}
+        assert {*worker.kinds("next")} == {""}
 
     def test_is_kv_where_there_is_memory(self) -> None:
         worker = Worker()
         worker.asked("a", 5)
         worker.asked("b", 5)
         worker.until_idle()
-        assert {*worker.kinds("a"), *worker.kinds("b")} == {CacheKind.KV}
+        assert {*worker.kinds("a"), *worker.kinds("b")} == {""}
 
 
 class TestBestEffort:
@@ -128,7 +134,7 @@ class TestBestEffort:
         worker.asked("next", 14, 12, ServiceClass.BE)
         worker.now += 100.0
         worker.until_idle()
-        assert {*worker.kinds("next")} == {CacheKind.KV}
+        assert {*worker.kinds("next")} == {""}
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -100,12 +100,12 @@ def is_there(worker: Worker) -> None:
 
 
 def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker: Worker) -> None:
-    free = worker.core.free_share
+    free = worker.core.memory.free_share
     sends = worker.send_d2()
     assert sends == SendKv(1, "prefill-0.1", sends.pairs, (1, 2, 3))
     assert len(sends.pairs) == 1
     commands = worker.hears(KvSent(1, "prefill-0.1", ok=True))
-    assert worker.core.free_share > free
+    assert worker.core.memory.free_share > free
     assert not any(isinstance(command, ReceiveKv) for command in commands), (
         "who has just left does not come back at once"
     )
@@ -120,7 +120,7 @@ def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker:
     worker.steps()
     worker.hears(KvReceived(1, "prefill-0.1", intact=True))
     [decode] = worker.plan.plan.decodes
-    assert (decode.request, decode.start, decode.index, decode.pairs) == ("d2", 3, 1, receives.pairs)
+    assert (decode.request, decode.start, decode.index, decode.kv.pairs) == ("d2", 3, 1, receives.pairs)
 
 
 def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon(worker: Worker) -> None:
@@ -133,7 +133,7 @@ def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon
 def test_it_stays_where_sending_fails(worker: Worker) -> None:
     worker.send_d2()
     worker.hears(KvSent(1, "prefill-0.1", ok=False))
-    assert worker.core.stores.faults.num_failed_transfers == 1
+    assert worker.core.log.faults.num_failed_transfers == 1
     assert sorted(worker.core.pairs) == [0, 1, 2]
     assert worker.core.held["requests"] == 2
 

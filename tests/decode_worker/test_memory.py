@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.decode_worker.memory.hidden import WeighedMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.memory.shared import SharedMemory
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.forms.memory.hybrid import WeighedMemory
+from alignedserve.forms.memory.two_ended import TwoEndedMemory
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS
 
 GROWING = Policy(room=Room.GROWING)
-PLAIN = Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK)
+PLAIN = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING)
 
 
 @pytest.mark.parametrize(
     ("policy", "memory"),
     [
         (GROWING, PlainMemory),
-        (replace(GROWING, blocks=Layout.BIDIRECTIONAL), SharedMemory),
+        (replace(GROWING, blocks=Layout.BIDIRECTIONAL), TwoEndedMemory),
         (replace(GROWING, cache=Cache.HYBRID), WeighedMemory),
         (PLAIN, WeighedMemory),  # a knapsack weighs requests as KV, too
     ],
@@ -30,7 +30,7 @@ PLAIN = Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, p
 )
 def test_a_policy_has_its_memory(policy: Policy, memory: type[PlainMemory]) -> None:
     assert policy.problem is None
-    assert type(DecodeCore(WorkerSetup(LIMITS, policy)).stores.memory) is memory
+    assert type(DecodeCore(WorkerSetup(LIMITS, policy)).memory) is memory
 
 
 def test_only_pairs_of_one_request_are_written_to_beside_the_steps() -> None:

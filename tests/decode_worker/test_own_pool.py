@@ -27,7 +27,7 @@ from alignedserve.protocol.messages import (
     Spoiled,
     Tokens,
 )
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, STOP, entry, member, request, said
 
@@ -41,7 +41,7 @@ SHAPES = [
 ]
 LIMITS = WorkerLimits(num_pairs=24, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
 FIRST = request("first", prompt=20, max_tokens=13)
-PLAIN = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.FCFS)
+PLAIN = Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING)
 TURN = replace(request("turn", max_tokens=2), prompt=(*FIRST.prompt, *[7] * 13, 50, 51))  # goes on where it ended
 
 
@@ -312,7 +312,7 @@ class TestWhatLeaves:
         worker = pair(limits=replace(LIMITS, num_pairs=64, max_batch=24), pages=200)
         documents = [be(unlike(request(f"document{at}", prompt=9, max_tokens=8), at)) for at in range(16)]
         worker.asks(*documents)
-        while worker.core.free_share > 0.1:
+        while worker.core.memory.free_share > 0.1:
             worker.works()
         chats = [unlike(request(f"chat{at}", prompt=24, max_tokens=2), 20 + at) for at in range(3)]
         worker.asks(*chats)
@@ -371,8 +371,8 @@ def test_a_step_is_shorter_by_the_copies_that_come_before_it() -> None:
     core = writer.core
     writer.asks(*TestWhatLeaves.LONG)
     while not core.counts.evictions:
-        assert core.stores.writer.num_between_steps == 0
+        assert core.pool_link.writer.num_between_steps == 0
         writer.works()
-    assert core.stores.writer.num_between_steps > 0
+    assert core.pool_link.writer.num_between_steps > 0
     writer.until_idle()
-    assert core.stores.writer.num_between_steps == 0
+    assert core.pool_link.writer.num_between_steps == 0

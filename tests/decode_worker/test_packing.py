@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import KvForm, Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
+from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.memory.packed_seating import RecentNeed
-from alignedserve.decode_worker.parts.own_choice import MOST_LEFT_OUT
-from alignedserve.decode_worker.requests.band import RunningBatch
+from alignedserve.decode_worker.requests.candidates import RunningBatch
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
@@ -23,25 +23,24 @@ from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.schedulers.aligned import FIRST_BATCH
+from alignedserve.schedulers.custom import MOST_LEFT_OUT
 from alignedserve.schedulers.round_robin import RoundRobin
-from alignedserve.schedulers.scheduler import SchedulerSetup
-from alignedserve.schedulers.table import BY_ARRIVAL, scheduler_of
-from alignedserve.scheduling.policy import Chunking, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.schedulers.table import scheduler_of
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.decode_order import DecodeOrder
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.view import Selection, StepContext, StepView
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Selection, StepView
 from tests.conftest import examples
 from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, seating, select, waits
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
-PLAIN = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)
-ROUND = replace(PLAIN, packing=Packing.ROUND_ROBIN)
-MLFQ = replace(PLAIN, packing=Packing.MLFQ)
-KNAPSACK = replace(PLAIN, packing=Packing.KNAPSACK, chunking=Chunking.NONE)
+PLAIN = Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING, reuse=False)
+ROUND = replace(PLAIN, scheduler=SchedulerName.ROUND_ROBIN)
+MLFQ = replace(PLAIN, scheduler=SchedulerName.MLFQ)
+KNAPSACK = replace(PLAIN, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE)
 LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
 LARGE = WorkerLimits(num_pairs=16, block_size=16, page_size=16, max_step_tokens=256, max_batch=4)
 
@@ -60,8 +59,10 @@ def own_policy(body: str) -> Policy:
 class Device:
     """Run a worker whose engine always samples token 7; each step takes the time that the test sets."""
 
-    def __init__(self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01) -> None:
-        self.worker = DecodeCore(WorkerSetup(limits, policy))
+    def __init__(
+        self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01, cost: OnlineCost | None = None
+    ) -> None:
+        self.worker = DecodeCore(WorkerSetup(limits, policy, cost))
         self.now, self._step_s = 0.0, step_s
         self.plans: list[StepPlan] = []
         self.said: Counter[str] = Counter()
@@ -107,10 +108,6 @@ class Device:
 
 def parts(plan: StepPlan) -> list[str]:
     return sorted({part.request for part in plan.parts})
-
-
-def test_every_packing_is_in_the_table() -> None:
-    assert {*BY_ARRIVAL, Packing.RT_BE} == set(Packing)
 
 
 class TestOwnPolicy:
@@ -178,7 +175,7 @@ class TestRoundRobin:
 
     @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))
     def test_nobody_runs_twice_while_the_other_waits(self, there: list[tuple[bool, bool]]) -> None:
-        turns, last = RoundRobin(SchedulerSetup(ROUND, 8)), None
+        turns, last = RoundRobin(ROUND, 8), None
         for has_rt, has_be in there:
             decodes = [chat("c", 1.0, output=3)] * has_rt + [document("d", output=3)] * has_be
             at_once = moment(ROUND)
@@ -194,9 +191,9 @@ class TestRoundRobin:
 class TestLongest:
     """AlignedServe's own rule (§3.4, case 3): the longest request leaves, where otherwise the newest leaves."""
 
-    @pytest.mark.parametrize(("packing", "first"), [(Packing.LONGEST, "short"), (Packing.FCFS, "long")])
-    def test_the_longest_leaves_for_want_of_memory(self, packing: Packing, first: str) -> None:
-        device = Device(replace(PLAIN, packing=packing), replace(LIMITS, num_pairs=8))
+    @pytest.mark.parametrize(("scheduler", "first"), [(SchedulerName.LONGEST, "short"), (SchedulerName.FCFS, "long")])
+    def test_the_longest_leaves_for_want_of_memory(self, scheduler: SchedulerName, first: str) -> None:
+        device = Device(replace(PLAIN, scheduler=scheduler), replace(LIMITS, num_pairs=8))
         device.ask(make_request("long", BE, prompt=20), make_request("short", BE))
         device.run()
         assert device.worker.counts.preemptions == 1
@@ -212,16 +209,16 @@ class TestLongest:
         batch.comes([6, 9])
         batch.begins(2)
         old.batch, new.batch, longest.batch = 1, 2, 2
-        setup = SchedulerSetup(replace(PLAIN, packing=Packing.LONGEST), 8, old_of=batch.old_of)
-        leaves = scheduler_of(setup).leaving
-        assert leaves((), (longest, old, new), 0.0) is old
-        assert leaves((), (longest, new), 0.0) is longest
+        leaves = scheduler_of(replace(PLAIN, scheduler=SchedulerName.LONGEST), 8).leaving
+        at = replace(moment(), newest_batch=batch.number)
+        assert leaves((), (longest, old, new), at) is old
+        assert leaves((), (longest, new), at) is longest
 
 
 class TestSwapping:
     """ALISE's own rule (Algorithm 2): requests of lower levels leave for requests of higher ones."""
 
-    POLICY = replace(PLAIN, order=Order.LEVELS, packing=Packing.RT_BE)
+    POLICY = replace(PLAIN, scheduler=SchedulerName.ALISE)
     ROOM = replace(LIMITS, num_pairs=40)  # 160 tokens
 
     def device(self, *requests: Request, **changed: object) -> Device:
@@ -232,9 +229,11 @@ class TestSwapping:
             device.step()
         return device
 
-    @pytest.mark.parametrize(("order", "left"), [(Order.LEVELS, 1), (Order.SHORTEST_REMAINING, 0)])
-    def test_a_request_of_a_lower_level_leaves_for_one_of_a_higher_level(self, order: Order, left: int) -> None:
-        device = self.device(make_request("long", RT, prompt=100, tokens=50), order=order)
+    @pytest.mark.parametrize(("scheduler", "left"), [(SchedulerName.ALISE, 1), (SchedulerName.SHORTEST, 0)])
+    def test_a_request_of_a_lower_level_leaves_for_one_of_a_higher_level(
+        self, scheduler: SchedulerName, left: int
+    ) -> None:
+        device = self.device(make_request("long", RT, prompt=100, tokens=50), scheduler=scheduler)
         device.ask(make_request("short", BE, prompt=80))
         device.run()
         assert device.worker.counts.preemptions == left
@@ -259,12 +258,12 @@ class TestSwapping:
         device.ask(make_request("new", RT, prompt=70, tokens=4))
         while not device.said["new"]:
             device.step()
-        assert {*device.worker.stores.here.residents} == {"new", "shorter"}
+        assert {*device.worker.here.residents} == {"new", "shorter"}
 
 
 def test_a_new_request_takes_the_memory_of_one_that_was_served_longer() -> None:
     """FastServe §4.2: all memory is reserved at once."""
-    policy = replace(PLAIN, packing=Packing.SKIP_JOIN, room=Room.WHOLE)
+    policy = replace(PLAIN, scheduler=SchedulerName.FASTSERVE, room=Room.WHOLE)
     device = Device(policy, replace(LIMITS, num_pairs=20))
     device.ask(make_request("old", BE, tokens=60))
     for _ in range(40):
@@ -419,7 +418,7 @@ class TestRealTimeFirst:
 class TestTheSizeOfAStep:
     @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
     def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
-        scheduler = scheduler_of(SchedulerSetup(Policy(), most))
+        scheduler = scheduler_of(Policy(), most)
         expected = min(FIRST_BATCH, most)
         assert scheduler.batch == expected
         for stopped in on_time:
@@ -428,24 +427,20 @@ class TestTheSizeOfAStep:
             assert scheduler.batch == expected
 
     def test_nobody_else_knows_one(self) -> None:
-        assert all(scheduler_of(SchedulerSetup(policy, 500)).batch == 500 for policy in (PLAIN, ROUND))
+        assert all(scheduler_of(policy, 500).batch == 500 for policy in (PLAIN, ROUND))
 
     def test_requests_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]
-        assert len(select(decodes, [], [], at(batch=3)).decodes) == 3
+        assert len(select(decodes, [], [], moment(), most=3).decodes) == 3
 
     def test_a_document_replaces_the_chat_with_most_slack(self) -> None:
         decodes = [chat("a", 0.5, output=3), chat("b", 0.9, output=3), document("d", output=3)]
-        assert [name for name, _ in ran(select(decodes, [], [], at(batch=2)))] == ["a", "d"]
+        assert [name for name, _ in ran(select(decodes, [], [], moment(), most=2))] == ["a", "d"]
 
     def test_but_none_that_would_be_late(self) -> None:
         """A step of two decodes takes 12 ms; decodes that are left out have 10 ms until they need a step."""
         decodes = [chat("a", 0.02, output=3), chat("b", 0.021, output=3), document("d", output=3)]
-        assert {name for name, _ in ran(select(decodes, [], [], at(batch=2)))} == {"a", "b"}
-
-
-def at(batch: int, policy: Policy = Policy()) -> StepContext:  # noqa: B008  (frozen)
-    return replace(moment(policy), batch=batch)
+        assert {name for name, _ in ran(select(decodes, [], [], moment(), most=2))} == {"a", "b"}
 
 
 crowds = st.lists(
@@ -460,11 +455,11 @@ crowds = st.lists(
 
 @given(crowds, st.integers(1, 20))
 @settings(deadline=None)
-def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Running], batch: int) -> None:
+def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[WorkerRequest], batch: int) -> None:
     """Every chat that could run is in this step or, by the cost model, has time for this step and its own after it."""
     for number, running in enumerate(crowd):
         running.request = running.promise.request = replace(running.request, id=f"r{number}")
-    found = select(crowd, [], [], at(batch))
+    found = select(crowd, [], [], moment(), most=batch)
     names = {decode.request.id for decode in found.decodes}
     assert 1 <= len(names) <= batch
     runs_be = any(not decode.promise.is_rt for decode in found.decodes)
@@ -506,19 +501,19 @@ def test_everybody_ends_however_they_are_packed(
 def test_a_long_document_is_served_among_endless_short_documents() -> None:
     """The document rises a level for each age that it waits; a step has one place."""
     policy = Policy(expected_output=1000, age_s=1.0)
-    seated, served_at, now = DecodeOrder(policy), [NOW], NOW
+    scheduler, served_at, now = scheduler_of(policy, most=1), [NOW], NOW
 
-    def short(number: int) -> Running:
+    def short(number: int) -> WorkerRequest:
         return documents(f"short{number}", most=20)
 
-    def documents(name: str, most: int) -> Running:
+    def documents(name: str, most: int) -> WorkerRequest:
         new_request = replace(request(name, prompt=8, max_tokens=most), service=BE, slo=Slo(jct_s=1e6), arrival_at=now)
-        return Running(new_request, promise(new_request, policy, 1), [7], (0,), 8)
+        return WorkerRequest(new_request, promise(new_request, policy, 1), [7], KvForm((0,)), 8)
 
     decodes = [documents("long", most=900), short(0)]
     for number in range(1, 600):
-        moment_ = replace(at(batch=1, policy=policy), now=now, seated=seated)
-        [running] = select(decodes, [], [], moment_).decodes
+        at = replace(moment(policy), now=now)
+        [running] = scheduler.plan(StepView(decodes, (), waits((), at), at, seating(0, at))).decodes
         now += 0.05
         running.output.append(7)
         running.prefix += 1
@@ -528,8 +523,8 @@ def test_a_long_document_is_served_among_endless_short_documents() -> None:
         elif len(running.output) == 20:
             decodes[1] = short(number)
     assert len(served_at) > 5
-    waits = [later - earlier for earlier, later in pairwise(served_at)]
-    assert max(waits) <= 2 * policy.age_s, "it has begun: it goes before all others after its first age"
+    gaps = [later - earlier for earlier, later in pairwise(served_at)]
+    assert max(gaps) <= 2 * policy.age_s, "it has begun: it goes before all others after its first age"
 
 
 def test_a_document_that_gave_its_memory_to_a_chat_goes_on_before_short_documents_begin() -> None:

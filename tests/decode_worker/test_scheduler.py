@@ -22,6 +22,7 @@ from alignedserve.core import (
     Chunk,
     Entry,
     Estimate,
+    KvForm,
     Request,
     Sampling,
     ServiceClass,
@@ -31,6 +32,8 @@ from alignedserve.core import (
     units_for,
 )
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.memory.hybrid import weighed
+from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
@@ -49,7 +52,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
@@ -59,7 +62,7 @@ LIMITS = WorkerLimits(num_pairs=7, block_size=4, page_size=8, max_step_tokens=12
 MOST_PROMPT, MOST_OUTPUT = 12, 14  # in tokens: a prompt and an output together are less than the device holds
 PAGES = 40
 DECODE, PREFILL = member("decode-0"), member("prefill-0")
-TURNS = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, packing=Packing.ROUND_ROBIN)
+TURNS = Policy(SchedulerName.ROUND_ROBIN, Chunking.FIXED)
 POLICIES = {
     "default": Policy(),
     "bidirectional": Policy(blocks=Layout.BIDIRECTIONAL),
@@ -69,8 +72,8 @@ POLICIES = {
     "chunks": Policy(room=Room.CHUNKS),
     "whole": Policy(room=Room.WHOLE),
     "round robin": TURNS,
-    "mlfq": replace(TURNS, packing=Packing.MLFQ),
-    "knapsack": replace(TURNS, packing=Packing.KNAPSACK, chunking=Chunking.NONE, cache=Cache.HYBRID),
+    "mlfq": replace(TURNS, scheduler=SchedulerName.MLFQ),
+    "knapsack": replace(TURNS, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE, cache=Cache.HYBRID),
 }
 REACHED = {  # what a run with this policy must have reached
     "default": ("preempted", "evicted"),
@@ -234,7 +237,7 @@ class Scheduling(RuleBasedStateMachine):
             client.tokens.append(first)
         hands, pairs = self._hands(4), tuple(range(units_for(len(prompt), LIMITS.block_size)))
         for work in (
-            RunStep(StepPlan(1, (Chunk(name, prompt, 0, pairs, client.request.sampling),), ())),
+            RunStep(StepPlan(1, (Chunk(name, prompt, 0, KvForm(pairs), client.request.sampling),), ())),
             CopyOut(1, POOL_MEMBER.holder, pairs, pages, prompt),
         ):
             hands.begin(work)
@@ -283,8 +286,8 @@ class Scheduling(RuleBasedStateMachine):
     @invariant()
     def each_pair_has_one_owner(self) -> None:
         assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
-        if self.core.shared is not None:
-            assert len(slots := self.core.shared.claimed) == len(set(slots))
+        if (shared := slots_of(self.core.memory)) is not None:
+            assert len(slots := shared.claimed) == len(set(slots))
 
     @invariant()
     def no_request_is_in_two_places(self) -> None:
@@ -314,12 +317,12 @@ class Scheduling(RuleBasedStateMachine):
         core, counts = self.core, Counter[str]()
         counts["preempted"], counts["evicted"] = core.counts.preemptions, core.counts.evictions
         counts["ahead"] = core.counts.ahead_steps
-        if core.shared is not None:
-            shared = core.shared.counts
-            counts["preempted pairs"], counts["checkpoints"] = shared.num_preempted, shared.num_checkpoints
-            counts["restored"], counts["moved"] = shared.num_restored, shared.num_moved
-        if core.hybrid is not None:
-            counts["hidden"], counts["projected"] = core.hybrid.num_hidden, core.hybrid.num_projected
+        if (shared := slots_of(core.memory)) is not None:
+            taken = shared.counts
+            counts["preempted pairs"], counts["checkpoints"] = taken.num_preempted, taken.num_checkpoints
+            counts["restored"], counts["moved"] = taken.num_restored, taken.num_moved
+        if (hybrid := weighed(core.memory)) is not None:
+            counts["hidden"], counts["projected"] = hybrid.num_hidden, hybrid.num_projected
         reached.update(counts)
 
 

@@ -14,14 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from alignedserve.core import Estimate
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.schedulers.aligned import step_bounds
+from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
-from alignedserve.worker.step.decode_order import DecodeOrder
-from alignedserve.worker.step.lines import Ranked
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.ranks import DecodeOrder
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext, StepView
-from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 from tests.conftest import examples
 from tests.worker.step.test_selection import NOW, chat, document, seating
 
@@ -34,10 +34,10 @@ class Kept(RuleBasedStateMachine):
     @initialize(late=st.sampled_from(Late), group=st.sampled_from((1, 3)))
     def start(self, late: Late, group: int) -> None:
         self.policy = Policy(late=late, age_s=0.5, token_group=group)
-        self.seated, self.decodes, self.number = DecodeOrder(self.policy), list[Running](), 0
+        self.seated, self.decodes, self.number = DecodeOrder(self.policy), list[WorkerRequest](), 0
         self.now, self.times = NOW, TIMES[0]
 
-    def _join(self, running: Running) -> None:
+    def _join(self, running: WorkerRequest) -> None:
         self.number += 1
         running.request = replace(running.request, id=f"r{self.number}")
         running.promise = promise(running.request, self.policy, len(running.output))
@@ -87,7 +87,7 @@ class Kept(RuleBasedStateMachine):
 
     @invariant()
     def the_order_is_the_one_made_anew(self) -> None:
-        self.seated.refresh(self.decodes, self.now, self.times)
+        self.seated.refresh(self.decodes, NO_LIMIT, self.now, self.times)
         standings = [running.promise.standing(self.now, running.work(1), self.times) for running in self.decodes]
         if any(abs(standing.slack_s - self.times.most_s) < ROUNDING_S for standing in standings):
             return  # slack is kept as an instant: within the rounding error a request may count as urgent or not
@@ -107,7 +107,7 @@ class Kept(RuleBasedStateMachine):
     @invariant()
     def the_bound_is_the_one_of_all(self) -> None:
         """Check the step's bound against the bound over all requests; late requests that are dropped bind nothing."""
-        self.seated.refresh(self.decodes, self.now, self.times)
+        self.seated.refresh(self.decodes, NO_LIMIT, self.now, self.times)
         at = StepContext(self.now, COST, self.times, 2048, 16, 256, self.policy, 256)
         dropped = self.policy.late is Late.DROP_LAST
         real_time = [running for running in self.decodes if running.promise.is_rt]
@@ -136,6 +136,8 @@ def test_a_request_that_was_not_ordered_is_not_kept() -> None:
         seated.refile(chat(f"moved-{number}", 1.0, output=3))
         seated.forget()
     kept = [
-        running for running in gc.get_objects() if type(running) is Running and running.request.id.startswith("moved-")
+        running
+        for running in gc.get_objects()
+        if type(running) is WorkerRequest and running.request.id.startswith("moved-")
     ]
     assert len(kept) <= 1

@@ -9,7 +9,12 @@ import pytest
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.protocol.commands import Command, CopySlots, RunStep
+from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.forms.orders import CopySlots
+from alignedserve.protocol.commands import (
+    Command,
+    RunStep,
+)
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Layout, Policy, Room
@@ -79,9 +84,10 @@ class TestAChat:
         first = worker.steps()
         assert "chat" in worker.runs
         (chunk,) = worker.step.plan.chunks
-        assert not chunk.from_right
-        assert worker.core.shared is not None
-        assert worker.core.shared.counts.num_preempted == 1
+        assert min(chunk.kv.pairs) >= 0
+        shared = slots_of(worker.core.memory)
+        assert shared is not None
+        assert shared.counts.num_preempted == 1
         assert worker.core.counts.preemptions == 0
         assert [type(command) for command in first if isinstance(command, CopySlots | RunStep)][-1] is RunStep
 
@@ -120,10 +126,11 @@ class TestAChat:
         worker = with_a_document()
         worker.asked(chat(prompt=3))
         worker.steps()
-        assert worker.core.shared is not None
-        before = set(worker.core.shared.claimed)
+        shared = slots_of(worker.core.memory)
+        assert shared is not None
+        before = set(shared.claimed)
         worker.hears(said(ROUTER, Cancel("chat", 0)))
-        assert set(worker.core.shared.claimed) == before, "the step writes there"
+        assert set(shared.claimed) == before, "the step writes there"
         worker.steps()
         assert worker.runs == ["document"]
 
@@ -156,14 +163,15 @@ class TestADocument:
     def test_fills_its_pairs_from_the_right(self) -> None:
         worker = with_a_document()
         (decode,) = worker.step.plan.decodes
-        assert decode.from_right == decode.pairs
+        assert max(decode.kv.pairs) < 0
 
     def test_that_comes_waits_while_another_lacks_slots(self) -> None:
         worker = with_a_document()
         worker.asked(chat(prompt=3, max_tokens=7))
         worker.steps()
-        assert worker.core.shared is not None
-        assert worker.core.shared.counts.num_checkpoints
+        shared = slots_of(worker.core.memory)
+        assert shared is not None
+        assert shared.counts.num_checkpoints
         worker.asked(document("newer", prompt=1, max_tokens=1))
         runs = list[list[str]]()
         while worker.core.held["requests"]:

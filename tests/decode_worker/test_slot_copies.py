@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.decode_worker.memory.slot_copies import SlotCopies
-from alignedserve.protocol.commands import CopySlots
+from alignedserve.forms.memory.slot_copies import SlotCopies
+from alignedserve.forms.orders import CopySlots
 
 SLOTS, PLACES = range(5), range(4)
 KINDS = ("checkpoint", "restore", "move")

@@ -12,6 +12,7 @@ from alignedserve.core import (
     Decode,
     FinishReason,
     History,
+    KvForm,
     Logprob,
     Opening,
     Request,
@@ -22,7 +23,7 @@ from alignedserve.core import (
 )
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.decode_worker.requests.band import LEAST_WIDTH
+from alignedserve.decode_worker.requests.candidates import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -44,8 +45,8 @@ from alignedserve.protocol.messages import (
     Spoiled,
     Tokens,
 )
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
-from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.arrival_forecast import JOINS
 from tests.samples import (
@@ -93,7 +94,7 @@ def tokens(index: int, value: int, finish: FinishReason | None = None, attempt: 
 
 
 def decodes(number: int, token: int, start: int, index: int) -> Command:
-    return RunStep(StepPlan(number, decodes=(Decode("a", token, start, (0, 1), Sampling(), index),)))
+    return RunStep(StepPlan(number, decodes=(Decode("a", token, start, KvForm((0, 1)), Sampling(), index),)))
 
 
 def stepped(worker: DecodeCore, number: int, *sampled: tuple[str, int]) -> list[Command]:
@@ -200,9 +201,9 @@ def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(
     assert worker.held == NOTHING_HELD
 
 
-@pytest.mark.parametrize("order", Order)
-def test_a_single_decode_runs_where_two_are_too_many(order: Order) -> None:
-    worker = DecodeCore(WorkerSetup(LIMITS, Policy(order=order, room=Room.WHOLE)))
+@pytest.mark.parametrize("scheduler", SchedulerName)
+def test_a_single_decode_runs_where_two_are_too_many(scheduler: SchedulerName) -> None:
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(scheduler, room=Room.WHOLE)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said("pool-0", Batch((IN_A, IN_B))), 0.0)
     worker.handle(CopiedIn(1, intact=True), 0.0)
@@ -231,7 +232,7 @@ def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCor
     moved = replace(moved, opening=Opening(of_prompt, num_cached=2))
     worker.handle(said("pool-0", Batch((moved,))), 0.0)
     (running, _) = worker.handle(CopiedIn(1, intact=True), 0.0)
-    decode = Decode("a", 7, 3, (0, 1), sampling, 1, History((1, 2, 3), [7], (0,)))
+    decode = Decode("a", 7, 3, KvForm((0, 1)), sampling, 1, History((1, 2, 3), [7], (0,)))
     assert running == RunStep(StepPlan(1, decodes=(decode,)))
     result = StepResult(1, (("a", 9),), logprobs=(("a", Logprob(-2.0)),))
     emitted = Tokens((Output("a", 0, 1, (9,), None, (Logprob(-2.0),)),))
@@ -271,7 +272,7 @@ def test_an_entry_without_room_waits_and_nobody_overtakes_it(worker: DecodeCore)
 def test_colocated_a_prompt_becomes_a_resident() -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE)))
     assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [
-        RunStep(StepPlan(1, chunks=(Chunk("a", (1, 2, 3), 0, (0, 1), Sampling()),))),
+        RunStep(StepPlan(1, chunks=(Chunk("a", (1, 2, 3), 0, KvForm((0, 1)), Sampling()),))),
         Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)),
     ]
     assert stepped(worker, 1, ("a", 7)) == [tokens(0, 7), decodes(2, 7, start=3, index=1), REFRESHES]
@@ -312,11 +313,11 @@ class TestCancel:
 
     def test_a_token_of_the_attempt_before_is_not_of_the_next_attempt(self) -> None:
         """The next attempt may be seated while the last step of the earlier attempt still runs."""
-        worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.WHOLE)))
+        worker = DecodeCore(WorkerSetup(LIMITS, Policy(SchedulerName.FCFS, Chunking.FIXED, Room.WHOLE)))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
-        chunk = Chunk("a", (1, 2, 3), 0, (2, 3), Sampling())
+        chunk = Chunk("a", (1, 2, 3), 0, KvForm((2, 3)), Sampling())
         assert stepped(worker, 1, ("a", 7)) == [RunStep(StepPlan(2, chunks=(chunk,)))]
         assert tokens(0, 8, attempt=1) in stepped(worker, 2, ("a", 8))
 
@@ -445,9 +446,7 @@ class TestGrowingRoom:
 
     def worker(self) -> DecodeCore:
         return DecodeCore(
-            WorkerSetup(
-                self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, reuse=False)
-            )
+            WorkerSetup(self.TIGHT, Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING, reuse=False))
         )
 
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
@@ -458,9 +457,9 @@ class TestGrowingRoom:
             command = work.pop(0)
             match command:
                 case RunStep(plan):
-                    slots = [pair for ran in plan.parts for pair in ran.pairs]
+                    slots = [pair for ran in plan.parts for pair in ran.kv.pairs]
                     assert len(set(slots)) == len(slots)
-                    assert all(decode.start < len(decode.pairs) * LIMITS.block_size for decode in plan.decodes)
+                    assert all(decode.start < len(decode.kv.pairs) * LIMITS.block_size for decode in plan.decodes)
                     sampling = [chunk.request for chunk in plan.chunks if chunk.sampling is not None]
                     sampled = [*sampling, *(decode.request for decode in plan.decodes)]
                     result = StepResult(plan.number, tuple((name, 7) for name in sampled))
@@ -499,7 +498,7 @@ class TestGrowingRoom:
 
 
 def test_whole_prompts_run_alone_and_first() -> None:
-    worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.WHOLE)))
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(SchedulerName.FCFS, Chunking.NONE, Room.WHOLE)))
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b", prompt=6))), 0.0)
     [second] = [c.plan for c in stepped(worker, 1, ("a", 7)) if isinstance(c, RunStep)]

@@ -105,12 +105,12 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
     assert progress(commands, "joined") == [D], "from now on it is lost with us"
     [receives] = [command for command in commands if isinstance(command, ReceiveKv)]
     assert len(receives.tokens) == PROMPT
-    free = worker.core.free_share
+    free = worker.core.memory.free_share
     [copy] = [
         command for command in worker.hears(KvReceived(3, "prefill-0.1", intact=True)) if isinstance(command, CopyOut)
     ]
     assert (copy.pages, copy.pairs, copy.tokens) == ((21, 20), receives.pairs, receives.tokens)
-    assert worker.core.free_share > free, "its pairs are free behind the copy"
+    assert worker.core.memory.free_share > free, "its pairs are free behind the copy"
     assert D in worker.core.attempts
     commands = worker.hears(CopiedOut(copy.number))
     [commit] = [message for message in sent(commands, "pool-0") if isinstance(message, Commit)]
@@ -145,11 +145,11 @@ def test_a_document_that_a_new_pool_has_meanwhile_stays_in_that_pool(worker: Wor
 
 def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
     """A, B and C have some pairs, and D needs as many as are left."""
-    spare = worker.core.stores.memory.blocks.num_free
-    taken = worker.core.stores.memory.blocks.take(spare - 3)
+    spare = worker.core.memory.blocks.num_free
+    taken = worker.core.memory.blocks.take(spare - 3)
     assert taken is not None
     assert not worker.is_pulled(is_coming(worker)), "A and B need two within some steps"
-    worker.core.stores.memory.blocks.give(taken)
+    worker.core.memory.blocks.give(taken)
     assert worker.is_pulled(worker.steps()) == ["d"]
 
 
@@ -180,11 +180,11 @@ def test_a_request_that_does_not_arrive_and_that_a_new_pool_has_takes_no_seat(wo
 @pytest.mark.parametrize("intact", [True, False])
 def test_a_request_that_is_cancelled_while_it_comes_leaves_nothing(worker: Worker, intact: bool) -> None:
     is_coming(worker)
-    before = worker.core.free_share
+    before = worker.core.memory.free_share
     worker.hears(said(ROUTER, Cancel(*D)))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact))
     assert not [command for command in commands if isinstance(command, CopyOut)]
-    assert worker.core.free_share > before
+    assert worker.core.memory.free_share > before
     assert D not in worker.core.attempts
 
 

@@ -7,8 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import CacheKind
-from alignedserve.decode_worker.memory.worth import MemoryWish, assign
+from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign
 
 KV, HIDDEN = CacheKind.KV, CacheKind.HIDDEN
 

@@ -39,7 +39,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
-from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
@@ -120,7 +120,7 @@ class TestWhoHasToLeave:
         step = worker.work[worker.work.index(copy) + 1]
         assert isinstance(step, RunStep)
         assert [decode.request for decode in step.plan.decodes] == ["a"]
-        assert set(step.plan.decodes[0].pairs) & set(copy.pairs), "what is written there comes after the copy"
+        assert set(step.plan.decodes[0].kv.pairs) & set(copy.pairs), "what is written there comes after the copy"
         worker.works()
         (commit,) = worker.heard(Commit)
         assert isinstance(commit, Commit)

@@ -102,7 +102,7 @@ def test_pages_of_who_is_cancelled_are_at_hand_again() -> None:
     worker = of_two()
     ahead = worker.until_short()
     worker.ends_copies()
-    (running,) = worker.core.stores.writer.written
+    (running,) = worker.core.pool_link.writer.written
     worker.hears(said(ROUTER, Cancel(*running.key)))
     assert ahead.pages[0] in worker.core.leased_pages
     assert not worker.heard(Keep)

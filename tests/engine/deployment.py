@@ -20,6 +20,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Capture
 from alignedserve.executor.hands import EngineHands
+from alignedserve.forms.orders import CopySlots
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import Extents, PageBytes
 from alignedserve.kvpool.state import PoolCore
@@ -128,7 +129,7 @@ class Deployment:
                         self.num_folds += isinstance(command, FoldKv)
                         if isinstance(command, CopyOut):
                             self.num_folded_out += len({*command.pairs}) < len(command.pairs)
-                            self.num_without_slots += bool(command.saved)
+                        self.num_without_slots += isinstance(command, CopySlots) and bool(command.saved)
                         self.work.setdefault(by, deque()).append(command)
 
     def works(self, turns: int) -> None:
@@ -198,12 +199,12 @@ def deployed(
         )
         for name in cores
     }
-    places, begun = policy.pairs.num_places(pairs * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
+    places, begun = policy.pairs.num_on_host(pairs * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
     hands = {
         name: EngineHands(
             *(engine, path, PAGE, True),
             transport=Beside(f"{name}.1", engine.cache, *begun) if direct else None,
-            num_places=places,
+            num_on_host=places,
         )
         for name, engine in engines.items()
     }

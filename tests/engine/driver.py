@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
-from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Sampling, StepPlan
+from alignedserve.core import Adapter, Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Step
 from tests.models import VOCAB
@@ -35,13 +35,12 @@ class Live:
     pairs: tuple[int, ...]
     output: list[int] = field(default_factory=list)
     done: int = 0  # tokens of the prompt that are computed
-    from_right: tuple[int, ...] = ()
-    blocks: tuple[int, ...] = ()  # only for a request that keeps hidden vectors: its blocks, instead of pairs
+    is_hidden: bool = False  # it keeps hidden vectors, in both blocks of its pairs
     adapter: Adapter | None = None
 
     @property
-    def kind(self) -> CacheKind:
-        return CacheKind.HIDDEN if self.blocks else CacheKind.KV
+    def kv(self) -> KvForm:
+        return KvForm(self.pairs, form="hidden", in_place=2) if self.is_hidden else KvForm(self.pairs)
 
     def chunk(self, size: int, sampling: Sampling = GREEDY) -> Chunk:
         tokens = self.prompt[self.done : self.done + size]
@@ -50,11 +49,8 @@ class Live:
             self.name,
             tokens,
             self.done,
-            self.pairs,
+            self.kv,
             sampling if is_last else None,
-            from_right=self.from_right,
-            kind=self.kind,
-            blocks=self.blocks,
             adapter=self.adapter,
         )
         self.done += len(tokens)
@@ -67,8 +63,7 @@ class Live:
         """Return the step that comes `ahead` steps after the newest known result."""
         index = len(self.output) + ahead
         start = len(self.prompt) + index - 1
-        decode = Decode(self.name, token, start, self.pairs, sampling, index, from_right=self.from_right)
-        return replace(decode, kind=self.kind, blocks=self.blocks, adapter=self.adapter)
+        return Decode(self.name, token, start, self.kv, sampling, index, adapter=self.adapter)
 
     @property
     def in_prompt(self) -> bool:
@@ -82,7 +77,6 @@ class Driver:
         self.steps = 0
         spoil(engine)
         self._free = self.random.sample(range(engine.num_pairs), engine.num_pairs)
-        self._halves: list[int] = []  # free halves of pairs that are cut in two
 
     def units_for(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
@@ -93,17 +87,17 @@ class Driver:
     def start_either_way(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
         """Start a request, with some of its pairs filled from the right."""
         live = self.start(name, prompt, max_tokens)
-        live.from_right = tuple(pair for pair in live.pairs if self.random.random() < 0.5)
+        live.pairs = self.turned(live.pairs)
         return live
 
+    def turned(self, pairs: Sequence[int]) -> tuple[int, ...]:
+        """Return these pairs, half of them to be filled from the right."""
+        return tuple(~pair if self.random.random() < 0.5 else pair for pair in pairs)
+
     def start_hidden(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
-        """Start a request in single blocks; the other half of a pair may belong to another request."""
-        count = -(-(len(prompt) + max_tokens) // self.engine.block_size)
-        while len(self._halves) < 2 * count:
-            pair = self._free.pop()
-            self._halves += [2 * pair, 2 * pair + 1]
-        self.random.shuffle(self._halves)
-        return Live(name, tuple(prompt), (), blocks=tuple(self._halves.pop() for _ in range(count)))
+        """Start a request that is kept as hidden vectors."""
+        pairs = self.units_for(-(-(len(prompt) + max_tokens) // 2))
+        return Live(name, tuple(prompt), pairs, is_hidden=True)
 
     def step(self, *parts: Chunk | Decode) -> dict[str, int]:
         self.steps += 1

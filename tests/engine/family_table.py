@@ -155,7 +155,7 @@ def with_int8_kv(subject: Subject) -> None:
 
 def with_hidden_vectors(subject: Subject) -> None:
     engine = subject.engine()
-    _refuse(engine.why_not_hidden)
+    _refuse(engine.form.why_not)
     subject.check(engine, subject.reference, is_hidden=True)
 
 

@@ -4,6 +4,7 @@ print."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,12 +13,24 @@ import pytest
 import torch
 
 from alignedserve.engine.engine import Engine
-from alignedserve.lab.benchmarks import gpu, gpu_quantised, quantised_files
+from alignedserve.lab.benchmarks import gpu, gpu_quantised
 from alignedserve.lab.benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
 from alignedserve.lab.benchmarks.common.models import POSITIONS
-from alignedserve.lab.benchmarks.engine import BLOCK, Case, Ours, Times, cases
+from alignedserve.lab.benchmarks.engine import (
+    BENCH,
+    BLOCK,
+    Case,
+    LlamaCpp,
+    Ours,
+    Peer,
+    Times,
+    Versus,
+    cases,
+    compare,
+    main,
+    ratio_to,
+)
 from alignedserve.lab.benchmarks.gpu_quantised import Kind
-from alignedserve.lab.benchmarks.peers.llama_cpp import BENCH, LlamaCpp
 from tests.models import gqa
 from tests.quantised_folders import quantised_folder
 
@@ -63,34 +76,38 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_quantised_files_reports_rates_against_the_peer(
-    quantised: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(quantised_files, "CASES", [Case("decode 2 x 4", (4, 4), 4), Case("prefill 8", (8,), 1)])
-    quantised_files.compare_speed(quantised, Ours(quantised, 64 // BLOCK), Slow(), "vLLM", rounds=1)
+def test_rates_are_reported_against_the_peer(quantised: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [Case("decode 2 x 4", (4, 4), 4), Case("prefill 8", (8,), 1)]
+    engines: dict[str, Peer] = {"ours": Ours(quantised, 64 // BLOCK), "vLLM": Slow()}
+    pair = Versus("against vLLM", "ours", "vLLM", partial(ratio_to, "vLLM"))
+    assert [case for case, _ in compare("w8a8", wanted, 1, engines, [pair])] == wanted
     decode, prefill = printed(capsys)
     assert (decode["name"], decode["baseline"]) == ("w8a8, decode 2 x 4, against vLLM", 2.0)
     assert (prefill["name"], prefill["baseline"]) == ("w8a8, prefill 8, against vLLM", 8.0)
     assert decode["goal"] == pytest.approx(1.3 * 2)
+    assert prefill["goal"] == pytest.approx(8)
     assert decode["value"] > 2
     assert prefill["value"] > 8
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("flags", "said"),
     [
-        ("none.gguf", "none.gguf is not there"),
-        ("here.gguf", "is for llama.cpp: --llama-cpp names the folder"),
-        ("folder", "is for vLLM: --peer-python names a Python"),
+        (["--model", "none.gguf"], "none.gguf is not there"),
+        (["--model", "here.gguf"], "--model FILE.gguf and --llama-cpp go together"),
+        (["--model", "here.gguf", "--llama-cpp", "folder"], "a folder that has llama-batched-bench"),
+        (["--model", "folder", "--llama-cpp", "folder"], "go together"),
+        (["--peer-python", "none"], "none is no program"),
     ],
 )
-def test_quantised_files_asks_for_the_peer(
-    model: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_benchmark_of_engines_asks_for_the_peer(
+    flags: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "here.gguf").touch()
     (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        quantised_files.main([str(tmp_path / model)])
+        main(flags)
     assert said in capsys.readouterr().err
 
 
@@ -114,10 +131,8 @@ def test_gpu_quantised_counts_what_a_step_reads() -> None:
     assert layers // 2 < Kind.INT4.read_bytes(model) - head < 0.65 * layers
 
 
-def test_gpu_quantised_says_that_there_is_no_gpu(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpu_quantised_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["gpu_quantised", "--kinds", "none,int4"])
-    assert gpu_quantised.main() == 1
-    assert "no GPU" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["gpu_quantised", "--only", "layers"])
+    with pytest.raises(SystemExit, match="no GPU"):
+        gpu_quantised.main()

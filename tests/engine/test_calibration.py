@@ -28,7 +28,7 @@ from alignedserve.engine.calibration import READ, PlainModel, read_plain, tokens
 from alignedserve.engine.engine import Engine
 from alignedserve.executor import precision
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.machine.resources import Memory
+from alignedserve.machine.resources import MachineMemory
 from alignedserve.precision import kept
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import PartSpec, Place
@@ -152,7 +152,7 @@ def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_where_the_plain_model_has_no_room_beside_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "memory", lambda: Memory(1 << 32, 1 << 20, None))
+    monkeypatch.setattr(precision, "memory", lambda: MachineMemory(1 << 32, 1 << 20, None))
     why = precision.plain_model(place(topology="1+1"), CPU)
     assert isinstance(why, str)
     assert why.startswith("1 MB are free, and 2 workers would need ")
@@ -188,7 +188,7 @@ def reads(plain: PlainModel, monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def free_memory(mb: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "memory", lambda: Memory(1 << 40, mb << 20, None))
+    monkeypatch.setattr(precision, "memory", lambda: MachineMemory(1 << 40, mb << 20, None))
 
 
 def asked(of: Place) -> PlainModel:

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.engine.copying.checkpoints import Checkpoints
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from alignedserve.executor.hands import EngineHands
-from alignedserve.protocol.commands import CopySlots
+from alignedserve.forms.device.checkpoints import Checkpoints
+from alignedserve.forms.orders import CopySlots
 from tests.conftest import examples
 
 LAYERS, PAIRS, KV_DIM, PLACES = 3, 5, 8, 7
@@ -85,7 +85,7 @@ def test_a_worker_has_hands_for_it(
     engine = engine_of(folder_of("gqa-untied"), 4)
     engine.cache.normal_(generator=torch.Generator().manual_seed(1))
     before = engine.cache.clone()
-    hands = EngineHands(engine, tmp_path / "arena", 8, verify=True, num_places=2)
+    hands = EngineHands(engine, tmp_path / "arena", 8, verify=True, num_on_host=2)
     assert hands.perform(CopySlots(checkpoints=((4 * 3 + 1, 1),))) is None
     engine.cache[:, 6:8, 1] = float("nan")
     hands.perform(CopySlots(restores=((1, 4 * 3 + 1),), moves=((5, 0),)))

@@ -18,7 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
 from tests.engine.driver import prompt_of
@@ -29,11 +29,11 @@ from tests.samples import request, said
 POLICIES = [
     Policy(),
     Policy(room=Room.CHUNKS),
-    Policy(selection=PromptChoice.IN_ORDER, room=Room.CHUNKS),
+    Policy(room=Room.CHUNKS),
     Policy(chunking=Chunking.FIXED),
     Policy(chunking=Chunking.NONE),
-    Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.CHUNKS),
-    Policy(room=Room.CHUNKS, as_in_paper=True),
+    Policy(SchedulerName.FCFS, Chunking.FIXED, Room.CHUNKS),
+    Policy(SchedulerName.ACCELGEN_NO_BATCH, room=Room.CHUNKS),
 ]
 SHAPES = [
     Shape.build([(1 << bits, 0)] * chunks, [50] * decodes)

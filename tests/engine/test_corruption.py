@@ -70,7 +70,7 @@ class Deployment:
     @property
     def num_refused(self) -> dict[str, int]:
         """Return how many copies each worker that runs now refused, where it did any."""
-        numbers = {name: self.cores[name].num_refused for name in self.hands}
+        numbers = {name: self.cores[name].log.faults.num_refused for name in self.hands}
         return {name: number for name, number in numbers.items() if number}
 
     def start_prefill_again(self) -> None:
@@ -265,7 +265,7 @@ def test_as_the_beginning_of_another_prompt(
     deployment.start_prefill_again()
     check(third, deployment.run(third))
     assert not deployment.num_refused
-    assert deployment.cores["prefill-0"].num_reused_tokens == 2 * PAGE_SIZE, (
+    assert deployment.cores["prefill-0"].prompts.num_reused_tokens == 2 * PAGE_SIZE, (
         "the third began with what the second wrote"
     )
 

@@ -18,7 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
 from alignedserve.kernels.common.failing import guard
 from alignedserve.kernels.dispatch.probing import KERNELS
-from alignedserve.machine.memory import MemoryDemand
+from alignedserve.sizing.memory import MemoryDemand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare

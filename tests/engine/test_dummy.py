@@ -24,8 +24,8 @@ from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.tensors import Cut
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import demand
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import demand
 from tests.conftest import SOAK
 from tests.engine.test_models import FolderOf
 from tests.engine.test_ranks import DENSE, FUSED, LATENT, MIXTURES, SHARED, Both, said
@@ -114,6 +114,14 @@ def test_parts_are_cut_out_of_the_same_whole() -> None:
     by_head = torch.empty(300, 3, 384)
     DummyWeights().read_into(by_head, "a.weight", (900, 384))
     assert torch.equal(by_head.view(900, 384), whole)
+
+
+def test_the_numbers_of_a_name_never_change() -> None:
+    """Workers of two versions, of which one takes over from the other, have one model."""
+    out = torch.empty(2, 3)
+    DummyWeights().read_into(out, "a.weight")
+    numbers = [-0.0038886759, -0.0291050579, 0.0293442886, -0.0320803560, -0.0210691914, 0.0181805044]
+    assert out.flatten().tolist() == pytest.approx(numbers, abs=1e-9)
 
 
 def test_numbers_are_as_wide_apart_as_those_that_models_begin_with_and_have_full_rank() -> None:

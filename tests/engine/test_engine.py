@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Logprob, Sampling, Scoring, StepPlan, StepResult
+from alignedserve.core import KvForm, Logprob, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
@@ -259,19 +259,19 @@ def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], ref
 
 
 def too_few_pairs(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), pairs=live.pairs[:5]),))
+    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm(live.pairs[:5])),))
 
 
 def past_the_last_position(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), start=MAX_POSITIONS, pairs=(0,) * 99),))
+    return StepPlan(9, decodes=(replace(live.decode(), start=MAX_POSITIONS, kv=KvForm((0,) * 99)),))
 
 
 def pair_out_of_range(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), pairs=(*live.pairs, 120)),))
+    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm((*live.pairs, 120))),))
 
 
 def negative_pair(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), pairs=(-1, *live.pairs[1:])),))
+    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm((~120, *live.pairs[1:]))),))
 
 
 def no_tokens(live: Live) -> StepPlan:

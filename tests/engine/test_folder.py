@@ -256,6 +256,12 @@ def test_what_the_configs_say(folder_of: FolderOf) -> None:
     assert read_config(folder_of("mha-tied")).kv_bytes(3, "bfloat16") == 2 * 2 * 3 * 32 * 2
 
 
+def test_all_biases_of_a_llama_are_read(folder_of: FolderOf) -> None:
+    config, plain = llama_config(folder_of("llama-biases")), llama_config(folder_of("gqa-untied"))
+    assert (config.qkv_bias, config.out_bias, config.mlp_bias) == (True, True, True)
+    assert (plain.qkv_bias, plain.out_bias, plain.mlp_bias) == (False, False, False)
+
+
 def test_keys_that_may_be_left_out(broken: Callable[[str], Path]) -> None:
     folder = change(
         broken("mha-tied"), num_key_value_heads=..., head_dim=..., rope_parameters=..., dtype=..., eos_token_id=[2, 5]

@@ -18,7 +18,17 @@ import torch
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.folding import fold_of
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import CacheKind, Decode, Fold, Request, Sampling, ServiceClass, Sight, StepPlan, units_for
+from alignedserve.core import (
+    Decode,
+    Fold,
+    KvForm,
+    Request,
+    Sampling,
+    ServiceClass,
+    Sight,
+    StepPlan,
+    units_for,
+)
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.folding import FoldedAttention, fold_pairs
 from alignedserve.engine.models.runs import Run
@@ -162,7 +172,7 @@ def test_a_decode_holds_a_share_of_what_lies_behind_the_window(folders: dict[str
         held = dict[int, int]()
         while not deployment.is_idle:
             deployment.works(1)
-            for running in deployment.decodes.stores.here.residents.values():
+            for running in deployment.decodes.here.residents.values():
                 held[running.prefix] = len(running.pairs)
         assert len(deployment.outputs["long"]) == 100
     last = max(held)
@@ -181,12 +191,12 @@ def test_a_beginning_that_others_read_is_not_folded(folders: dict[str, Path], tm
         for each in asks:
             deployment.asks(each)
         deployment.works(20)
-        here = deployment.decodes.stores.here.residents.values()
+        here = deployment.decodes.here.residents.values()
         assert len(here) == 3
-        assert not any(running.folded for running in here)
+        assert not any(running.kv.folded for running in here)
         deployment.works(600)
         assert deployment.is_idle
-        assert deployment.decodes.num_shared_tokens > 0
+        assert deployment.decodes.memory.pages.num_shared_tokens > 0
         assert deployment.decodes.held["pairs"] == 0
     check_outputs(deployment, asks, folder)
 
@@ -201,10 +211,10 @@ def test_a_beginning_that_others_read_is_not_folded(folders: dict[str, Path], tm
 )
 def test_the_engine_refuses_what_is_not_folded_so(folders: dict[str, Path], dropped: int, why: str) -> None:
     engine = Engine(folders["gemma3"], num_pairs=32, block_size=BLOCK, dtype="float32")
-    good = Decode("r", 5, 60, tuple(range(20)), Sampling(), 3, dropped=24)
+    good = Decode("r", 5, 60, KvForm(tuple(range(20)), 24), Sampling(), 3)
     engine.step(StepPlan(1, decodes=(good,)))
     with pytest.raises(PlanError, match=why):
-        engine.step(StepPlan(2, decodes=(replace(good, dropped=dropped),)))
+        engine.step(StepPlan(2, decodes=(replace(good, kv=good.kv._replace(dropped=dropped)),)))
 
 
 def test_the_engine_refuses_a_fold_of_other_pairs(folders: dict[str, Path]) -> None:
@@ -240,16 +250,16 @@ def test_every_kernel_reads_folded_pairs_as_if_they_were_not(
     whole = torch.randn(len(sights), 2 * 40, BLOCK, kv_heads * head_dim)
     pairs, groups = Random(1).sample(range(30), 25), 2
     old = [pairs[at * fold.pairs : (at + 1) * fold.pairs] for at in range(groups)]
-    long = Run("long", [1] * 3, 55, pairs[:15], None, 0, (), CacheKind.KV, ())
-    short = Run("short", [1] * 5, 12, pairs[15:], None, 0, (), CacheKind.KV, ())
+    long = Run("long", [1] * 3, 55, KvForm(tuple(pairs[:15])), None, 0)
+    short = Run("short", [1] * 5, 12, KvForm(tuple(pairs[15:])), None, 0)
     folded = whole.clone()
     fold_pairs(folded, layers, [(into + at, *group) for at, group in enumerate(old)])
     for group in old:
         folded[:, [block for pair in group for block in (2 * pair, 2 * pair + 1)]] = torch.nan
-    left = [*range(into, into + groups), *long.pairs[groups * fold.pairs :]]
+    left = [*range(into, into + groups), *long.kv.pairs[groups * fold.pairs :]]
     spared = groups * (fold.pairs - 1) * BLOCK
-    attention = FoldedAttention([replace(long, pairs=left, dropped=spared), short], folded, layers, kernels)
-    spans = Spans([Lie(len(run.tokens), run.end, run.pairs) for run in (long, short)], BLOCK)
+    attention = FoldedAttention([replace(long, kv=KvForm(tuple(left), spared)), short], folded, layers, kernels)
+    spans = Spans([Lie(len(run.tokens), run.end, run.kv.pairs) for run in (long, short)], BLOCK)
     for layer, sight in enumerate(sights):
         read = sight or Sight()
         query, scoring = torch.randn(8, heads, head_dim), Scoring(head_dim**-0.5, read.window, stretch=read.stretch)

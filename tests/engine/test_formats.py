@@ -37,7 +37,7 @@ from alignedserve.kernels.common import quantised
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Linear, Fp8Weight, in_fp8, why_none
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedWeight
-from alignedserve.machine.capacity import capacity
+from alignedserve.sizing.capacity import capacity
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_models import TOKENS, furthest, logits_of
 from tests.engine.test_quantised_models import kernels_here, loaded_bytes

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.config.config import Config, DeviceKind, EngineConfig, Graphs
+from alignedserve.config.choices import DeviceKind, Graphs
+from alignedserve.config.config import Config
+from alignedserve.config.sections import EngineConfig
 from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import DecodeGraphs, Step, places_for, sizes

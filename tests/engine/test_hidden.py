@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.core import CacheKind, StepPlan
+from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
+from alignedserve.forms.orders import ProjectKv
 from tests.engine.driver import Driver, Live, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.models import VOCAB
@@ -60,7 +61,7 @@ def test_any_mix_of_kinds(
         size = driver.random.randint(1, 20)
         driver.run(*chosen, parts=[live.chunk(size) if live.in_prompt else live.decode() for live in chosen])
     for live in lives:
-        compare(reference_of(folder_of(name)), live.prompt, live.output, tally, f"{name}, {live.kind.value}")
+        compare(reference_of(folder_of(name)), live.prompt, live.output, tally, f"{name}, {live.kv.form or 'kv'}")
 
 
 @pytest.mark.parametrize("name", ALLOWED)
@@ -73,22 +74,20 @@ def test_a_hidden_request_becomes_a_request_with_kv(
     reference_of: ReferenceOf,
     tally: Tally,
 ) -> None:
-    """The request moves to other pairs, or to pairs whose halves are its own blocks. Its old content may be lost
-    then."""
+    """The request moves to other pairs, or to pairs of which the first are its own. What it held before may be lost."""
     driver = Driver(engine_of(folder_of(name), 4), 1)
     live = driver.start_hidden("r", prompt_of(3, 21), 12)
     pairs = driver.units_for(33)
     if in_place:
-        live.blocks = tuple(block for pair in pairs for block in (2 * pair + 1, 2 * pair))[: len(live.blocks)]
+        live.pairs = pairs[: len(live.pairs)]
     driver.prefill(live, [10])
     driver.generate(live, 5)
-    kept, live.pairs = live.blocks, pairs
-    live.from_right = tuple(pair for pair in pairs if driver.random.random() < 0.5)
-    driver.engine.project("r", kept, live.pairs, len(live.prompt) + len(live.output) - 1, live.from_right)
-    live.blocks = ()
+    kept, live.pairs, live.is_hidden = live.pairs, pairs, False
+    made = ProjectKv("r", kept, live.pairs, len(live.prompt) + len(live.output) - 1)
+    driver.engine.form.perform(made, driver.engine.cache)
     if not in_place:
-        for block in kept:
-            driver.engine.cache[:, block] = float("nan")
+        for pair in kept:
+            driver.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
     compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 12), tally, f"{name}, projected")
 
 
@@ -104,8 +103,9 @@ def test_quantised_layers_make_k_and_v_of_hidden_vectors(
     for live in (stays, moves):
         driver.prefill(live, [10])
     driver.run(stays, moves, parts=[stays.decode(), moves.decode()])
-    kept, moves.blocks, moves.pairs = moves.blocks, (), driver.units_for(33)
-    driver.engine.project("moves", kept, moves.pairs, len(moves.prompt) + len(moves.output) - 1, ())
+    kept, moves.pairs, moves.is_hidden = moves.pairs, driver.units_for(33), False
+    made = ProjectKv("moves", kept, moves.pairs, len(moves.prompt) + len(moves.output) - 1)
+    engine.form.perform(made, engine.cache)
     for live in (stays, moves):
         compare(network, live.prompt, driver.generate(live, 12), tally, f"{name}, {quantization.value}, {live.name}")
 
@@ -129,19 +129,19 @@ def start(driver: Driver) -> Live:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": (3, 4)}, "request r has 2 hidden blocks, too few for 10 tokens"),
-        ({"blocks": (3, 4, 240)}, "request r names a block outside 0..239"),
-        ({"blocks": (3, 4, -1)}, "request r names a block outside 0..239"),
-        ({"pairs": (1, 2, 3)}, "request r keeps hidden vectors: it takes blocks, not block pairs"),
-        ({"kind": CacheKind.KV, "pairs": (1, 2, 3), "from_right": (4,)}, "from the right that is not among its own"),
+        ({"pairs": (3,)}, "request r has 1 block pairs, too few for 10 tokens"),
+        ({"pairs": (3, 120)}, "request r names a block pair outside 0..119"),
+        ({"pairs": (3, ~4)}, "request r names a block pair outside 0..119"),
+        ({"form": "other"}, "request r is kept in the form 'other', which this engine does not know"),
+        ({"pairs": (1, 2, ~120), "form": "", "in_place": 1}, "request r names a block pair outside 0..119"),
     ],
 )
 def test_a_place_that_cannot_be(change: dict[str, Any], message: str, folder_of: FolderOf, engine_of: EngineOf) -> None:
     driver = Driver(engine_of(folder_of("mha-tied"), 4), 1)
     live = start(driver)
-    before = driver.engine.cache.clone()
+    before, decode = driver.engine.cache.clone(), live.decode()
     with pytest.raises(PlanError, match=message):
-        driver.engine.step(StepPlan(9, decodes=(replace(live.decode(), **change),)))
+        driver.engine.step(StepPlan(9, decodes=(replace(decode, kv=decode.kv._replace(**change)),)))
     assert torch.equal(driver.engine.cache.nan_to_num(-1), before.nan_to_num(-1))
 
 
@@ -154,4 +154,4 @@ def test_where_hidden_does_not_pay_it_is_refused_with_the_arithmetic(folder_of: 
         " 32 instead of 32 for K and V together"
     )
     with pytest.raises(PlanError, match="cannot keep hidden vectors"):
-        driver.engine.project("r", (0, 1), (4, 5), 8)
+        driver.engine.form.perform(ProjectKv("r", (0, 1), (4, 5), 8), driver.engine.cache)

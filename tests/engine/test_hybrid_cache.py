@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.scheduling.policy import Cache, Chunking, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.forms.memory.hybrid import weighed
+from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 
 GROWING = Policy(room=Room.GROWING, cache=Cache.HYBRID)
 WHOLE = Policy(room=Room.WHOLE, cache=Cache.HYBRID)
-KNAPSACK = Policy(
-    Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK, cache=Cache.HYBRID
-)
+KNAPSACK = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING, cache=Cache.HYBRID)
 HIDDEN_TOKEN_S = 1e-5
 
 
@@ -55,7 +54,7 @@ def test_what_they_say_is_what_they_say_alone(
             assert len(deployment.outputs[request.id]) == request.max_tokens
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")
         tally.check()
-        held, hybrid = deployment.decodes.held, deployment.decodes.hybrid
+        held, hybrid = deployment.decodes.held, weighed(deployment.decodes.memory)
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
         assert hybrid is not None
         assert hybrid.num_hidden

@@ -15,7 +15,7 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import StepPlan
 from alignedserve.cost.model import Route
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.profiling import Meter, measure_copies, measure_projection, subject_of
+from alignedserve.engine.profiling import Meter, measure_copies, measure_remaking, subject_of
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, quantise_vectors
 from alignedserve.scheduling.policy import Layout, Policy, Room
@@ -77,7 +77,7 @@ def test_any_chunking_and_either_end(
 
 def test_a_profile_is_measured_without_hidden_vectors(folder_of: FolderOf, tmp_path: Path) -> None:
     engine = Engine(folder_of("mha-tied"), num_pairs=40, block_size=4, dtype="float32", kv_dtype=KvDtype.INT8)
-    assert measure_projection(Meter(engine)) == 0.0
+    assert measure_remaking(Meter(engine)) == 0.0
     links = measure_copies(Meter(engine), 8, tmp_path)
     assert set(links) == {Route.DEVICE_TO_ARENA, Route.ARENA_TO_DEVICE}
     hidden = Driver(engine, 0).start_hidden("r", prompt_of(1, 9), 1)

@@ -13,7 +13,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.engine import Engine
@@ -136,12 +136,12 @@ def engine_of(dtype: str) -> Engine:
 
 
 def ran(engine: Engine, tokens: Sequence[int], pairs: Sequence[int]) -> int:
-    chunk = Chunk("a", tuple(tokens), 0, tuple(pairs), Sampling())
+    chunk = Chunk("a", tuple(tokens), 0, KvForm(tuple(pairs)), Sampling())
     return engine.step(StepPlan(1, (chunk,))).tokens[0][1]
 
 
 def decoded(engine: Engine, token: int, start: int, pairs: Sequence[int]) -> int:
-    decode = Decode("a", token, start, tuple(pairs), Sampling(), 0)
+    decode = Decode("a", token, start, KvForm(tuple(pairs)), Sampling(), 0)
     return engine.step(StepPlan(1, (), (decode,))).tokens[0][1]
 
 

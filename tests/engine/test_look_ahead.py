@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from alignedserve.core import Decode, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import Decode, KvForm, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.ranks import Team
@@ -182,7 +182,7 @@ class Posts:
 
 
 def goes_on(number: int) -> StepPlan:
-    return StepPlan(number, (), (Decode("a", None, 4, (0, 1), Sampling(), 2),))
+    return StepPlan(number, (), (Decode("a", None, 4, KvForm((0, 1)), Sampling(), 2),))
 
 
 def test_a_step_that_goes_on_from_a_failed_step_fails_too() -> None:

@@ -20,6 +20,8 @@ import pytest
 
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.memory.hybrid import weighed
+from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.scheduling.policy import Cache, Layout, Policy
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.reference import Tally, compare
@@ -37,7 +39,7 @@ class Believed(OnlineCost):
     """A cost model that learns nothing, because real steps take a different time in every run."""
 
     def __init__(self) -> None:
-        super().__init__((), hidden_token_s=1e-5)
+        super().__init__((), remade_token_s=1e-5)
 
     def learn(self, *_args: object) -> None: ...
 
@@ -52,12 +54,12 @@ def happened(core: DecodeCore) -> set[str]:
         "kept": core.counts.kept_pages,
         "written ahead": core.counts.pages_ahead,
     }
-    if core.shared is not None:
-        slots = core.shared.counts
+    if (shared := slots_of(core.memory)) is not None:
+        slots = shared.counts
         counts |= {"preempted pair": slots.num_preempted, "checkpoint": slots.num_checkpoints}
         counts |= {"restored": slots.num_restored, "moved": slots.num_moved}
-    if core.hybrid is not None:
-        counts |= {"hidden": core.hybrid.num_hidden, "projected": core.hybrid.num_projected}
+    if (hybrid := weighed(core.memory)) is not None:
+        counts |= {"hidden": hybrid.num_hidden, "projected": hybrid.num_projected}
     return {what for what, count in counts.items() if count}
 
 

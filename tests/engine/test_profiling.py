@@ -23,7 +23,7 @@ from alignedserve.engine.profiling import (
     Meter,
     TimedRun,
     measure,
-    measure_projection,
+    measure_remaking,
     start_profile,
     subject_of,
 )
@@ -189,7 +189,7 @@ def test_what_projecting_takes_is_measured_where_it_can_be(
     name: str, keeps_hidden: bool, folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine]
 ) -> None:
     clock = Ticks(0.001)
-    seconds = measure_projection(
+    seconds = measure_remaking(
         Meter(engine_of(folder_of(name), LIMITS.block_size), clock, clock.synchronize, lambda: 0.0)
     )
     assert (seconds > 0) is keeps_hidden
@@ -221,7 +221,7 @@ def profiled(
     profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, 1000.0, in_haste)
     assert set(profile.links) == {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA}
     assert all(link.bandwidth > 0 for link in profile.links.values())
-    assert (profile.hidden_token_s > 0) is (engine.config.why_not_hidden is None)
+    assert (profile.remade_token_s > 0) is (engine.config.why_not_hidden is None)
     return profile.points
 
 
@@ -370,8 +370,8 @@ def test_the_command_writes_a_profile_and_a_plot(
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        (["--out", "/nowhere/profile.json"], "--out /nowhere/profile.json cannot be written: /nowhere is not a folder"),
-        (["--out", "/"], "--out / is a folder: name a file"),
+        (["--out", "/nowhere/profile.json"], "/nowhere/profile.json cannot be written: /nowhere is not a folder"),
+        (["--out", "/"], "/ is a folder: name a file"),
         (["--out", "x.json", "--budget", "0.1"], "--budget 0.1 is too short: give it 2 s at least"),
         (["/nowhere/model", "--out", "x.json"], "/nowhere/model is neither a folder"),
         (["--out", "x.json", "--dtype", "int3"], "--dtype"),

@@ -26,8 +26,8 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
-from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import demand
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import demand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference

@@ -15,7 +15,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.device import ranks
 from alignedserve.engine.device.ranks import ALONE, Team
 from alignedserve.engine.engine import Engine
@@ -102,12 +102,12 @@ def test_ranks_read_folded_pairs_as_a_single_rank_reads_them_unfolded(
     folder, prompt, outputs = folder_of("llama4"), prompt_of(5, 60), list[list[int]]()
     for engine in (Both(folder, pool), Engine(folder, num_pairs=40, block_size=8, dtype="float32")):
         pairs, dropped = tuple(range(9)), 0
-        output = [engine.step(StepPlan(1, (Chunk("r", prompt, 0, pairs, Sampling()),))).tokens[0][1]]
+        output = [engine.step(StepPlan(1, (Chunk("r", prompt, 0, KvForm(pairs), Sampling()),))).tokens[0][1]]
         if isinstance(engine, Both):
             engine.fold([(10, 0, 1, 2, 3)])
             pairs, dropped = (10, *pairs[4:]), 24
         for at in range(TOKENS):
-            decode = Decode("r", output[-1], len(prompt) + at, pairs, Sampling(), at + 1, dropped=dropped)
+            decode = Decode("r", output[-1], len(prompt) + at, KvForm(pairs, dropped), Sampling(), at + 1)
             output.append(engine.step(StepPlan(at + 2, decodes=(decode,))).tokens[0][1])
         outputs.append(output)
     assert outputs[0] == outputs[1]
@@ -119,7 +119,7 @@ def test_log_probabilities_are_of_the_whole_vocabulary(
     """Prompt and output have them; the vocabulary is odd, so the last rank has fewer words than the first."""
     folder, prompt = folder_of("gqa-untied"), prompt_of(5, 12)
     assert VOCAB % 2
-    chunk = Chunk("r", prompt, 0, (3, 1), Sampling(logprobs=4), scoring=Scoring(prompt[1:], 3))
+    chunk = Chunk("r", prompt, 0, KvForm((3, 1)), Sampling(logprobs=4), scoring=Scoring(prompt[1:], 3))
     results = [
         engine.step(StepPlan(1, (chunk,)))
         for engine in (Both(folder, pool), Engine(folder, num_pairs=40, block_size=8, dtype="float32"))
@@ -217,7 +217,7 @@ def test_too_little_memory_on_a_rank_ends_the_worker(
     second = both.engines[1]
     monkeypatch.setattr(second._model, "forward", partial(_fail, "not enough memory: you tried to allocate"))
     with pytest.raises(RankLost, match="too little memory for step 1 on rank 1"):
-        second.step(StepPlan(1, decodes=(Decode("r", 1, 0, (0,), Sampling(), 0),)))
+        second.step(StepPlan(1, decodes=(Decode("r", 1, 0, KvForm((0,)), Sampling(), 0),)))
 
 
 def _fail(why: str, *_: object) -> None:

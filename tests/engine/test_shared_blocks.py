@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from alignedserve.scheduling.policy import Chunking, Layout, Order, Policy, PromptChoice, Room
+from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.scheduling.policy import Chunking, Layout, Policy, Room, SchedulerName
 from tests.engine.deployment import Deployment, asked, deployed
 from tests.reference import Tally, compare
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = replace(SHARED, checkpoints=0.2)
-FCFS = replace(SHARED, order=Order.FCFS, chunking=Chunking.FIXED, selection=PromptChoice.IN_ORDER)
+FCFS = replace(SHARED, scheduler=SchedulerName.FCFS, chunking=Chunking.FIXED)
 
 
 @pytest.fixture
@@ -54,8 +55,9 @@ def test_what_they_say_is_what_they_say_alone(
     tally.check()
     held = deployment.decodes.held
     assert (held["requests"], held["pairs"], held["pages"], held["places"]) == (0, 0, 0, 0)
-    assert deployment.decodes.shared is not None
-    counts = deployment.decodes.shared.counts
+    shared = slots_of(deployment.decodes.memory)
+    assert shared is not None
+    counts = shared.counts
     assert counts.num_preempted
     assert counts.num_checkpoints
     assert counts.num_restored

@@ -50,7 +50,7 @@ def test_what_they_say_is_what_they_say_alone(
             compare(reference_of(folder), said.prompt, deployment.outputs[said.id], tally, f"{topology}, {policy}")
         tally.check()
         first = deployment.cores["prefill-0" if topology == "1+1" else "decode-0"]
-        assert first.num_shared_tokens > 100
+        assert first.memory.pages.num_shared_tokens > 100
         assert deployment.decodes.held["pairs"] == first.held["pairs"] == 0
         if policy is GROWING and topology == "colocated":
             assert deployment.decodes.counts.preemptions

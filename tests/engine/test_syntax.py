@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import torch
 
-from alignedserve.core import Chunk, History, Sampling, StepPlan
+from alignedserve.core import Chunk, History, KvForm, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.errors import PlanError
@@ -278,7 +278,7 @@ def test_the_engine_asks_it(text: TextModel) -> None:
     prompt = tuple(text.chat_ids([{"role": "user", "content": "Hello"}]))
     sampling = Sampling(syntax=regex_syntax("[0-9]{2}"))
     history = History(prompt, [], (STOP,))
-    result = engine.step(StepPlan(1, (Chunk("r", prompt, 0, tuple(range(8)), sampling, history=history),)))
+    result = engine.step(StepPlan(1, (Chunk("r", prompt, 0, KvForm(tuple(range(8))), sampling, history=history),)))
     ((_, token),) = result.tokens
     assert text.decode([token]).isdigit()
 

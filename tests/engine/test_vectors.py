@@ -14,7 +14,7 @@ import torch
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
-from alignedserve.core import POOLED, Chunk, Decode, PooledTask, Pooling, Sampling, StepPlan, StepResult
+from alignedserve.core import POOLED, Chunk, Decode, KvForm, PooledTask, Pooling, Sampling, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError, UnsupportedModel
 from tests.pooled_folders import (
@@ -43,7 +43,7 @@ def engine_of(folder: Path, dtype: str = "float32", quantization: Quantization =
 
 def chunk(number: int, tokens: Sequence[int], pooling: Pooling | None, start: int = 0) -> Chunk:
     pairs = tuple(range(10 * number, 10 * number + 10))
-    return Chunk(f"r{number}", tuple(tokens), start, pairs, None, pooling=pooling)
+    return Chunk(f"r{number}", tuple(tokens), start, KvForm(pairs), None, pooling=pooling)
 
 
 def vectors_of(result: StepResult) -> dict[str, list[float]]:
@@ -109,7 +109,7 @@ def test_more_texts_than_go_through_a_layer_together(tmp_path: Path) -> None:
     folder = embedding_folder(tmp_path, encoder_config("bert"), "mean")
     reference, given = sentence_transformer(folder), texts()[7]
     ids, whole, pairs = reference.tokenizer(given)["input_ids"], Pooling(is_whole=True), tuple(range(10))
-    chunks = tuple(Chunk(f"r{number}", tuple(ids), 0, pairs, None, pooling=whole) for number in range(25))
+    chunks = tuple(Chunk(f"r{number}", tuple(ids), 0, KvForm(pairs), None, pooling=whole) for number in range(25))
     wanted, found = reference.encode(given), vectors_of(engine_of(folder).step(StepPlan(1, chunks)))
     for number in range(25):
         assert off(found[f"r{number}"], wanted) < CLOSE
@@ -141,14 +141,14 @@ def test_a_text_in_chunks_beside_a_chat(tmp_path: Path) -> None:
     engine, reference, given = engine_of(folder), sentence_transformer(folder), texts()[7]
     ids, chat = reference.tokenizer(given)["input_ids"], (5, 6, 7)
     pairs = (150,)
-    first = engine.step(StepPlan(1, (Chunk("chat", chat, 0, pairs, Sampling()), chunk(0, ids[:40], None))))
+    first = engine.step(StepPlan(1, (Chunk("chat", chat, 0, KvForm(pairs), Sampling()), chunk(0, ids[:40], None))))
     alone = dict(first.tokens)["chat"]
-    decode = Decode("chat", alone, 3, pairs, Sampling(), 1)
+    decode = Decode("chat", alone, 3, KvForm(pairs), Sampling(), 1)
     result = engine.step(StepPlan(2, (chunk(0, ids[40:], Pooling(), start=40),), (decode,)))
     assert off(vectors_of(result)["r0"], reference.encode(given)) < CLOSE
     assert set(dict(result.tokens)) == {"r0", "chat"}
     again = engine_of(folder)
-    again.step(StepPlan(1, (Chunk("chat", chat, 0, pairs, Sampling()),)))
+    again.step(StepPlan(1, (Chunk("chat", chat, 0, KvForm(pairs), Sampling()),)))
     lone = again.step(StepPlan(2, (), (decode,)))
     assert dict(lone.tokens)["chat"] == dict(result.tokens)["chat"], "the vector beside it changes no token"
 

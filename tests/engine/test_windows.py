@@ -16,7 +16,7 @@ import pytest
 
 from alignedserve.architectures.config import ModelConfig
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.core import Chunk, Request, Sampling, ServiceClass, StepPlan
+from alignedserve.core import Chunk, KvForm, Request, Sampling, ServiceClass, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError, UnsupportedModel
 from alignedserve.scheduling.policy import Policy
@@ -91,8 +91,8 @@ def test_a_decode_holds_its_window_and_no_more(folder: Path, tmp_path: Path) -> 
         held, free = list[int](), list[int]()
         while not deployment.is_idle:
             deployment.works(1)
-            held += [running.num_held for running in deployment.decodes.stores.here.residents.values()]
-            free.append(deployment.decodes.stores.memory.num_free)
+            held += [running.num_held for running in deployment.decodes.here.residents.values()]
+            free.append(deployment.decodes.memory.num_free)
         assert len(deployment.outputs["long"]) == 100
     assert max(held) < REACH + PAGE
     assert min(free) >= PAIRS - (32 + REACH + PAGE) // BLOCK, "the prompt ran in chunks of at most 32"
@@ -110,7 +110,7 @@ def test_requests_with_a_beginning_in_common_are_answered_right(folder: Path, tm
             deployment.works(10)
         deployment.works(600)
         assert deployment.is_idle
-        assert deployment.decodes.num_shared_tokens > 0
+        assert deployment.decodes.memory.pages.num_shared_tokens > 0
     tally, reference = Tally(), load(folder)
     for each in asks:
         compare(reference, each.prompt, deployment.outputs[each.id], tally, each.id)
@@ -178,8 +178,8 @@ def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
 
 def test_the_engine_refuses_a_step_that_lacks_tokens_which_are_read(folder: Path) -> None:
     engine = Engine(folder, num_pairs=8, block_size=4, dtype="float32")
-    good = Chunk("r", (5,), 20, (1, 2, 3, 4), Sampling(), dropped=8)
+    good = Chunk("r", (5,), 20, KvForm((1, 2, 3, 4), 8), Sampling())
     engine.step(StepPlan(1, (good,)))
-    for wrong in (replace(good, dropped=12), replace(good, dropped=6), replace(good, dropped=-4)):
+    for wrong in (replace(good, kv=KvForm((1, 2, 3, 4), dropped)) for dropped in (12, 6, -4)):
         with pytest.raises(PlanError, match="lacks its first"):
             engine.step(StepPlan(2, (wrong,)))

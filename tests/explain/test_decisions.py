@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.core import Chunk, Sampling, ServiceClass, StepPlan
+from alignedserve.core import Chunk, KvForm, Sampling, ServiceClass, StepPlan
 from alignedserve.explain.decisions import Decision, DecisionRing, Kind, Step
 from tests.samples import request
 
@@ -49,7 +49,7 @@ def test_it_forgets_the_oldest_and_says_from_when_on_it_remembers() -> None:
 
 def test_steps_are_told_that_ran_while_the_request_was_here() -> None:
     ring = DecisionRing(most_steps=3)
-    chunk = Chunk("a", (1, 2, 3), 0, (0,), Sampling())
+    chunk = Chunk("a", (1, 2, 3), 0, KvForm((0,)), Sampling())
     for number in range(1, 7):
         ring.now = float(number)
         if number == 3:

@@ -11,7 +11,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass, WorkerLimits
 from alignedserve.explain.decisions import Kind
 from alignedserve.explain.sentences import lines
-from alignedserve.explain.story import Stage, Story
+from alignedserve.explain.story import Story, StoryStage
 from alignedserve.explain.trace_file import trace_of
 from alignedserve.loads.workload import Workload
 from alignedserve.loads.workload.spec import read_workload
@@ -48,12 +48,12 @@ def test_each_request_is_explained_from_its_arrival_to_its_end(topology: str, li
     for story in stories(simulation):
         assert story.end is not None, story.request
         assert story.end.kind is Kind.ENDED, "\n".join(lines(story))
-        assert story.stays[0].stage is Stage.ROUTING
+        assert story.stays[0].stage is StoryStage.ROUTING
         assert story.stays[-1].ended_at == story.end.at
         assert all(before.ended_at == after.began_at for before, after in pairwise(story.stays))
         prompt = sum(chunk.tokens for stay in story.stays for chunk in stay.noted(Kind.CHUNK))
         assert prompt > 0
-        decoding = [stay for stay in story.stays if stay.stage is Stage.DECODE]
+        decoding = [stay for stay in story.stays if stay.stage is StoryStage.DECODE]
         tokens = max((noted.tokens for noted in decoding[-1].noted(Kind.ENDED)), default=0) if decoding else 1
         assert tokens > 0
         assert trace_of(story)
@@ -63,7 +63,7 @@ def test_a_document_that_had_to_leave_is_told_of_the_chats_that_decoded_meanwhil
     simulation = crowded()
     told = stories(simulation)
     waits = [stay for story in told if story.service is ServiceClass.BE for stay in story.stays if stay.seconds > 0]
-    beside = [noted for stay in waits if stay.stage is not Stage.DECODE for noted in stay.noted(Kind.BESIDE)]
+    beside = [noted for stay in waits if stay.stage is not StoryStage.DECODE for noted in stay.noted(Kind.BESIDE)]
     assert any(" rt" in noted.why for noted in beside)
 
 

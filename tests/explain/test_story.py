@@ -10,7 +10,7 @@ import pytest
 from alignedserve.core import ServiceClass
 from alignedserve.explain.decisions import Decision, Findings, Kind, Step
 from alignedserve.explain.sentences import lines, said_of_stay
-from alignedserve.explain.story import PartAnswer, Stage, Story, clock_lag_s, request_named, tell
+from alignedserve.explain.story import PartAnswer, Story, StoryStage, clock_lag_s, request_named, tell
 from alignedserve.explain.trace_file import trace_of
 
 ASKED_AT = 100.0
@@ -60,24 +60,24 @@ def told(*answers: PartAnswer, silent: tuple[str, ...] = ()) -> Story:
     return tell("a", answers, silent, ASKED_AT)
 
 
-def stages(story: Story) -> list[tuple[Stage, str, float, float]]:
+def stages(story: Story) -> list[tuple[StoryStage, str, float, float]]:
     return [(stay.stage, stay.part, stay.began_at, stay.ended_at) for stay in story.stays]
 
 
 def test_its_stages_follow_each_other() -> None:
     story = told(DECODE, ROUTER, PREFILL)
     assert stages(story) == [
-        (Stage.ROUTING, "router", 10.0, 10.1),
-        (Stage.QUEUE, "prefill-0", 10.1, 10.5),
-        (Stage.PROMPT, "prefill-0", 10.5, 11.0),
-        (Stage.HAND_ON, "prefill-0", 11.0, 11.1),
-        (Stage.POOL, "prefill-0", 11.1, 11.2),
-        (Stage.CANDIDATE, "decode-0", 11.2, 11.3),
-        (Stage.COPY, "decode-0", 11.3, 11.4),
-        (Stage.DECODE, "decode-0", 11.4, 12.0),
-        (Stage.DISPLACED, "decode-0", 12.0, 12.5),
-        (Stage.PROMPT, "decode-0", 12.5, 12.6),
-        (Stage.DECODE, "decode-0", 12.6, 13.0),
+        (StoryStage.ROUTING, "router", 10.0, 10.1),
+        (StoryStage.QUEUE, "prefill-0", 10.1, 10.5),
+        (StoryStage.PROMPT, "prefill-0", 10.5, 11.0),
+        (StoryStage.HAND_ON, "prefill-0", 11.0, 11.1),
+        (StoryStage.POOL, "prefill-0", 11.1, 11.2),
+        (StoryStage.CANDIDATE, "decode-0", 11.2, 11.3),
+        (StoryStage.COPY, "decode-0", 11.3, 11.4),
+        (StoryStage.DECODE, "decode-0", 11.4, 12.0),
+        (StoryStage.DISPLACED, "decode-0", 12.0, 12.5),
+        (StoryStage.PROMPT, "decode-0", 12.5, 12.6),
+        (StoryStage.DECODE, "decode-0", 12.6, 13.0),
     ]
     assert (story.end, story.began_at, story.ended_at) == (DECODE.findings.decisions[-1], 10.0, 13.0)
 
@@ -139,7 +139,7 @@ def test_an_open_request_is_in_its_last_stage_until_now() -> None:
     story = told(ROUTER, PREFILL)
     ended = tell("a", [answer("router", *ROUTER.findings.decisions[:2]), PREFILL], (), ASKED_AT)
     assert story.end is not None
-    assert (ended.end, ended.stays[-1].stage, ended.stays[-1].ended_at) == (None, Stage.POOL, ASKED_AT)
+    assert (ended.end, ended.stays[-1].stage, ended.stays[-1].ended_at) == (None, StoryStage.POOL, ASKED_AT)
 
 
 def test_the_next_attempt_begins_at_the_router_again() -> None:
@@ -155,10 +155,10 @@ def test_the_next_attempt_begins_at_the_router_again() -> None:
     late = answer("decode-0", noted(Kind.CHUNK, 11.2, seconds=0.1))  # it had not heard yet
     story = told(router, late)
     assert [(stay.stage, stay.part) for stay in story.stays] == [
-        (Stage.ROUTING, "router"),
-        (Stage.QUEUE, "decode-0"),
-        (Stage.ROUTING, "router"),
-        (Stage.QUEUE, "decode-1"),
+        (StoryStage.ROUTING, "router"),
+        (StoryStage.QUEUE, "decode-0"),
+        (StoryStage.ROUTING, "router"),
+        (StoryStage.QUEUE, "decode-1"),
     ]
     assert story.stays[1].ended_at == 11.0
     assert story.end == router.findings.decisions[-1]

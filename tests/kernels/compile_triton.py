@@ -38,7 +38,7 @@ from alignedserve.kernels.triton import tokens as triton_tokens
 
 INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
 POINTERS = {
-    "pieces pairs from_right merges odd": INT,
+    "pieces pairs merges odd": INT,
     "slots tokens tops likeliest counts": LONG,
     "partial weights cos sin least step values logits sinks slopes": FLOAT,
     "wishes": DOUBLE,
@@ -106,7 +106,6 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_int8_kv._write_int8, written, OF_INT8 | {"k": "", "v": ""}
     for to_cache in (True, False):
         yield triton_copies._move, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "rows": ""}
-        yield triton_copies._move_hidden, MOVED | {"TO_CACHE": to_cache}, {"cache": "", "vectors": ""}
     yield triton_copies._quantise, LEVELS | {"TOKENS": 64, "WIDTH": 128}, {"rows": "", "tokens": WHOLE}
     yield triton_copies._dequantise, {"LARGEST": 3.4e38, "WIDTH": 128}, {"out": ""}
     yield triton_copies._expand, MOVED | {"LARGEST": 3.4e38}, {"cache": ""}

@@ -102,8 +102,9 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     for (queries, tokens), length, begins in zip(case.spans, lengths, case.begins or [0] * len(lengths), strict=True):
         shared = begins_with(chance.choice(lies), begins, tokens - queries, shape.block_size) if lies else ()
         own = tuple(pairs.pop() for _ in range(length - len(shared)))
-        from_right = () if case.begins else tuple(pair for pair in own if chance.random() < 0.4)
-        lies.append(Lie(queries, tokens, shared + own, from_right))
+        if not case.begins:
+            own = tuple(~pair if chance.random() < 0.4 else pair for pair in own)
+        lies.append(Lie(queries, tokens, shared + own))
     spans = Spans(lies, shape.block_size)
     kv_dim = shape.kv_heads * shape.head_dim
     cache = torch.full((2 * (sum(lengths) + 2), shape.block_size, kv_dim), torch.nan, dtype=dtype)

@@ -60,7 +60,8 @@ def blocks(pairs: int, block_size: int) -> st.SearchStrategy[list[int]]:
 
 
 def block_slots(pairs: list[int], from_right: list[bool], block_size: int) -> list[int]:
-    slots: list[int] = slots_of(torch.tensor(pairs), torch.tensor(from_right), block_size).tolist()
+    turned = [~pair if right else pair for pair, right in zip(pairs, from_right, strict=True)]
+    slots: list[int] = slots_of(torch.tensor(turned), block_size).tolist()
     return slots
 
 

@@ -136,7 +136,7 @@ def layers_of(
 def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:
     """Return requests whose tokens all run in this step; places that no kernel writes are NaN."""
     pairs = [-(-length // BLOCK_SIZE) for length in lengths]
-    lies = [Lie(length, length, range(sum(pairs[:i]), sum(pairs[: i + 1])), ()) for i, length in enumerate(lengths)]
+    lies = [Lie(length, length, range(sum(pairs[:i]), sum(pairs[: i + 1]))) for i, length in enumerate(lengths)]
     kv_dim = layers[0].kv_heads * layers[0].head_dim
     cache = torch.full((len(layers), 2 * sum(pairs), BLOCK_SIZE, kv_dim), float("nan"), dtype=dtype)
     return Paged(cache, Spans(lies, BLOCK_SIZE))
@@ -226,7 +226,7 @@ def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: in
     generator, dtype, tokens = torch.Generator().manual_seed(0), torch.bfloat16, 3000
     layers = layers_of(kernels, generator, dtype, True, False, 8, packable=True)
     cache = torch.randn(2, 2 * tokens // BLOCK_SIZE, BLOCK_SIZE, 16, generator=generator).to(dtype)
-    spans = Spans([Lie(1, tokens, range(tokens // BLOCK_SIZE), ())], BLOCK_SIZE)
+    spans = Spans([Lie(1, tokens, range(tokens // BLOCK_SIZE))], BLOCK_SIZE)
     x = packed(generator, dtype, 1, 32)
     angle = torch.randn(1, 4, generator=generator)
     angles = [(angle.cos(), angle.sin())]

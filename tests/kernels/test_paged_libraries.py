@@ -226,7 +226,7 @@ class _Case:
         for queries, tokens in lengths:
             its = tuple(range(pairs + -(-tokens // block_size), pairs, -1))
             pairs += len(its)
-            made.append(Lie(queries, tokens, its, its[:1] if right else ()))
+            made.append(Lie(queries, tokens, (~its[0], *its[1:]) if right else its))
         self.spans = Spans(made, block_size)
         shape = (2 * (pairs + 1), block_size, kv_heads * head_dim)
         self.cache = torch.randn(shape, generator=generator).bfloat16()

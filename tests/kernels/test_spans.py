@@ -8,8 +8,8 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Lie, Spans
 
 
-def slots(pairs: tuple[int, ...], tokens: int, block_size: int, from_right: tuple[int, ...] = ()) -> list[int]:
-    of_one: list[int] = Spans([Lie(1, tokens, pairs, from_right)], block_size).slots(0).tolist()
+def slots(pairs: tuple[int, ...], tokens: int, block_size: int) -> list[int]:
+    of_one: list[int] = Spans([Lie(1, tokens, pairs)], block_size).slots(0).tolist()
     return of_one
 
 
@@ -19,7 +19,7 @@ def test_k_slots_are_those_of_the_even_blocks_in_the_order_of_the_pairs() -> Non
 
 
 def test_a_pair_that_is_filled_from_the_right_has_its_first_token_at_the_right_end() -> None:
-    assert slots((1, 0), 6, 4, from_right=(0,)) == [8, 9, 10, 11, 3, 2]
+    assert slots((1, ~0), 6, 4) == [8, 9, 10, 11, 3, 2]
 
 
 def test_k_lies_in_the_even_block_of_a_pair_and_v_in_the_odd() -> None:

@@ -27,7 +27,7 @@ def lies_of(seed: int) -> list[Lie]:
     for _ in range(SIZE):
         tokens = chance.choice((1, 3, 20, 300, 600))
         own = tuple(pairs.pop() for _ in range(-(-tokens // BLOCK)))
-        lies.append(Lie(1, tokens, own, tuple(pair for pair in own if chance.random() < 0.3)))
+        lies.append(Lie(1, tokens, tuple(~pair if chance.random() < 0.3 else pair for pair in own)))
     return lies
 
 

@@ -281,17 +281,6 @@ def test_vectors_go_to_a_page_and_back_bit_by_bit(seed: int, dtype: torch.dtype)
     assert torch.equal(bits(back), bits(expected_cache))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_hidden_vectors_go_to_their_slots_and_back(dtype: torch.dtype) -> None:
-    cache, slots = anything((6, 4, 24), dtype, 1), torch.tensor([3, 11, 0, 22])
-    vectors = strided(torch.Generator().manual_seed(1), dtype, 4, 20)
-    expected = cache.clone()
-    REFERENCE.write_hidden(expected, slots, vectors)
-    KERNELS.write_hidden(cache, slots, vectors)
-    assert torch.equal(bits(cache), bits(expected))
-    assert torch.equal(KERNELS.read_hidden(cache, slots, 20), vectors)
-
-
 def _levels(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     groups, _, channels = rows.shape
     return torch.empty(rows.shape, dtype=torch.uint8), torch.empty(groups, channels), torch.empty(groups, channels)

@@ -68,6 +68,15 @@ def test_long_inputs_are_cut_into_splits() -> None:
     case.check(case.sums(KERNELS, CPU))
 
 
+@pytest.mark.parametrize("clamps", [False, True])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_both_halves_of_an_expert_have_their_biases(rows: int, clamps: bool) -> None:
+    case = MixtureCase.made(
+        8, torch.float32, rows=rows, experts=3, taken=2, hidden=40, inner=24, has_biases=True, clamps=clamps
+    )
+    case.check(case.sums(KERNELS, CPU))
+
+
 def test_a_row_that_is_no_number_spoils_no_other() -> None:
     for clamps in (False, True):
         case = MixtureCase.made(5, torch.bfloat16, rows=7, experts=3, taken=2, hidden=40, inner=24, clamps=clamps)

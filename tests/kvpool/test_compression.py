@@ -21,7 +21,7 @@ from alignedserve.protocol.messages import (
     Missed,
     Release,
 )
-from alignedserve.scheduling.policy import Compression, Grouping, Order, Policy
+from alignedserve.scheduling.policy import Compression, Grouping, Policy, SchedulerName
 from alignedserve.scheduling.slo import StepTimes
 from tests.samples import entry, member, request, said
 
@@ -30,8 +30,8 @@ PREFILL, DECODE = member("prefill-0"), member("decode-0")
 
 
 def pool_of(mode: Compression = Compression.INT8, *, fcfs: bool = False, extents: Extents = EXTENTS) -> PoolCore:
-    order = Order.FCFS if fcfs else Order.SLACK
-    core = PoolCore(extents, 4, Policy(order, grouping=Grouping.FCFS, compression=mode, rt_reserve=0.0))
+    scheduler = SchedulerName.FCFS if fcfs else SchedulerName.BROS
+    core = PoolCore(extents, 4, Policy(scheduler, grouping=Grouping.FCFS, compression=mode, rt_reserve=0.0))
     core.handle(MemberJoined(PREFILL), 0.0)
     return core
 

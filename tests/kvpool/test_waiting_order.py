@@ -12,7 +12,7 @@ from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.expected_wait import InLine, expected_waits
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 
@@ -58,7 +58,7 @@ def heard(policy: Policy) -> WaitingOrder:
 
 
 def test_last_in_the_order_of_arrival_waits_longest() -> None:
-    order = heard(Policy(order=Order.FCFS))
+    order = heard(Policy(SchedulerName.FCFS))
     entries = [waiting(str(number), RT, since=float(number)) for number in range(4)]
     assert names(order, *entries, now=4.0) == ["3", "2", "1", "0"]
 
@@ -71,7 +71,7 @@ def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
     assert names(order, *rt, be, now=100.0 + AGE_S).index("be") == 29, "as the first, which is served before it"
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(order=Order.FCFS)])
+@pytest.mark.parametrize("policy", [Policy(), Policy(SchedulerName.FCFS)])
 def test_every_request_has_one_place(policy: Policy) -> None:
     entries = [waiting(str(number), (BE, RT)[number % 2], float(number)) for number in range(9)]
     assert sorted(names(heard(policy), *entries, now=20.0)) == sorted(entry.id for entry in entries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_OFFERING, _DECODE, _WORKER = "prefill_worker/offering.py", "decode_worker", "alignedserve/worker"
+_OFFERING, _DECODE, _WORKER = "prefill_worker/handing_on.py", "decode_worker", "alignedserve/worker"
 
 _NAMED = f"{_WORKER}/step/named_blocks.py"
 
@@ -63,15 +63,15 @@ PREFILL = (
     ),
     Mutant(
         "late prefix kept",
-        "alignedserve/worker/parts/prefixes.py",
+        "alignedserve/worker/arriving.py",
         "self._pool.send(Release(*attempt)) if pages else []",
         "[]",
         "The pool holds a prefix for a prompt that is not there any more.",
     ),
     Mutant(
         "old pool's pages stay known to prompts",
-        "alignedserve/worker/parts/prefixes.py",
-        "for running in (*self._roster.occupants(), *self._queue.waiting):\n    running.forget_known()",
+        "alignedserve/worker/arriving.py",
+        "for running in (*self._here.occupants(), *self._queue.waiting):\n    running.forget_known()",
         "",
         "A prompt names pages of a pool that died, in which the next pool has other KV.",
     ),
@@ -98,14 +98,14 @@ PREFILL = (
     ),
     Mutant(
         "repeated pull sent again",
-        "prefill_worker/candidates.py",
+        "prefill_worker/handing_on.py",
         "number <= self._last[receiver]",
         "number < self._last[receiver]",
         "A Pull that comes twice is answered twice.",
     ),
     Mutant(
         "output kept beside the decode worker's",
-        "prefill_worker/committing.py",
+        "prefill_worker/handing_on.py",
         "self._outputs.forget([running.request.id])",
         "",
         "A prefill worker keeps the outputs of requests that have gone on.",
@@ -119,16 +119,16 @@ PREFILL = (
     ),
     Mutant(
         "an early pull finds nothing",
-        "prefill_worker/decode_peers.py",
+        "prefill_worker/buffering.py",
         "pulls and (not self._buffers.is_coming(pulls[0][1], receiver))",
         "pulls",
         "KV that its worker pulls back before its arrival is known is computed anew.",
     ),
     Mutant(
         "an early pull is not answered",
-        "prefill_worker/decode_peers.py",
-        "case KvReceived(source=source):\n    return self._answer(source)",
-        "",
+        "prefill_worker/buffering.py",
+        "return self._answer(event.source)",
+        "return []",
         "A worker waits until its time-out for KV that it pulled back before its arrival was known.",
     ),
     Mutant(
@@ -143,56 +143,56 @@ PREFILL = (
 DECODE = (
     Mutant(
         "superseded batch not released",
-        f"{_DECODE}/parts/intake.py",
+        f"{_DECODE}/arriving.py",
         "over.append(Send(pool, Release(name, attempt)))",
         "",
         "The pool keeps the pages of an attempt whose next one the worker has.",
     ),
     Mutant(
         "copied KV is never in doubt",
-        f"{_DECODE}/parts/joining.py",
+        f"{_DECODE}/joining.py",
         "running.came_with_kv = True",
         "",
         "A request fails because of a spoiled page, though another attempt could answer it.",
     ),
     Mutant(
         "bad copy not released",
-        f"{_DECODE}/parts/joining.py",
+        f"{_DECODE}/joining.py",
         "[*refused, *self._holds.release(running.key)]",
         "[*refused]",
         "The pool keeps the pages of a request whose copy was not intact.",
     ),
     Mutant(
         "pairs of a bad copy lost",
-        f"{_DECODE}/parts/joining.py",
-        "self._memory.release(running)",
-        "",
+        f"{_DECODE}/joining.py",
+        'self._memory.release(running)\nself._notes.note("lost", running.key)',
+        'self._notes.note("lost", running.key)',
         "Block pairs are never free again.",
     ),
     Mutant(
         "partial page counts as known",
-        f"{_DECODE}/requests/candidates.py",
+        f"{_WORKER}/step/request.py",
         "entry.prefix // page_size",
         "-(-entry.prefix // page_size)",
         "A worker that gives a request up does not write its last page anew.",
     ),
     Mutant(
         "partial page of a copy counts as known",
-        f"{_DECODE}/parts/intake.py",
+        f"{_DECODE}/arriving.py",
         "len(running.request.tokens) // self._limits.page_size",
         "-(-len(running.request.tokens) // self._limits.page_size)",
         "The same, where the pool's copy came later than the KV.",
     ),
     Mutant(
         "two attempts in one worker",
-        f"{_DECODE}/parts/joining.py",
-        "commands += self._roster.drop(first.key[0], first.key[1] - 1)",
+        f"{_DECODE}/joining.py",
+        "commands += self._here.drop(first.key[0], first.key[1] - 1)",
         "",
         "An older attempt runs beside the one that joins.",
     ),
     Mutant(
         "pairs freed while they are sent",
-        f"{_DECODE}/parts/leaving.py",
+        f"{_DECODE}/leaving.py",
         "if departure.number is None:\n"
         "    self._departures.remove(departure)\n"
         "    self._memory.give(departure.running.pairs)",
@@ -201,14 +201,14 @@ DECODE = (
     ),
     Mutant(
         "retiring worker takes offers",
-        f"{_DECODE}/parts/intake.py",
-        "source is None or self._retirement.is_retiring or (not is_taken)",
+        f"{_DECODE}/arriving.py",
+        "source is None or self._here.is_retiring or (not is_taken)",
         "source is None or not is_taken",
         "A worker that retires takes new requests.",
     ),
     Mutant(
         "cancelled offer taken",
-        f"{_DECODE}/parts/intake.py",
+        f"{_DECODE}/arriving.py",
         "(name, attempt) in self._cancelled",
         "False",
         "An offer that comes after its Cancel waits for room, and keeps others from it.",
@@ -229,35 +229,35 @@ DECODE = (
     ),
     Mutant(
         "pages of a cancelled candidate kept",
-        f"{_DECODE}/parts/intake.py",
+        f"{_DECODE}/arriving.py",
         "[command for key in dropped for command in self._holds.release(key)]",
         "[]",
         "The pool keeps the pages of a candidate that was cancelled.",
     ),
     Mutant(
         "old pool's pages stay known to what was on its way there",
-        f"{_DECODE}/parts/writing.py",
-        "running.known = ()\nself._queue.put_back(running)",
+        f"{_DECODE}/pool_traffic.py",
+        "running.forget_known()\nself._queue.put_back(running)",
         "self._queue.put_back(running)",
         "A request that was being written names pages of a pool that died when it goes to the next pool.",
     ),
     Mutant(
         "failed pull forgotten",
-        f"{_DECODE}/parts/receiving.py",
+        f"{_DECODE}/joining.py",
         "[Send(transfer.source.name, Decline(*attempt, is_failed=True))]",
         "[]",
         "The sender of KV that did not arrive is not told.",
     ),
     Mutant(
         "pages of a transfer outlive their pool",
-        f"{_DECODE}/requests/transfers.py",
+        f"{_DECODE}/requests/occupancy.py",
         "transfer.pages = ()",
         "",
         "A request whose transfer failed is copied from pages of a pool that died.",
     ),
     Mutant(
         "evicted request seated from another's KV",
-        f"{_DECODE}/parts/leaving.py",
+        f"{_DECODE}/leaving.py",
         "departure is None or departure.number is not None or departure.to.holder != receiver",
         "departure is None or departure.number is not None",
         "KV goes to a later life of the worker than that which was to have it.",
@@ -289,7 +289,7 @@ WORKER = (
     ),
     Mutant(
         "answer to an earlier ask taken",
-        f"{_WORKER}/leases.py",
+        f"{_WORKER}/page_writer.py",
         "if lease.number != self._asks:\n    return False",
         "",
         "A worker counts pages as its own that it gave back with its next ask.",
@@ -310,29 +310,29 @@ WORKER = (
     ),
     Mutant(
         "outputs of a lost owner kept",
-        f"{_WORKER}/outputs.py",
+        f"{_WORKER}/owners.py",
         "self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])",
         "",
         "A worker keeps outputs whose owner is gone.",
     ),
     Mutant(
         "retired before owners have all",
-        f"{_WORKER}/parts/retirement.py",
+        f"{_WORKER}/reporting.py",
         "not self._outputs.num_kept",
         "True",
         "A worker ends before owners have acknowledged its outputs.",
     ),
     Mutant(
         "unknown attempts not released",
-        f"{_WORKER}/parts/router_link.py",
+        f"{_WORKER}/reporting.py",
         "[Send(pool, Release(*attempt)) for attempt in unknown if attempt not in settled]",
         "[]",
         "A pool that asks for an attempt that is not there any more keeps its pages.",
     ),
     Mutant(
         "token of a request at another place",
-        f"{_WORKER}/parts/owners.py",
-        "not (pairs and pairs is running.pairs) and (not running.is_at(part))",
+        f"{_WORKER}/owners.py",
+        "part.kv is not running.kv and (not running.is_at(part))",
         "False",
         "A step's token goes to the request's next attempt.",
     ),

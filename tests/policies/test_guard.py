@@ -12,19 +12,23 @@ from typing import Any
 
 import pytest
 
-from alignedserve.policies.facts import NewRequest, RequestInLine, SeatedRequest, WorkerChoice
-from alignedserve.policies.guard import MOST_WASTED_S, USUAL_DECIDES, Failures, Guard, PolicyFailure
+from alignedserve.policies.guard import MOST_WASTED_S, Failures, Guard, PolicyFailure
 from alignedserve.policies.kinds import (
     AdmissionPolicy,
+    NewRequest,
     OrderPolicy,
     OwnPolicy,
     PackingPolicy,
     PlacementPolicy,
     PolicyKind,
     PredictorPolicy,
+    RequestInLine,
+    SeatedRequest,
+    WorkerChoice,
 )
 from alignedserve.shell.answer_limit import AnswerLimit
 
+USUAL = object()  # the answer where the default decides
 IN_LINE = RequestInLine("a", True, 0, 1.0, 2.0, 3.0, True, False)
 NEW = NewRequest("a", True, 0, 1.0, (1, 2), 8, 4, 1.0, 0.2, 60.0)
 SEATED = [SeatedRequest(name, True, 0, 1.0, 10, 2, 0) for name in ("a", "b")]
@@ -87,7 +91,7 @@ def test_nonsense_is_named(
     kind: type[OwnPolicy], facts: tuple[Any, ...], answer: Any, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard, failures = guard_of(answering(kind, answer))
-    assert guard.ask(*facts) is USUAL_DECIDES
+    assert guard.ask(*facts, usual=USUAL) is USUAL
     assert failures.lines() == [f"{kind.kind.value}: nonsense, 1 times, first: {why}"]
     caplog.clear()
     guard.ask(*facts)
@@ -97,8 +101,8 @@ def test_nonsense_is_named(
 def test_what_raises_is_named_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     guard, failures = guard_of(answering(OrderPolicy, ZeroDivisionError("division by zero")))
     with caplog.at_level(logging.ERROR, "alignedserve.policy"):
-        answers = [guard.ask(IN_LINE) for _ in range(120)]
-    assert answers == [USUAL_DECIDES] * 120
+        answers = [guard.ask(IN_LINE, usual=USUAL) for _ in range(120)]
+    assert answers == [USUAL] * 120
     assert failures.counts == {(PolicyKind.ORDER, PolicyFailure.RAISED): 120}
     assert [message.partition("(")[2] for message in caplog.messages] == [
         f"{number} so far); the default decides" for number in (1, 10, 100)
@@ -108,16 +112,16 @@ def test_what_raises_is_named_and_asked_again(caplog: pytest.LogCaptureFixture) 
 
 def test_a_policy_that_ends_the_process_is_only_one_that_raises() -> None:
     guard, failures = guard_of(answering(OrderPolicy, SystemExit(1)))
-    assert guard.ask(IN_LINE) is USUAL_DECIDES
+    assert guard.ask(IN_LINE, usual=USUAL) is USUAL
     assert failures.counts == {(PolicyKind.ORDER, PolicyFailure.RAISED): 1}
 
 
 def test_a_slow_policy_is_asked_no_more() -> None:
     seconds = (0.2 * tick for tick in count())
     guard, failures = guard_of(answering(PlacementPolicy, "decode-1"), seconds)
-    answers = [guard.ask(NEW, WORKERS) for _ in range(10)]
+    answers = [guard.ask(NEW, WORKERS, usual=USUAL) for _ in range(10)]
     borne = int(MOST_WASTED_S / 0.2) + 1
-    assert answers == ["decode-1"] * borne + [USUAL_DECIDES] * (10 - borne)
+    assert answers == ["decode-1"] * borne + [USUAL] * (10 - borne)
     assert failures.counts == {(PolicyKind.PLACEMENT, PolicyFailure.SLOW): 1}
 
 
@@ -144,8 +148,8 @@ class Endless(OrderPolicy):
 def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more() -> None:
     failures, limit = Failures(), AnswerLimit(most_s=0.02)
     guard = Guard("mine.py", Endless(), lambda: 0.0, failures, limit)
-    assert guard.ask(IN_LINE) is USUAL_DECIDES
-    assert guard.ask(IN_LINE) is USUAL_DECIDES
+    assert guard.ask(IN_LINE, usual=USUAL) is USUAL
+    assert guard.ask(IN_LINE, usual=USUAL) is USUAL
     assert failures.lines() == ["order: slow, 1 times, first: it did not answer, and was ended; it is asked no more"]
     other = Guard("mine.py", answering(PlacementPolicy, "decode-1"), lambda: 0.0, failures, limit)
     assert {other.ask(NEW, WORKERS) for _ in range(50_000)} == {"decode-1"}

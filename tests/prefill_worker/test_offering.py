@@ -27,8 +27,8 @@ from alignedserve.protocol.messages import (
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Chunking, Order, Policy, Room
-from alignedserve.worker.parts.prefixes import ANSWER_S
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.arriving import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
@@ -150,7 +150,7 @@ def test_where_no_decode_worker_of_the_node_is_left_prompts_are_offered_elsewher
 def test_a_document_that_waits_for_pages_runs_when_it_needs_none_any_more(
     before: list[Member], then: MemberJoined | MemberLost
 ) -> None:
-    as_they_come = Policy(reuse=False, order=Order.FCFS, chunking=Chunking.NONE)
+    as_they_come = Policy(SchedulerName.FCFS, Chunking.NONE, reuse=False)
     core = PrefillCore(WorkerSetup(LIMITS, as_they_come, direct=True))
     for neighbour in before:
         core.handle(MemberJoined(neighbour), 0.0)

@@ -11,6 +11,7 @@ from alignedserve.core import (
     Due,
     Entry,
     FinishReason,
+    KvForm,
     Opening,
     Request,
     Sampling,
@@ -41,8 +42,8 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.worker.parts.part import REFRESH_S
-from alignedserve.worker.parts.prefixes import ANSWER_S
+from alignedserve.worker.arriving import ANSWER_S
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, entry, request, said
 
@@ -79,14 +80,14 @@ def committing(worker: PrefillCore) -> None:
     """Advance LONG until it has all its KV and a first token, and waits for the page of its last three tokens."""
     fetching(worker)
     (plan,) = plans(worker.handle(CopiedIn(1, intact=True), 0.0))
-    assert plan.chunks == (Chunk("long", (17, 18, 19), 16, (0, 1, 2, 3, 4), Sampling()),)
+    assert plan.chunks == (Chunk("long", (17, 18, 19), 16, KvForm((0, 1, 2, 3, 4)), Sampling()),)
     first = Tokens((Output("long", 0, 0, (7,), None, opening=Opening(num_cached=16)),))
     assert Send("gateway-0", first) in worker.handle(StepDone(StepResult(1, (("long", 7),))), 0.0)
 
 
 def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCore) -> None:
     committing(worker)
-    assert worker.num_reused_tokens == 16
+    assert worker.prompts.num_reused_tokens == 16
     copied = worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
     assert copied == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
     whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, opening=Opening(num_cached=16))
@@ -131,7 +132,7 @@ def test_a_page_that_is_not_intact_is_computed_and_nobody_else_gets_it(worker: P
     assert Send("pool-0", Spoiled((4, 5))) in commands
     assert RELEASE in commands
     assert plans(commands)[0].chunks[0].start == 0
-    assert worker.num_spoiled_pages == 2
+    assert worker.prompts.num_spoiled_pages == 2
 
 
 def test_pages_after_which_no_token_could_be_sampled_are_nobodys_beginning(worker: PrefillCore) -> None:

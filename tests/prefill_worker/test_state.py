@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Opening, Sampling, StepPlan, StepResult
+from alignedserve.core import Chunk, Due, Entry, FinishReason, KvForm, Logprob, Opening, Sampling, StepPlan, StepResult
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -26,9 +26,9 @@ from alignedserve.protocol.messages import (
     Resend,
     Tokens,
 )
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice
-from alignedserve.worker.parts.part import REFRESH_S
-from alignedserve.worker.parts.prefixes import ANSWER_S
+from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
+from alignedserve.worker.arriving import ANSWER_S
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import (
     GATEWAY_MEMBER,
@@ -94,7 +94,7 @@ def prefilled(worker: PrefillCore) -> None:
 
 
 def test_a_prompt_runs_is_copied_and_committed(worker: PrefillCore) -> None:
-    assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [step(1, Chunk("a", (1, 2, 3), 0, (0,), Sampling()))]
+    assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [step(1, Chunk("a", (1, 2, 3), 0, KvForm((0,)), Sampling()))]
     assert stepped(worker, 1, ("a", 7)) == [token("a", 7), asks(1, 1), REFRESHES]
     assert leased(worker, 1, 5) == [copy_out(1, page=5)]
     assert worker.handle(CopiedOut(1), 0.0) == [commits(5)]
@@ -117,14 +117,14 @@ def test_prompts_run_in_their_order_and_only_the_last_is_cut(worker: PrefillCore
     worker.handle(said(ROUTER, Prefill(request("z", prompt=1))), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     worker.handle(said(ROUTER, Prefill(replace(A, arrival_at=0.1))), 0.0)
-    first_b = Chunk("b", (1, 2, 3, 4, 5, 6), 0, (1, 2), Sampling())
-    assert step(2, first_b, Chunk("a", (1, 2), 0, (3,), None)) in stepped(worker, 1, ("z", 7))
-    assert step(3, Chunk("a", (3,), 2, (3,), Sampling())) in stepped(worker, 2, ("b", 7))
+    first_b = Chunk("b", (1, 2, 3, 4, 5, 6), 0, KvForm((1, 2)), Sampling())
+    assert step(2, first_b, Chunk("a", (1, 2), 0, KvForm((3,)), None)) in stepped(worker, 1, ("z", 7))
+    assert step(3, Chunk("a", (3,), 2, KvForm((3,)), Sampling())) in stepped(worker, 2, ("b", 7))
 
 
 def test_a_next_attempt_runs_what_was_emitted_and_goes_on_after_it(worker: PrefillCore) -> None:
     again = next_attempt(A, (7, 8))
-    chunk = Chunk("a", (1, 2, 3, 7, 8), 0, (0, 1), Sampling(), index=2)
+    chunk = Chunk("a", (1, 2, 3, 7, 8), 0, KvForm((0, 1)), Sampling(), index=2)
     assert worker.handle(said(ROUTER, Prefill(again)), 0.0) == [step(1, chunk)]
 
 
@@ -163,7 +163,7 @@ def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
 
 def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     """Two workers that each kept a few pages and waited for more would wait for ever."""
-    worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, reuse=False)))
+    worker = PrefillCore(WorkerSetup(LIMITS, Policy(SchedulerName.FCFS, Chunking.FIXED, reuse=False)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for prompt in (request("z", prompt=1), A, request("long", prompt=9)):
         worker.handle(said(ROUTER, Prefill(prompt)), 0.0)

@@ -5,15 +5,24 @@ from __future__ import annotations
 import pytest
 from msgspec import msgpack
 
-from alignedserve.core import CacheKind, Choice, Chunk, Decode, History, Role, Sampling, Scoring, StepPlan
+from alignedserve.core import (
+    Choice,
+    Chunk,
+    Decode,
+    History,
+    KvForm,
+    Role,
+    Sampling,
+    Scoring,
+    StepPlan,
+)
 from alignedserve.errors import WireError
+from alignedserve.forms.orders import CopySlots, ProjectKv
 from alignedserve.protocol.commands import (
     CompressPage,
     CopyIn,
     CopyOut,
-    CopySlots,
     FoldKv,
-    ProjectKv,
     ReceiveKv,
     RunStep,
     SendKv,
@@ -36,10 +45,10 @@ SAMPLING = Sampling(temperature=0.5, seed=2**40, logit_bias=((3, -1.5),), gramma
 PLAN = StepPlan(
     5,
     (
-        Chunk("a", (1, 2, 3), 4, (9, 8), SAMPLING, 2, None, Scoring((2, 3), 1), (8,)),
-        Chunk("b", (4,), 0, (), None, kind=CacheKind.HIDDEN, blocks=(3,)),
+        Chunk("a", (1, 2, 3), 4, KvForm((9, 8)), SAMPLING, 2, None, Scoring((2, 3), 1)),
+        Chunk("b", (4,), 0, KvForm((3,), form="hidden", in_place=2), None),
     ),
-    (Decode("c", 7, 30, (1, 2), Sampling(), 4),),
+    (Decode("c", 7, 30, KvForm((1, ~2), 4, 8), Sampling(), 4),),
     0.25,
 )
 
@@ -48,9 +57,9 @@ PLAN = StepPlan(
     "order",
     [
         RunStep(PLAN),
-        CopyOut(1, "pool-0.7", (1,), (2, 3), (5, 6), 0, (1,), ((0, 4),), True),
-        CopyIn(2, "pool-0.7", (1,), (2,), (3,), 0, (), True),
-        CopySlots(((1, 2),), ((3, 4),), ((5, 6),)),
+        CopyOut(1, "pool-0.7", (1,), (2, 3), (5, 6), 0, True),
+        CopyIn(2, "pool-0.7", (1,), (2,), (3,), 0, True),
+        CopySlots(((1, 2),), ((3, 4),), ((5, 6),), 1, ((0, 4),)),
         FoldKv(((7, 1, 2), (8, 3, 4))),
         ProjectKv("r", (2, 3), (1, 4), 17),
         CompressPage(1, "pool-0.7", 2, 3),
@@ -74,8 +83,12 @@ def test_how_a_transfer_ended_arrives_too(ended: Ended) -> None:
 
 def test_histories_stay_with_rank_0_which_alone_samples() -> None:
     history = History((1,), [2, 3], (0,))
-    plan = StepPlan(1, (Chunk("a", (1,), 0, (0,), SAMPLING, history=history),), (Decode("b", 1, 1, (1,), SAMPLING, 1),))
-    assert without_histories(plan).chunks == (Chunk("a", (1,), 0, (0,), SAMPLING),)
+    plan = StepPlan(
+        1,
+        (Chunk("a", (1,), 0, KvForm((0,)), SAMPLING, history=history),),
+        (Decode("b", 1, 1, KvForm((1,)), SAMPLING, 1),),
+    )
+    assert without_histories(plan).chunks == (Chunk("a", (1,), 0, KvForm((0,)), SAMPLING),)
     assert without_histories(plan).decodes == plan.decodes
 
 

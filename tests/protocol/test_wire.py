@@ -274,7 +274,7 @@ SCHEMA = [
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: tuple[Logprob,"
     " ...], opening: Opening, names: tuple[int, ...], dropped: int)",
     "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, pref"
-    "ix: float, bubble: float, hidden: float)",
+    "ix: float, bubble: float, remade: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
     "DecodeSteps(by_batches: tuple[int, ...], spread: Tally, switches: int, prefetched: int, in_vain: int, held_back: i"
     "nt)",

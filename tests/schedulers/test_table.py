@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from alignedserve.config.config import of_preset
-from alignedserve.schedulers.scheduler import SchedulerSetup
-from alignedserve.schedulers.table import scheduler_of
-from alignedserve.scheduling.policy import Chunking, Order, Packing, Policy
+from alignedserve.config.config import load, of_preset
+from alignedserve.config.scheduler_settings import PROPERTIES
+from alignedserve.core import KvForm
+from alignedserve.errors import ConfigError
+from alignedserve.schedulers.table import SCHEDULERS, scheduler_of
+from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.step.view import StepView
 from tests.worker.step.test_selection import chat, document, moment, ran, seating, waits
 
-ROUND = Policy(order=Order.FCFS, chunking=Chunking.FIXED, packing=Packing.ROUND_ROBIN)
+ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ ROUND = Policy(order=Order.FCFS, chunking=Chunking.FIXED, packing=Packing.ROUND_
         ("accelgen", "AccelGen"),
         ("accelgen-no-chunk", "WholeAccelGen"),
         ("alise", "Alise"),
-        ("alise-defer", "InOrder"),
+        ("alise-defer", "Alise"),
         ("sarathi", "FirstCome"),
         ("alignedserve-paper", "LongestLeaves"),
         ("tgi", "Tgi"),
@@ -37,7 +37,7 @@ ROUND = Policy(order=Order.FCFS, chunking=Chunking.FIXED, packing=Packing.ROUND_
     ],
 )
 def test_each_preset_has_its_scheduler(preset: str, name: str) -> None:
-    assert type(scheduler_of(SchedulerSetup(of_preset(preset, {}).policy, 8))).__name__ == name
+    assert type(scheduler_of(of_preset(preset, {}).policy, 8)).__name__ == name
 
 
 @pytest.mark.parametrize(("is_prefill", "expected"), [(False, [("a", 64)]), (True, [("a", 64), ("b", 64)])])
@@ -45,11 +45,38 @@ def test_classes_take_turns_where_decodes_run_only(is_prefill: bool, expected: l
     at = moment(ROUND)
     prompts = [chat("a", 1.0), document("b")]
     for prompt in prompts:
-        prompt.pairs = (0, 1, 2, 3)
-    scheduler = scheduler_of(SchedulerSetup(ROUND, 8), is_prefill)
+        prompt.kv = KvForm((0, 1, 2, 3))
+    scheduler = scheduler_of(ROUND) if is_prefill else scheduler_of(ROUND, 8)
     assert ran(scheduler.plan(StepView((), prompts, waits((), at), at, seating(0, at)))) == expected
 
 
-def test_a_policy_by_arrival_needs_no_packing_of_its_own() -> None:
-    policy = replace(ROUND, packing=Packing.RT_BE)
-    assert type(scheduler_of(SchedulerSetup(policy, 8))).__name__ == "FirstCome"
+def test_every_name_has_a_scheduler_and_can_be_said_by_its_properties() -> None:
+    assert set(SCHEDULERS) == set(SchedulerName) == set(PROPERTIES)
+
+
+@pytest.mark.parametrize(
+    ("preset", "said", "name"),
+    [
+        ("aligned", {}, SchedulerName.ALIGNED),
+        ("aligned", {"order": "fcfs", "packing": "fcfs"}, SchedulerName.FCFS),
+        ("aligned", {"order": "slack"}, SchedulerName.BROS),
+        ("aligned", {"selection": "multi_resource"}, SchedulerName.BEST_FIT),
+        ("bros", {"order": "due"}, SchedulerName.ALIGNED),
+        ("bros", {"as_in_paper": "true"}, SchedulerName.ACCELGEN_NO_BATCH),
+        ("accelgen", {"as_in_paper": "true"}, SchedulerName.ACCELGEN),
+        ("mlfq", {"packing": "skip_join"}, SchedulerName.FASTSERVE),
+        ("tgi", {"order": "fcfs"}, SchedulerName.TGI),
+        ("vllm-fcfs", {"waiting_ratio": "1.2"}, SchedulerName.TGI),
+        ("tgi", {"scheduler": "fcfs", "waiting_ratio": "0"}, SchedulerName.FCFS),
+    ],
+)
+def test_the_settings_before_it_had_a_name_say_a_scheduler(
+    preset: str, said: dict[str, str], name: SchedulerName
+) -> None:
+    flags = {"preset": preset, **{f"schedule.{key}": value for key, value in said.items()}}
+    assert load(flags, {}, None).policy.scheduler is name
+
+
+def test_settings_that_say_no_scheduler_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no scheduler with order levels, packing rt_be, .* as_in_paper True"):
+        of_preset("alise", {"schedule.as_in_paper": True})

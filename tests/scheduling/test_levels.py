@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, AgedLevel, Level, level_of, level_served
-from alignedserve.scheduling.policy import Order, Policy
+from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
@@ -107,7 +107,7 @@ class TestOfARequest:
 
 @pytest.mark.parametrize("service", ServiceClass)
 class TestWhereAllRequestsHaveLevels:
-    POLICY = Policy(order=Order.LEVELS, expected_output=40, age_s=5.0)
+    POLICY = Policy(SchedulerName.ALISE, expected_output=40, age_s=5.0)
 
     def level(self, service: ServiceClass, now: float, prompt: int = 0, output: int = 0) -> int:
         kept = promise(replace(BE, service=service), self.POLICY, output)

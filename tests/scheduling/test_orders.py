@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.policies.facts import RequestInLine
 from alignedserve.policies.guard import Failures, Guard
-from alignedserve.policies.kinds import OrderPolicy
+from alignedserve.policies.kinds import OrderPolicy, RequestInLine
 from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, ByOwnPolicy, Order
-from alignedserve.scheduling.policy import Policy, PromptChoice
+from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
@@ -77,25 +76,29 @@ def test_only_promises_put_a_class_first() -> None:
     assert first == {(Order.DUE, ServiceClass.RT), (Order.SLACK, ServiceClass.RT)}
 
 
-@pytest.mark.parametrize(("order", "names"), [(Order.DUE, ["short", "long"]), (Order.SLACK, ["long", "short"])])
-def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(order: Order, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "names"), [(SchedulerName.ALIGNED, ["short", "long"]), (SchedulerName.BROS, ["long", "short"])]
+)
+def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(
+    scheduler: SchedulerName, names: list[str]
+) -> None:
     """The order by slack let a long prompt take the steps of a short one that was nearly through: both were late."""
-    policy = Policy(order)
+    policy = Policy(scheduler)
     waiting = WaitingPrompts(policy)
     for name, tokens, arrival_at in (("short", 4, 0.0), ("long", 40, 0.1)):
         asked = replace(request(name, prompt=tokens), arrival_at=arrival_at, slo=Slo(ttft_s=2.0))
-        waiting.add(Running(asked, promise(asked, policy), []))
+        waiting.add(WorkerRequest(asked, promise(asked, policy), []))
     waiting.refresh(0.2, TIMES, chunk=4)
     assert [running.request.id for _, running in waiting.line.in_order(0.2, TIMES.most_s)] == names
 
 
 def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ORDERINGS, Order.SHORTEST_REMAINING, ByLongest())
-    policy = Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER)
+    policy = Policy(SchedulerName.SHORTEST)
     waiting = WaitingPrompts(policy)
     for name, tokens in (("short", 2), ("long", 9), ("middle", 5)):
         asked = request(name, prompt=tokens)
-        waiting.add(Running(asked, promise(asked, policy), []))
+        waiting.add(WorkerRequest(asked, promise(asked, policy), []))
     waiting.refresh(0.0, TIMES, chunk=4)
     assert [running.request.id for _, running in waiting.line.in_order(0.0, TIMES.most_s)] == [
         "long",

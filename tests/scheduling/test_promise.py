@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.scheduling.orders import Order
-from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work, in_order
 from tests.samples import request
@@ -32,9 +31,11 @@ def test_a_chat_goes_on_elsewhere_where_it_was() -> None:
     assert slack_s(here, 10.6) == slack_s(there, 10.6) == pytest.approx(0.1 - TIMES.mean_s)
 
 
-@pytest.mark.parametrize(("order", "num_chunks"), [(Order.SLACK, 4), (Order.DUE, 1)])
-def test_the_slack_of_a_prompt_counts_its_chunks_in_the_order_by_slack(order: Order, num_chunks: int) -> None:
-    found_s = slack_s(promise(CHAT, Policy(order)), 10.0, Work(prompt=100, chunk=30))
+@pytest.mark.parametrize(("scheduler", "num_chunks"), [(SchedulerName.BROS, 4), (SchedulerName.ALIGNED, 1)])
+def test_the_slack_of_a_prompt_counts_its_chunks_in_the_order_by_slack(
+    scheduler: SchedulerName, num_chunks: int
+) -> None:
+    found_s = slack_s(promise(CHAT, Policy(scheduler)), 10.0, Work(prompt=100, chunk=30))
     assert found_s == pytest.approx(1.0 - num_chunks * TIMES.most_s)
 
 

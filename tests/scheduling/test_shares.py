@@ -28,12 +28,17 @@ def test_what_a_caller_leaves_is_divided_among_the_others(wanted: list[float], c
 
 
 def test_a_caller_alone_takes_all() -> None:
-    assert beyond_parts({"ann": {number: 1.0 for number in range(160)}}, 64) == set()
+    assert beyond_parts({"ann": dict.fromkeys(range(160), 1.0)}, 64) == {}
 
 
 def test_the_first_requests_of_a_caller_are_within_its_part() -> None:
     amounts = {"ann": {f"ann-{number}": 1.0 for number in range(160)}, "bob": {"bob-0": 1.0}}
-    assert beyond_parts(amounts, 64) == {f"ann-{number}" for number in range(63, 160)}
+    assert [*beyond_parts(amounts, 64)] == [f"ann-{number}" for number in range(63, 160)]
+
+
+def test_what_is_divisible_and_wants_more_than_its_part_lets_others_go_first() -> None:
+    amounts = {"ann": {"ann-long": 640.0, "ann-short": 8.0}, "bob": {"bob": 20.0}}
+    assert [*beyond_parts(amounts, 64, are_divisible=True)] == ["ann-long", "ann-short"]
 
 
 @given(AMOUNTS, st.integers(1, 40))

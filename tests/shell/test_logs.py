@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from alignedserve.config.config import LogConfig, LogFormat, LogLevel
+from alignedserve.config.choices import LogFormat, LogLevel
+from alignedserve.config.sections import LogConfig
 from alignedserve.core import Rejection
 from alignedserve.protocol.messages import (
     ROUTER,

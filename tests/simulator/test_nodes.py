@@ -78,5 +78,7 @@ def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> Non
     simulation = Simulation(settings, asked)
     assert not simulation.run().problems
     workers = [process.core for process in simulation.world.processes if isinstance(process.core, PrefillCore)]
-    reused = sum(core.num_reused_tokens + core.num_shared_tokens for core in workers)  # of the pool, of the device
+    reused = sum(
+        core.prompts.num_reused_tokens + core.memory.pages.num_shared_tokens for core in workers
+    )  # of the pool, of the device
     assert reused >= 0.8 * 20 * 1800

@@ -12,7 +12,7 @@ of batch jobs are predicted by other lines of their job.
 
 The predictor has learnt lengths that have nothing to do with the prompts, or those of the opposite prompts, and has to
 find out by itself, while the first outputs end. Runs are small, and chance turns other decisions in them: hence the
-tolerances. `python -m lab.benchmarks.promises --parts predictions` plays larger ones.
+tolerances.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from statistics import mean
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.lab.benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
 from alignedserve.loads.figures.request_figures import attains, end_to_end_s
 from alignedserve.loads.records.records import RequestRecord, RunRecord
 from alignedserve.scheduling.policy import Compression
 from tests.conftest import SOAK
+from tests.simulator.lessons import Lesson, arrivals, played, settings_of_cluster
 
 WRONG = pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED] if SOAK else [Lesson.REVERSED])
 OF_RIGHT_AND_WRONG = pytest.mark.parametrize(

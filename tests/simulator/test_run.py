@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import Chunk, Decode, History, KvForm, Sampling, Scoring, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.trials import NOBODY
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.loads.records.records import RequestRecord
@@ -140,7 +140,7 @@ class TestEngine:
     """The engine notices wrong KV: a simulator that cannot fail proves nothing."""
 
     A = request("a", prompt=6, max_tokens=9)
-    PROMPT = Chunk("a", (1, 2, 3, 4, 5, 6), 0, (0, 1), A.sampling)
+    PROMPT = Chunk("a", (1, 2, 3, 4, 5, 6), 0, KvForm((0, 1)), A.sampling)
 
     @pytest.fixture
     def arena(self) -> TaggedArena:
@@ -157,7 +157,7 @@ class TestEngine:
 
     def decode(self, pairs: tuple[int, ...], start: int = 6, index: int = 1, name: str = "a") -> RunStep:
         token = story_from(request(name, prompt=6, max_tokens=9), 9).tokens[start]
-        return RunStep(StepPlan(2, decodes=(Decode(name, token, start, pairs, self.A.sampling, index),)))
+        return RunStep(StepPlan(2, decodes=(Decode(name, token, start, KvForm(pairs), self.A.sampling, index),)))
 
     def test_the_right_prefix_runs(self, engine: CheckedHands) -> None:
         engine.finish(self.decode((0, 1)), 0.0)

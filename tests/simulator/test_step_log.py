@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.core import NO_KV, Chunk, Decode, Sampling, StepPlan
 from alignedserve.cost.model import shape_of
 from alignedserve.loads.records.records import StepRecord
 from alignedserve.loads.records.step_log import StepLog
@@ -16,10 +16,10 @@ from alignedserve.loads.records.step_log import StepLog
 BUDGET = 512
 NAMES, SIZES, TIMES = st.sampled_from(["a", "b", "c"]), st.integers(0, 100_000), st.floats(0.001, 1e6)
 CHUNKS = st.builds(
-    lambda name, length, start, is_last: Chunk(name, (1,) * length, start, (), Sampling() if is_last else None),
+    lambda name, length, start, is_last: Chunk(name, (1,) * length, start, NO_KV, Sampling() if is_last else None),
     *(NAMES, st.integers(1, 20), SIZES, st.booleans()),
 )
-DECODES = st.builds(lambda name, start: Decode(name, 1, start, (), Sampling(), 1), NAMES, SIZES)
+DECODES = st.builds(lambda name, start: Decode(name, 1, start, NO_KV, Sampling(), 1), NAMES, SIZES)
 PLANS = st.builds(
     lambda chunks, decodes, seconds: StepPlan(1, tuple(chunks), tuple(decodes), seconds),
     *(st.lists(CHUNKS, max_size=3), st.lists(DECODES, max_size=5), TIMES),
@@ -45,5 +45,5 @@ def test_they_read_as_they_were_noted(steps: list[tuple[str, float, float, float
 
 def test_a_step_that_nobody_predicted_has_no_prediction() -> None:
     log = StepLog(BUDGET)
-    log.add("decode-0", 0.0, 1.0, 1.0, StepPlan(1, decodes=(Decode("a", 1, 5, (), Sampling(), 1),)))
+    log.add("decode-0", 0.0, 1.0, 1.0, StepPlan(1, decodes=(Decode("a", 1, 5, NO_KV, Sampling(), 1),)))
     assert [log[-1].predicted_s] == pytest.approx([nan], nan_ok=True)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.config.config import Config, EngineConfig, Launcher, PoolConfig, RayConfig, TransportName, dump, load
+from alignedserve.config.choices import Launcher, TransportName
+from alignedserve.config.config import Config, dump, load
+from alignedserve.config.sections import EngineConfig, PoolConfig, RayConfig
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -153,14 +153,18 @@ def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch
     assert arrives(source, to, 2)
 
 
+def turned(pairs: Sequence[int], from_right: set[int]) -> list[int]:
+    return [~pair if pair in from_right else pair for pair in pairs]
+
+
 def test_between_blocks_that_are_filled_from_either_end() -> None:
     """Each end has its own directions, which the other end need not know."""
     first, second = random_cache(1), random_cache(2)
     here, there = DeviceBlocks(first), DeviceBlocks(second)
     num_bytes = len(TOKENS) * here.token_bytes
     chunk = payload.ChunkBuffers(num_bytes).chunk(0, num_bytes)
-    here.gather(here.slots(HERE, len(TOKENS), from_right={2}), chunk.body, is_checked=False)
-    there.scatter(there.slots(THERE, len(TOKENS), from_right={9, 1}), chunk.body)
+    here.gather(here.slots(turned(HERE, {2}), len(TOKENS)), chunk.body, is_checked=False)
+    there.scatter(there.slots(turned(THERE, {9, 1}), len(TOKENS)), chunk.body)
     for place, token in ((0, 0), (5, 5), (10, 10)):
         pair, to_pair = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
         at, to = place % BLOCK_SIZE, place % BLOCK_SIZE

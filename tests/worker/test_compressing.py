@@ -10,7 +10,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CompressPage, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, StepDone
 from alignedserve.protocol.messages import ROUTER, Compress, Compressed, Prefill
-from alignedserve.worker.parts.core import WorkerCore
+from alignedserve.worker.core import WorkerCore
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 

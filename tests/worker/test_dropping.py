@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import RunStep
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, SPARE, LeasePages, Prefill
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.named_blocks import NamedBlocks
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 
@@ -38,12 +38,12 @@ def test_a_request_that_reads_all_drops_nothing() -> None:
 
 def test_a_step_is_known_by_its_pairs_after_some_were_dropped() -> None:
     asked = request("a", max_tokens=50)
-    here = Running(asked, promise(asked, Policy()), [7], (3, 4), 20, dropped=8)
-    planned = Decode("a", 1, 19, (1, 2, 3), Sampling(), 0)
+    here = WorkerRequest(asked, promise(asked, Policy()), [7], KvForm((3, 4), 8), 20)
+    planned = Decode("a", 1, 19, KvForm((1, 2, 3)), Sampling(), 0)
     assert here.is_at(planned)
-    assert not here.is_at(replace(planned, pairs=(1, 2, 5)))
-    assert not here.is_at(replace(planned, pairs=(3, 1, 2)))
-    assert here.is_at(Chunk("a", (1,), 19, (3, 4), None, dropped=8))
+    assert not here.is_at(replace(planned, kv=KvForm((1, 2, 5))))
+    assert not here.is_at(replace(planned, kv=KvForm((3, 1, 2))))
+    assert here.is_at(Chunk("a", (1,), 19, KvForm((3, 4), 8), None))
 
 
 def test_pages_after_those_that_were_dropped_are_found_as_long_as_all_are_here() -> None:
@@ -69,7 +69,7 @@ def test_pages_after_those_that_were_dropped_are_found_as_long_as_all_are_here()
         Policy(blocks=Layout.BIDIRECTIONAL),
         Policy(cache=Cache.HYBRID),
         Policy(chunking=Chunking.NONE),
-        Policy(order=Order.FCFS, packing=Packing.FCFS, chunking=Chunking.FIXED),
+        Policy(SchedulerName.FCFS, chunking=Chunking.FIXED),
     ],
 )
 def test_by_some_policies_requests_keep_all(policy: Policy) -> None:
@@ -81,7 +81,7 @@ def test_by_some_policies_requests_keep_all(policy: Policy) -> None:
 
 def test_by_others_they_drop_what_no_layer_reads() -> None:
     assert Policy().drops
-    assert Policy(room=Room.CHUNKS, order=Order.FCFS, packing=Packing.FCFS, chunking=Chunking.FIXED).drops
+    assert Policy(SchedulerName.FCFS, Chunking.FIXED, Room.CHUNKS).drops
 
 
 def test_a_prompt_that_leaves_for_a_chat_takes_no_more_pairs_in_that_step() -> None:
@@ -105,7 +105,7 @@ def test_what_is_written_in_vain_keeps_no_pairs() -> None:
     writer, asked = PageWriter(LIMITS.page_size, LIMITS.block_size), request("document", 20, max_tokens=50)
     writer.ask_for_spare(POOL_MEMBER, 2)
     writer.take_answer(LeasePages((5, 6), 1, SPARE))
-    here = Running(asked, promise(asked, Policy()), [], (0, 1, 2, 3, 4), 20)
+    here = WorkerRequest(asked, promise(asked, Policy()), [], KvForm((0, 1, 2, 3, 4)), 20)
     writer.begin_part(here, POOL_MEMBER, 2, SPARE)
     assert writer.is_writing(here)
     writer.forget_parts(here)

@@ -13,11 +13,11 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
-from alignedserve.scheduling.policy import Grouping, Order, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Grouping, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
-SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)
+SHORTEST = Policy(SchedulerName.SHORTEST, grouping=Grouping.FCFS, reuse=False)
 A, B = (request(name, max_tokens=100) for name in "ab")
 
 
@@ -108,12 +108,12 @@ class TestDecodeWorker:
     def test_what_runs_there_and_what_has_no_room_yet_are_told_of(self, worker: DecodeCore) -> None:
         long = replace(request("long", max_tokens=150), estimate=Estimate(100, 150))
         worker.handle(said("pool-0", Batch((entry(long, (1,)), entry(A, (2,))))), 0.0)
-        assert worker.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
+        assert worker.memory.free_share == pytest.approx(1 - 39 / 40), "who comes second has no room"
         assert worker.handle(said("pool-0", told("a", 9)), 0.0) == []
         assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
-        [waiting] = worker.stores.candidates.waiting
+        [waiting] = worker.here.candidates.waiting
         assert waiting.entry.request.estimate == Estimate(9, 18)
-        [running] = [occupant for occupant in worker.stores.roster.occupants() if occupant.request.id == "long"]
+        [running] = [occupant for occupant in worker.here.occupants() if occupant.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
 
     def test_nobody_is_told_of_what_is_not_here(self, worker: DecodeCore) -> None:
@@ -125,7 +125,7 @@ def test_a_prediction_moves_no_plan_of_steps() -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)
-    [running] = [*worker.stores.queue.waiting, *worker.stores.roster.occupants()]
+    [running] = [*worker.here.queue.waiting, *worker.here.occupants()]
     before = running.promise.due_at(0.0)
     worker.handle(said("router", told("a", 2)), 0.0)
     assert running.promise.due_at(0.0) == before

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.protocol.messages import Backlog, Progress
-from alignedserve.worker.notes import Notes
+from alignedserve.worker.log import Notes
 
 FREE = 7
 

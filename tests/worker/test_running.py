@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.worker.step.running import Blocks
+from alignedserve.worker.step.blocks import Blocks
 
 NUM_PAIRS = 12
 

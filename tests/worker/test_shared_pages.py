@@ -65,7 +65,7 @@ def test_what_a_request_left_is_not_computed_again(worker: Worker) -> None:
     assert worker.run(FIRST) == {"first": 0}
     assert worker.run(SAME) == {"same": 16}
     assert worker.run(LONGER) == {"longer": 16}
-    assert worker.core.num_shared_tokens == 32
+    assert worker.core.memory.pages.num_shared_tokens == 32
     assert worker.core.held["pairs"] == 0
 
 
@@ -153,7 +153,7 @@ class TestTogether:
     def test_the_second_waits_for_each_page_of_the_first(self, worker: Worker) -> None:
         steps = self.coming(worker, FIRST, SAME)
         assert [start for step in steps for name, start in step.items() if name == "same"] == [16]
-        assert worker.core.num_shared_tokens == 16
+        assert worker.core.memory.pages.num_shared_tokens == 16
 
     def test_what_only_begins_alike_goes_on_as_soon_as_that_is_there(self, worker: Worker) -> None:
         other = replace(FIRST, id="other", prompt=(*FIRST.prompt[:8], *range(50, 63)))
@@ -198,7 +198,7 @@ def test_pages_of_the_pool_are_copied_behind_those_that_are_here(prefill: Worker
     (copy,) = [command for command in commands if isinstance(command, CopyIn)]
     assert (copy.pages, copy.tokens, copy.start) == ((5,), SAME.prompt[:16], 8)
     (plan,) = plans_of(prefill.hear(CopiedIn(copy.number, intact=True)))
-    assert (plan.chunks[0].start, plan.chunks[0].pairs[:4]) == (16, copy.pairs)
+    assert (plan.chunks[0].start, plan.chunks[0].kv.pairs[:4]) == (16, copy.pairs)
 
 
 def test_a_copy_that_is_not_intact_leaves_what_was_here(prefill: Worker) -> None:

@@ -11,6 +11,7 @@ from alignedserve.core import (
     Chunk,
     FinishReason,
     History,
+    KvForm,
     Logprob,
     Opening,
     Request,
@@ -44,9 +45,9 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.running import MOST_SCORED, Running
+from alignedserve.worker.step.request import MOST_SCORED, WorkerRequest
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
 
 A, B = request("a"), request("b", owner="gateway-1")
@@ -234,11 +235,13 @@ def outputs_of(commands: list[Command]) -> list[Output]:
 
 def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: AnyCore) -> None:
     first = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=10))), 0.0))
-    pairs = first.chunks[0].pairs
-    assert first.chunks == (Chunk("a", tuple(range(1, 9)), 0, pairs, None, scoring=Scoring(tuple(range(2, 10)), 1)),)
+    pairs = first.chunks[0].kv.pairs
+    assert first.chunks == (
+        Chunk("a", tuple(range(1, 9)), 0, KvForm(pairs), None, scoring=Scoring(tuple(range(2, 10)), 1)),
+    )
     of_prompt = tuple(Logprob(-float(place)) for place in range(1, 10))
     second = plan_of(worker.handle(StepDone(StepResult(1, (), prompt_logprobs=(("a", of_prompt[:8]),))), 0.0))
-    assert second.chunks == (Chunk("a", (9, 10), 8, pairs, SCORED, scoring=Scoring((10,), 1)),)
+    assert second.chunks == (Chunk("a", (9, 10), 8, KvForm(pairs), SCORED, scoring=Scoring((10,), 1)),)
     result = StepResult(2, (("a", 7),), logprobs=(("a", MINE),), prompt_logprobs=(("a", of_prompt[8:]),))
     told = Output("a", 0, 0, (7,), None, (MINE,), Opening(of_prompt))
     assert outputs_of(worker.handle(StepDone(result), 0.0)) == [told]
@@ -247,12 +250,12 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker:
 
 def test_scores_stay_of_tokens_whose_kv_came_back_from_the_pool() -> None:
     asked, of_prompt = asks_for(SCORED, prompt=10), tuple(Logprob(-float(place)) for place in range(1, 10))
-    prompt = Running(asked, promise(asked, Policy()), [])
+    prompt = WorkerRequest(asked, promise(asked, Policy()), [])
     for start, end in ((0, 8), (0, 4), (6, 10)):  # it had to leave twice; the pool had six tokens then
         prompt.prefix = start
         scoring = Scoring(asked.prompt[start + 1 : end + 1], 1)
         prompt.end_chunk(
-            Chunk("a", asked.prompt[start:end], start, (1,), None, scoring=scoring), 0.0, of_prompt[start:end]
+            Chunk("a", asked.prompt[start:end], start, KvForm((1,)), None, scoring=scoring), 0.0, of_prompt[start:end]
         )
     assert tuple(prompt.prompt_logprobs) == of_prompt
 

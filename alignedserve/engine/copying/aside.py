@@ -140,7 +140,7 @@ class AsideCopies:
 
 def _turns(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
     """Return the copy's turns, each done when it is asked for, and the first token of the first turn."""
-    tokens, start, right = copy.tokens, copy.start, copy.from_right
+    tokens, start = copy.tokens, copy.start
     if isinstance(copy, CopyIn):
-        return copier.pages_in(copy.pages, copy.pairs, tokens, start, right), start
-    return copier.pages_out(copy.pairs, copy.pages, tokens, start, right), start
+        return copier.pages_in(copy.pages, copy.pairs, tokens, start), start
+    return copier.pages_out(copy.pairs, copy.pages, tokens, start), start

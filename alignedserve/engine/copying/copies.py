@@ -7,7 +7,7 @@ page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2,
               V of token 0, 1, ... page_size - 1
     layer 1   K ...
 
-A request's tokens fill its pairs one by one, each pair from its left end or, if `from_right` names it, from its right
+A request's tokens fill its pairs one by one, each pair from its left end or, where it stands as ~pair, from its right
 end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row count:
 the rest is neither written, nor read, nor part of the checksum.
 
@@ -25,10 +25,10 @@ through: between two turns nothing touches the arena.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ from alignedserve.kvpool.arena.arena import Arena, Contents, Header
 from alignedserve.kvpool.arena.extents import PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
 
-EMPTY: Mapping[int, Tensor] = MappingProxyType({})
+# Writes to the rows of a page, [layers, 2, tokens, kv_dim], what the device does not hold of them; the range is that of
+# the page's tokens. Returns whether it wrote anything.
+Amend: TypeAlias = Callable[[Tensor, range], bool]
 _GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: the overhead of a turn is small against that
 _GPU_QUEUE_BYTES = 24 << 20  # half a millisecond: a step on an H200 took 4.8 ms longer behind a whole turn
 
@@ -110,11 +112,10 @@ class PageCopier:
         pages: Sequence[int],
         tokens: Sequence[int],
         start: int = 0,
-        from_right: Collection[int] = (),
-        saved: Mapping[int, Tensor] = EMPTY,
+        amend: Amend | None = None,
     ) -> None:
         """Copy the KV of a request's first `tokens`, from `start` on, to pages that are leased to this worker."""
-        for _ in self.pages_out(pairs, pages, tokens, start, from_right, saved):
+        for _ in self.pages_out(pairs, pages, tokens, start, amend):
             pass
 
     def pages_out(
@@ -123,48 +124,34 @@ class PageCopier:
         pages: Sequence[int],
         tokens: Sequence[int],
         start: int = 0,
-        from_right: Collection[int] = (),
-        saved: Mapping[int, Tensor] = EMPTY,
+        amend: Amend | None = None,
     ) -> Iterator[bool]:
         """Copy out one turn at a time, whenever the next turn is asked for: one page, or several pages of a GPU.
 
-        `saved` holds the KV of tokens that have no slot on the device, [layers, 2, kv_dim] each.
+        `amend` writes to each page what the device does not hold.
         """
-        for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right)):
+        for turn in self._turns(self._parts(pairs, pages, tokens, start)):
             for part in turn:
                 self._arena.begin_write(part.page)
             with self._queue:
                 sums = [self._gather(part, self._arena.payload(part.page)) for part in turn]
             for part, checksum in zip(turn, sums, strict=True):
                 payload = self._arena.payload(part.page)
-                if saved:
-                    self._put_saved(part, payload, saved)
+                if amend is not None and self._is_amended(part, payload, amend):
                     checksum = None
                 self._arena.end_write(part.page, part.contents, checksum or self._checksum(part.contents, payload) or 0)
             yield True
 
-    def copy_in(
-        self,
-        pages: Sequence[int],
-        pairs: Sequence[int],
-        tokens: Sequence[int],
-        start: int = 0,
-        from_right: Collection[int] = (),
-    ) -> bool:
+    def copy_in(self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], start: int = 0) -> bool:
         """Copy the KV of a request's first `tokens`, from `start` on, to the pairs; False if a page does not hold its
         tokens' KV: then no pair from there on may be used."""
-        return all(self.pages_in(pages, pairs, tokens, start, from_right))
+        return all(self.pages_in(pages, pairs, tokens, start))
 
     def pages_in(
-        self,
-        pages: Sequence[int],
-        pairs: Sequence[int],
-        tokens: Sequence[int],
-        start: int = 0,
-        from_right: Collection[int] = (),
+        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], start: int = 0
     ) -> Iterator[bool]:
         """Copy in one turn at a time, and yield whether all pages of the turn were intact."""
-        return map(self._read, self._turns(self._parts(pairs, pages, tokens, start, from_right)))
+        return map(self._read, self._turns(self._parts(pairs, pages, tokens, start)))
 
     def num_turns(self, num_pages: int) -> int:
         """Return how many turns `pages_out` or `pages_in` takes for so many pages."""
@@ -226,11 +213,8 @@ class PageCopier:
         self._queue.add()
         return None
 
-    def _put_saved(self, part: _PagePart, payload: memoryview, saved: Mapping[int, Tensor]) -> None:
-        rows = self._rows(part.contents, payload)
-        for token in range(part.first, part.first + part.contents.length):
-            if token in saved:
-                rows[:, :, token - part.first] = saved[token]
+    def _is_amended(self, part: _PagePart, payload: memoryview, amend: Amend) -> bool:
+        return amend(self._rows(part.contents, payload), range(part.first, part.first + part.contents.length))
 
     def _scatter(self, part: _PagePart, payload: memoryview) -> int | None:
         """Copy from the page to the device, and return as `_gather` does."""
@@ -259,18 +243,12 @@ class PageCopier:
         return _in_header(self._sums.crc32(bytes_of(self._rows(contents, payload))))
 
     def _parts(
-        self,
-        pairs: Sequence[int],
-        pages: Sequence[int],
-        tokens: Sequence[int],
-        start: int,
-        from_right: Collection[int],
+        self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int
     ) -> Iterator[_PagePart]:
         """Yield the part of the request in each page."""
         kinds = [self._arena.kind_of(page) for page in pages]
         self._check(pairs, pages, tokens, start)
-        rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
-        places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[: len(tokens)]
+        places = slots_of(torch.tensor(pairs, dtype=torch.long), self._block_size)[: len(tokens)]
         first = start // self._page_size
         slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
         parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
@@ -284,7 +262,7 @@ class PageCopier:
             raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
         if len(tokens) - start > len(pages) * self._page_size:
             raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
-        if not all(0 <= pair < self._num_pairs for pair in pairs):
+        if not all(-self._num_pairs <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
 
     def _check_arena(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from alignedserve.errors import ConfigError, MemoryTooSmall
 
 if TYPE_CHECKING:
-    from alignedserve.machine.memory import MemoryDemand
+    from alignedserve.sizing.memory import MemoryDemand
 
 CPU = torch.device("cpu")
 _MIB = 1 << 20
@@ -19,7 +19,7 @@ _MIB = 1 << 20
 def device_of(kind: str, number: int) -> torch.device:
     """Return the device of the worker process of this number: processes share GPUs in turn where there are too few.
 
-    The launcher has decided what `auto` stands for (machine/accelerator.py): workers of a deployment compute alike.
+    The launcher has decided what `auto` stands for (sizing/accelerator.py): workers of a deployment compute alike.
     """
     assert kind in ("cpu", "cuda"), kind
     if kind == "cpu":
@@ -101,7 +101,7 @@ class ReadBack:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the free bytes of a GPU, None for a CPU, whose memory is checked earlier (machine/memory.py).
+    """Return the free bytes of a GPU, None for a CPU, whose memory is checked earlier (sizing/memory.py).
 
     First this process gives back what it can: memory that graphs keep, only graphs can use again.
     """

@@ -1,7 +1,7 @@
 """What models are made of, and every decoder and encoder of transformers.
 
 activations.py          Activation functions of an MLP without a gate, in place where torch can.
-attention.py            A step's attention over KV or hidden vectors, request by request.
+attention.py            A step's attention over KV.
 bert.py                 Runs the layers of BERT and its kin, which share one architecture, with our kernels.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
 encoder.py              Runs an encoder of transformers: all texts of a step at once, nothing padded.

@@ -51,7 +51,7 @@ class FoldedAttention:
 
     def __init__(self, runs: Sequence[Run], memory: Tensor, layers: LayerFold, kernels: Kernels) -> None:
         """`memory` is the device cache, [layers, 2 * pairs, block_size, vector]."""
-        assert not any(run.is_hidden for run in runs), "by no policy some requests fold and others are kept as hidden"
+        assert not any(run.kv.form for run in runs), "by no policy some requests fold and others have another form"
         self._runs, self._memory, self._layers, self._kernels = runs, memory, layers, kernels
         self._block_size = memory.shape[2]
         self._of_whole = cache(self._spans_of_whole)  # layers whose rooms lie alike have the same
@@ -61,7 +61,7 @@ class FoldedAttention:
             self._of_narrow = self._of_whole((0,) * layers.fold.pairs)
 
     def attend(
-        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, inputs: Tensor | None = None
     ) -> Tensor:
         of_layer, spans = self._memory[layer], self._of_narrow
         if (rooms := self._layers.rooms.get(layer)) is not None:
@@ -74,14 +74,14 @@ class FoldedAttention:
     def _unfolded(self, run: Run) -> Lie:
         """Return where the tokens lie of which all layers keep K and V."""
         folded, count = self._folded(run)
-        return Lie(len(run.tokens), run.end - folded, run.pairs[count:], dropped=folded)
+        return Lie(len(run.tokens), run.end - folded, run.kv.pairs[count:], dropped=folded)
 
     def _spans_of_whole(self, rooms: tuple[int, ...]) -> Spans:
         """Return where all tokens lie for a layer whose rooms are these, counted from the first of them."""
         starts = torch.tensor(rooms) * (self._memory.shape[1] // 2)
 
         def lie(run: Run) -> Lie:
-            pairs, (_, count) = torch.tensor(run.pairs), self._folded(run)
+            pairs, (_, count) = torch.tensor(run.kv.pairs), self._folded(run)
             places = torch.cat(((pairs[:count, None] + starts).flatten(), pairs[count:] + starts[0]))
             return Lie(len(run.tokens), run.end, places.tolist())
 
@@ -89,5 +89,5 @@ class FoldedAttention:
 
     def _folded(self, run: Run) -> tuple[int, int]:
         """Return how many first tokens of a request are folded, and into how many pairs."""
-        folded = self._layers.fold.folded(run.dropped)
+        folded = self._layers.fold.folded(run.kv.dropped)
         return folded, folded // (self._block_size * self._layers.fold.pairs)

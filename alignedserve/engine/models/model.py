@@ -22,15 +22,15 @@ class Attention(Protocol):
 
     @property
     def paged(self) -> Paged | None:
-        """Return the places of the step's K and V, if all its requests are of kind KV: then kernels may attend."""
+        """Return the places of the step's K and V, if all its requests are kept as KV: then kernels may attend."""
 
     def attend(
-        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, inputs: Tensor | None = None
     ) -> Tensor:
         """Keep the step's K and V, [rows, kv_dim], attend with query [rows, heads, head_dim], and return that shape.
 
-        `hidden`, [rows, hidden_size], are the vectors from which k and v were computed; requests of kind HIDDEN keep
-        these. A model without `project` leaves them out. All tensors may be strided in all but the last dimension.
+        `inputs`, [rows, hidden_size], are the vectors from which k and v were computed; a model without `project`
+        leaves them out. All tensors may be strided in all but the last dimension.
         """
 
 
@@ -49,10 +49,10 @@ class Model(Protocol):
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, in fp32, of states."""
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return K and V, [tokens, kv_dim] each, of tokens at these positions, from their hidden vectors.
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return K and V, [tokens, kv_dim] each, of tokens at these positions, from a layer's inputs after its norm.
 
-        It is called only if the model's configuration has no `why_not_hidden`.
+        It is called only for models whose configuration `projects`.
         """
 
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from alignedserve.architectures.families.model_config import ModelConfig
-from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Fold, Sampling
+from alignedserve.core import Adapter, Chunk, Decode, Fold, KvForm, Sampling
 from alignedserve.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A request's tokens in a step, and the blocks that hold them and its earlier tokens."""
+    """A request's tokens in a step, and the pairs that hold them and its earlier tokens."""
 
     request: str
     tokens: Sequence[int]
     start: int  # position of the first token
-    pairs: Sequence[int]
+    kv: KvForm
     sampling: Sampling | None
     index: int
-    from_right: Sequence[int]  # pairs that are filled from the right
-    kind: CacheKind
-    blocks: Sequence[int]
-    dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
     adapter: Adapter | None = None
 
     @property
@@ -31,32 +27,24 @@ class Run:
         return self.start + len(self.tokens)
 
     @property
-    def is_hidden(self) -> bool:
-        return self.kind is CacheKind.HIDDEN
+    def num_held(self) -> int:
+        """Return how many tokens have KV when the step has run."""
+        return self.start + len(self.tokens) - self.kv.dropped
 
 
 def run_of(part: Chunk | Decode, tokens: Sequence[int]) -> Run:
-    return Run(
-        part.request,
-        tokens,
-        part.start,
-        part.pairs,
-        part.sampling,
-        part.index,
-        part.from_right,
-        part.kind,
-        part.blocks,
-        part.dropped,
-        part.adapter,
-    )
+    return Run(part.request, tokens, part.start, part.kv, part.sampling, part.index, part.adapter)
 
 
 class Checker:
     """Refuses runs that would read or write in a wrong place."""
 
-    def __init__(self, config: ModelConfig, num_pairs: int, block_size: int, why_not_hidden: str | None) -> None:
+    def __init__(
+        self, config: ModelConfig, num_pairs: int, block_size: int, problem: Callable[[Run], str | None]
+    ) -> None:
+        """`problem` says why a run is impossible in another form than KV (forms/device/table.py)."""
         self._config, self._num_pairs, self._block_size = config, num_pairs, block_size
-        self._why_not_hidden = why_not_hidden
+        self._problem = problem
 
     def check(self, run: Run) -> None:
         vocabulary, most = self._config.vocab_size, self._config.max_positions
@@ -68,57 +56,39 @@ class Checker:
             raise PlanError(f"request {run.request} is to start at {run.start}")
         if run.end > most:
             raise PlanError(f"request {run.request} would reach {run.end} tokens, the model has {most} positions")
-        if run.is_hidden:
-            if run.adapter is not None:
-                raise PlanError(f"request {run.request} has an adapter: it keeps KV, not hidden vectors")
-            if run.pairs or run.from_right:
-                raise PlanError(f"request {run.request} keeps hidden vectors: it takes blocks, not block pairs")
-            self.check_hidden(run.request, run.blocks, run.end)
-        else:
-            self.check_dropped(run)
-            self.check_pairs(run.request, run.pairs, run.end - run.dropped)
-            if run.from_right and not set(run.from_right) <= set(run.pairs):
-                raise PlanError(
-                    f"request {run.request} is to fill a block pair from the right that is not among its own"
-                )
+        if run.kv.form and (problem := self._problem(run)) is not None:
+            raise PlanError(f"request {run.request} {problem}")
+        self.check_dropped(run)
+        self.check_pairs(run.request, run.kv, run.num_held)
 
     def check_dropped(self, run: Run) -> None:
-        if not run.dropped:  # nearly always: the layers are not gone through for each request of a step
+        if not run.kv.dropped:  # nearly always: the layers are not gone through for each request of a step
             return
         reach, fold = self._config.reach, self._config.fold
         if fold is not None:
             self._check_folded(run, fold.fold)
             return
-        if run.dropped < 0 or reach is None or run.dropped > run.start + 1 - reach:
-            raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which a layer reads")
-        if run.dropped % self._block_size:
-            raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which are no whole pairs")
+        if run.kv.dropped < 0 or reach is None or run.kv.dropped > run.start + 1 - reach:
+            raise PlanError(f"request {run.request} lacks its first {run.kv.dropped} tokens, which a layer reads")
+        if run.kv.dropped % self._block_size:
+            raise PlanError(f"request {run.request} lacks its first {run.kv.dropped} tokens, which are no whole pairs")
 
     def _check_folded(self, run: Run, fold: Fold) -> None:
         """Check a request that has folded pairs: it counts as dropped what that spares."""
-        if run.dropped < 0 or run.dropped % (self._block_size * (fold.pairs - 1)):
-            raise PlanError(f"request {run.request} is spared {run.dropped} tokens, which no folded pairs spare")
-        folded = fold.folded(run.dropped)
+        if run.kv.dropped < 0 or run.kv.dropped % (self._block_size * (fold.pairs - 1)):
+            raise PlanError(f"request {run.request} is spared {run.kv.dropped} tokens, which no folded pairs spare")
+        folded = fold.folded(run.kv.dropped)
         if folded > fold.sight.first_read(run.start):
             raise PlanError(f"request {run.request} has folded its first {folded} tokens, which a layer reads")
-        if run.from_right:
-            raise PlanError(f"request {run.request} has folded pairs, and fills some from the right")
 
-    def check_pairs(self, request: str, pairs: Sequence[int], tokens: int) -> None:
-        if tokens > len(pairs) * self._block_size:
-            raise PlanError(f"request {request} has {len(pairs)} block pairs, too few for {tokens} tokens")
-        if not _within(pairs, self._num_pairs):
+    def check_pairs(self, request: str, kv: KvForm, tokens: int) -> None:
+        if tokens > kv.room(self._block_size):
+            raise PlanError(f"request {request} has {len(kv.pairs)} block pairs, too few for {tokens} tokens")
+        least = 0 if kv.form or kv.dropped else -self._num_pairs  # ~pair
+        if not _within(kv.pairs, self._num_pairs, least):
             raise PlanError(f"request {request} names a block pair outside 0..{self._num_pairs - 1}")
 
-    def check_hidden(self, request: str, blocks: Sequence[int], tokens: int) -> None:
-        if self._why_not_hidden is not None:
-            raise PlanError(f"request {request} cannot keep hidden vectors: {self._why_not_hidden}")
-        if tokens > len(blocks) * self._block_size:
-            raise PlanError(f"request {request} has {len(blocks)} hidden blocks, too few for {tokens} tokens")
-        if not _within(blocks, 2 * self._num_pairs):
-            raise PlanError(f"request {request} names a block outside 0..{2 * self._num_pairs - 1}")
 
-
-def _within(numbers: Sequence[int], end: int) -> bool:
-    """Return whether all numbers are in 0..end - 1; by min and max, as a step may have tens of thousands of tokens."""
-    return not numbers or (min(numbers) >= 0 and max(numbers) < end)
+def _within(numbers: Sequence[int], end: int, least: int = 0) -> bool:
+    """Return whether all are in least..end - 1; by min and max, as a step may have tens of thousands of tokens."""
+    return not numbers or (min(numbers) >= least and max(numbers) < end)

@@ -223,7 +223,7 @@ def _in_two_steps(
 
     def step(tokens: Tensor, lies: list[Lie]) -> Tensor:
         spans = Spans(lies, _BLOCK_SIZE)
-        attention = attention_of([], spans, cache, config, kernels, model)
+        attention = attention_of(spans, cache, kernels)
         rows = torch.arange(len(tokens), device=device)
         return model.forward(tokens, spans.positions.to(device), rows, attention)
 

@@ -182,8 +182,8 @@ class TransformersModel:
         attended = attention.attend(place.layer, query, key.flatten(1), value.flatten(1), place.scoring)
         return attended[None].to(call.query.dtype)
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from hidden vectors")
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from the inputs of a layer")
 
 
 def read_network(folder: Path, config: GenericConfig, loader: Loader) -> HfNetwork:

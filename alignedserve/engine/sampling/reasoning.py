@@ -20,7 +20,7 @@ from torch import Tensor
 from alignedserve.core import Reasoning
 from alignedserve.engine.sampling.grammar import Grammar
 from alignedserve.text.reasoning.families import FAMILIES
-from alignedserve.text.reasoning.splitting import Phase
+from alignedserve.text.reasoning.splitting import ReasoningPhase
 
 
 class AfterReasoning:
@@ -55,33 +55,37 @@ class AfterReasoning:
         self._count(before, token)
         self._splitter.feed(self._decoder.decode(self._bytes_of(token)))
         after = self._splitter.phase
-        if before is Phase.OPEN and after in (Phase.OPEN, Phase.ANSWER) and self._grammar is not None:
+        if (
+            before is ReasoningPhase.OPEN
+            and after in (ReasoningPhase.OPEN, ReasoningPhase.ANSWER)
+            and self._grammar is not None
+        ):
             self._grammar.advance(token)
             self._has_begun = True
-        elif after is Phase.ANSWER and self._has_begun:
+        elif after is ReasoningPhase.ANSWER and self._has_begun:
             self._grammar = self._make_grammar()
-        self._holds = after is Phase.ANSWER and self._grammar is not None
+        self._holds = after is ReasoningPhase.ANSWER and self._grammar is not None
 
     def mask(self) -> Tensor | None:
         """Return [vocabulary] of bool: whether each token may come now; None if all may."""
         if self._holds and self._grammar is not None:
             return self._grammar.mask()
         phase = self._splitter.phase
-        if phase is Phase.REASONING:
+        if phase is ReasoningPhase.REASONING:
             return self._mask_in_reasoning()
-        if phase is Phase.ASIDE or self._grammar is None:
+        if phase is ReasoningPhase.ASIDE or self._grammar is None:
             return None
         mask = self._grammar.mask()
-        if phase is Phase.OPEN and mask is not None and (opening := self._next_opening) is not None:
+        if phase is ReasoningPhase.OPEN and mask is not None and (opening := self._next_opening) is not None:
             mask[opening] = True
         return mask
 
-    def _count(self, phase: Phase, token: int) -> None:
+    def _count(self, phase: ReasoningPhase, token: int) -> None:
         if self._begun is not None:
             self._begun.append(token)
             if self._reasoning.opening[: len(self._begun)] != tuple(self._begun):
                 self._begun = None
-        if phase is not Phase.REASONING:
+        if phase is not ReasoningPhase.REASONING:
             self._num_closing = 0
             return
         if self._is_closing:

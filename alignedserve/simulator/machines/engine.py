@@ -16,7 +16,6 @@ from zlib import crc32
 
 from alignedserve.core import (
     POOLED,
-    CacheKind,
     Chunk,
     Decode,
     History,
@@ -28,6 +27,7 @@ from alignedserve.core import (
     WorkerLimits,
 )
 from alignedserve.cost.trials import NOBODY
+from alignedserve.forms.orders import CopySlots, ProjectKv
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.protocol.commands import (
@@ -35,9 +35,7 @@ from alignedserve.protocol.commands import (
     CompressPage,
     CopyIn,
     CopyOut,
-    CopySlots,
     FoldKv,
-    ProjectKv,
     ReceiveKv,
     RunStep,
     SendKv,
@@ -93,8 +91,8 @@ class Costs:
 
     def step(self, plan: StepPlan) -> float:
         tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
-        prefixes = sum(part.start - part.dropped for part in plan.parts)
-        hidden = sum(part.start for part in plan.parts if part.blocks)
+        prefixes = sum(part.start - part.kv.dropped for part in plan.parts)
+        hidden = sum(part.start for part in plan.parts if part.kv.form)
         attended = self.prefix_token_s * prefixes + self.hidden_token_s * hidden
         return self.step_s + self.token_s * tokens + attended
 
@@ -316,7 +314,11 @@ def _fits(history: History | None, story: Story, index: int) -> bool:
 
 
 def _k_blocks(pairs: Sequence[int]) -> list[int]:
-    return [2 * pair for pair in pairs]
+    return [2 * pair if pair >= 0 else ~(2 * ~pair) for pair in pairs]
+
+
+def _both_blocks(pairs: Sequence[int]) -> list[int]:
+    return [block for pair in pairs for block in (2 * pair, 2 * pair + 1)]
 
 
 class CheckedHands(ModelledHands):
@@ -335,6 +337,7 @@ class CheckedHands(ModelledHands):
         self._blocks: list[Tags] = [[_EMPTY] * limits.block_size for _ in range(2 * limits.num_pairs)]
         self._folded: dict[int, Tags] = {}  # pair -> what layers without a window keep there of all that was folded
         self._places: dict[int, int] = {}  # place of a saved token -> its tag
+        self._saved: dict[int, tuple[tuple[int, int], ...]] = {}  # by the number of the copy that reads these places
         self._find_arena = arena
         self._arena: TaggedArena | None = None
         self._pool = ""  # its holder
@@ -384,43 +387,40 @@ class CheckedHands(ModelledHands):
         if part.request.startswith(NOBODY):
             self._spoil(part)
             return
-        request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
-        blocks = part.blocks if is_hidden else _k_blocks(part.pairs)
-        right = _k_blocks(part.from_right)
-        story, end, dropped = self._stories[request], start + len(tokens), part.dropped
+        request, start, is_hidden = part.request, part.start, bool(part.kv.form)
+        blocks = _both_blocks(part.kv.pairs) if is_hidden else _k_blocks(part.kv.pairs)
+        story, end, dropped = self._stories[request], start + len(tokens), part.kv.dropped
         lacking = self._check_folded(part, story) if self._limits.fold is not None and dropped else dropped
         if lacking == dropped and (dropped > self._limits.unread(start) or dropped % self._block_size):
             raise WrongKV(f"{request} lacks its first {dropped} tokens, and some of them are read at {start}")
-        if bool(part.pairs) is is_hidden:
-            raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
         if not tokens or story.tokens[start:end] != tuple(tokens):
             raise WrongKV(f"{request} runs tokens from {start} on that are not its own")
         if end - dropped > len(blocks) * self._block_size:
             raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end - dropped} tokens")
-        held = self._read(blocks, start - dropped, right, is_hidden)[lacking - dropped :]
+        held = self._read(blocks, start - dropped, is_hidden)[lacking - dropped :]
         if held != list(story.tags[lacking:start]):
             raise WrongKV(f"the blocks of {request} do not hold its tokens {lacking} to {start}")
-        touched = {self._slot(blocks, at, right) for at in range(start - dropped, end - dropped)}
+        touched = {self._slot(blocks, at) for at in range(start - dropped, end - dropped)}
         if touched & written:
             raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
         written |= touched
-        self._write(blocks, start - dropped, story.tags[start:end], right, is_hidden)
+        self._write(blocks, start - dropped, story.tags[start:end], is_hidden)
 
     def _check_folded(self, part: Chunk | Decode, story: Story) -> int:
         """Check what layers without a window read in folded pairs; return how many tokens those hold."""
         fold, size = self._limits.fold, self._block_size
         assert fold is not None
-        tokens = fold.folded(part.dropped)
+        tokens = fold.folded(part.kv.dropped)
         if tokens > fold.foldable(part.start, size) or tokens % (size * fold.pairs):
             raise WrongKV(f"{part.request} has folded {tokens} tokens, and some of them are read at {part.start}")
-        held = [tag for pair in part.pairs[: tokens // (size * fold.pairs)] for tag in self._folded.get(pair, ())]
+        held = [tag for pair in part.kv.pairs[: tokens // (size * fold.pairs)] for tag in self._folded.get(pair, ())]
         if held != list(story.tags[:tokens]):
             raise WrongKV(f"the folded pairs of {part.request} do not hold its first {tokens} tokens")
         return tokens
 
     def _spoil(self, part: Chunk | Decode) -> None:
         """Write what no request has: a trial runs on pairs that are nobody's."""
-        blocks = _k_blocks(part.pairs)
+        blocks = _k_blocks(part.kv.pairs)
         self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size))
 
     def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
@@ -466,28 +466,21 @@ class CheckedHands(ModelledHands):
 
     # --- Slots and pages
 
-    def _read(self, blocks: Sequence[int], end: int, from_right: Sequence[int] = (), is_hidden: bool = False) -> Tags:
+    def _read(self, blocks: Sequence[int], end: int, is_hidden: bool = False) -> Tags:
         tags: Tags = []
         for block in blocks[: -(-end // self._block_size)]:
-            tags += reversed(self._blocks[block]) if block in from_right else self._blocks[block]
+            tags += reversed(self._blocks[~block]) if block < 0 else self._blocks[block]
         return [tag ^ _HIDDEN for tag in tags[:end]] if is_hidden else tags[:end]
 
-    def _slot(self, blocks: Sequence[int], at: int, from_right: Sequence[int]) -> tuple[int, int]:
+    def _slot(self, blocks: Sequence[int], at: int) -> tuple[int, int]:
         """Return the block of a token, and its offset in the block."""
         block, offset = blocks[at // self._block_size], at % self._block_size
-        return block, self._block_size - 1 - offset if block in from_right else offset
+        return (~block, self._block_size - 1 - offset) if block < 0 else (block, offset)
 
-    def _write(
-        self,
-        blocks: Sequence[int],
-        start: int,
-        tags: Sequence[int],
-        from_right: Sequence[int] = (),
-        is_hidden: bool = False,
-    ) -> None:
+    def _write(self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool = False) -> None:
         """Write tags. KV takes both blocks of a pair; only the block of K is read later."""
         for at, tag in enumerate(tags, start):
-            block, offset = self._slot(blocks, at, from_right)
+            block, offset = self._slot(blocks, at)
             self._folded.pop(block // 2, None)
             self._blocks[block][offset] = tag ^ _HIDDEN if is_hidden else tag
             if not is_hidden:
@@ -498,8 +491,8 @@ class CheckedHands(ModelledHands):
         if arena is None:
             return
         blocks, size = _k_blocks(command.pairs), arena.page_size
-        tags = self._read(blocks, len(tokens), _k_blocks(command.from_right))
-        for token, place in command.saved:
+        tags = self._read(blocks, len(tokens))
+        for token, place in self._saved.pop(command.number, ()):
             tags[token] = self._places[place]
         first = command.start // size
         hashes = chained_hashes(tokens, size)[first:]
@@ -523,7 +516,7 @@ class CheckedHands(ModelledHands):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(blocks, at * size, read.tags, _k_blocks(command.from_right))
+            self._write(blocks, at * size, read.tags)
         return True
 
     def _copy_slots(self, command: CopySlots) -> None:
@@ -532,6 +525,8 @@ class CheckedHands(ModelledHands):
         new = {slot: self._places[place] for place, slot in command.restores}
         new |= {target: self._tag_at(source) for source, target in command.moves}
         self._places |= saved
+        if command.saved:
+            self._saved[command.copy] = command.saved
         for slot, tag in new.items():
             pair, offset = divmod(slot, self._block_size)
             self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
@@ -544,7 +539,7 @@ class CheckedHands(ModelledHands):
             self._folded[into] = tags
 
     def _project(self, command: ProjectKv) -> None:
-        tags = self._read(command.blocks, command.num_tokens, is_hidden=True)
+        tags = self._read(_both_blocks(command.kept), command.num_tokens, is_hidden=True)
         if tags != list(self._stories[command.request].tags[: command.num_tokens]):
             raise WrongKV(f"the blocks of {command.request} do not hold its hidden vectors")
         self._write(_k_blocks(command.pairs), 0, tags)

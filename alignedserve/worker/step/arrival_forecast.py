@@ -7,7 +7,7 @@ with each first token that was late for a step with documents, down to 12.5 %, a
 time. For example, a chat with a ttft of 1 s whose prompt takes 0.2 s has 0.8 s to spare: steps take at most 0.2 s.
 
 Chats with a ttft within a factor of two share one share. Only the last 20 chats count, so that a kind of chat that
-comes no more binds nobody. Where none came for ten times the usual interval (10 s at least, 60 s at most), none is
+no longer comes binds no step. Where none came for ten times the usual interval (10 s at least, 60 s at most), none is
 expected until the next one.
 
 Chats that a prefill worker hands on are to come, too: this worker hears of them at the end of a step, and their next
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from math import frexp, inf
 
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 
 COUNTED = 20
 LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: they may come in bursts
@@ -36,7 +36,7 @@ class ArrivalForecast:
         self._bound_s = self._until = inf
         self._joined: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, time between two tokens
 
-    def count(self, prompt: Running, prompt_s: float, now: float) -> None:
+    def count(self, prompt: WorkerRequest, prompt_s: float, now: float) -> None:
         """Count a prompt that takes `prompt_s` by itself. A prompt that is late by itself does not bind steps."""
         ttft_s = prompt.request.slo.ttft_s
         spare_s = ttft_s - prompt_s
@@ -61,7 +61,7 @@ class ArrivalForecast:
             return inf
         return JOINS * min(tbt_s for _, tbt_s in self._joined)
 
-    def learn(self, prompt: Running, now: float) -> None:
+    def learn(self, prompt: WorkerRequest, now: float) -> None:
         """Learn from a prompt whose first token is there."""
         request = prompt.request
         left_s, length = request.arrival_at + request.slo.ttft_s - now, _length(request.slo.ttft_s)

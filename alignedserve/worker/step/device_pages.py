@@ -13,13 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from alignedserve.worker.step.blocks import Blocks, add_pairs, lack_beginning
 from alignedserve.worker.step.named_blocks import NamedBlocks
-from alignedserve.worker.step.running import Blocks, Running
+from alignedserve.worker.step.request import WorkerRequest
 
-NamePages: TypeAlias = Callable[[Running, int], tuple[int, ...]]  # of the full pages of so many tokens of a request
+NamePages: TypeAlias = Callable[
+    [WorkerRequest, int], tuple[int, ...]
+]  # of the full pages of so many tokens of a request
 # The time of a copy of so many tokens from the pool, with which a prompt has KV up to a token; None where it computes
 # them sooner.
-CopySeconds: TypeAlias = Callable[[Running, int, int], float | None]
+CopySeconds: TypeAlias = Callable[[WorkerRequest, int, int], float | None]
 
 
 class DevicePages:
@@ -43,7 +46,7 @@ class DevicePages:
         """Return how many tokens a page of the device has; 0 where nothing is shared."""
         return 0 if self._blocks is None else self._size
 
-    def look(self, waiting: Running) -> None:
+    def look(self, waiting: WorkerRequest) -> None:
         """Note what is here of a request that has no pairs, and whether it fetches what the pool has beyond."""
         version = 0 if self._blocks is None else self._blocks.version
         if waiting.pairs or waiting.looked_up == version:
@@ -52,9 +55,9 @@ class DevicePages:
             waiting.prefix = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
         waiting.looked_up = version
         self._plan_fetch(waiting)
-        waiting.dropped = 0 if waiting.is_fetched else self._unread(waiting.prefix)
+        lack_beginning(waiting, 0 if waiting.is_fetched else self._unread(waiting.prefix))
 
-    def _plan_fetch(self, waiting: Running) -> None:
+    def _plan_fetch(self, waiting: WorkerRequest) -> None:
         """Decide whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
         waiting.end_fetch()
         end = len(waiting.known) * self._page_size
@@ -63,21 +66,21 @@ class DevicePages:
             waiting.prefix = waiting.fetched_from = start
             waiting.fetched_to, waiting.fetch_s = end, seconds
 
-    def num_read(self, waiting: Running) -> int:
+    def num_read(self, waiting: WorkerRequest) -> int:
         """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
         return 0 if self._blocks is None else self._blocks.num_read(self._found(waiting))
 
-    def num_read_once(self, running: Running) -> int:
+    def num_read_once(self, running: WorkerRequest) -> int:
         """Return how many pairs that a request is to share a single request reads: they do not come free if that one
         leaves for it. A request that has a seat shares nothing more."""
         return 0 if self._blocks is None or running.pairs else self._blocks.num_read_once(self._found(running))
 
-    def _found(self, waiting: Running) -> tuple[int, ...]:
+    def _found(self, waiting: WorkerRequest) -> tuple[int, ...]:
         assert not waiting.pairs, "what was found of it is its own now, and may have no name any more"
         self.look(waiting)  # pages may have been evicted since
-        return waiting.block_names[waiting.dropped // self._size : waiting.prefix // self._size]
+        return waiting.block_names[waiting.kv.dropped // self._size : waiting.prefix // self._size]
 
-    def next_page(self, running: Running) -> int | None:
+    def next_page(self, running: WorkerRequest) -> int | None:
         """Return the name of the page that a request computes next; None where that is its last, or not full."""
         if self._blocks is None:
             return None
@@ -85,73 +88,75 @@ class DevicePages:
             self.look(running)
         return self.page_at(running, running.prefix)
 
-    def page_at(self, running: Running, token: int) -> int | None:
+    def page_at(self, running: WorkerRequest, token: int) -> int | None:
         """Return the name of the page of this token of a request; None where that is its last page, or not full."""
         at, names = token // self._size, running.block_names
         return names[at] if at < len(names) else None
 
-    def has_to_fetch(self, waiting: Running) -> bool:
+    def has_to_fetch(self, waiting: WorkerRequest) -> bool:
         """Return whether a request copies what the pool knows of it beyond what is here, when it is seated."""
         self.look(waiting)  # pages may have been evicted since, and now it fetches them
         return waiting.fetched_to > waiting.prefix
 
-    def share(self, running: Running) -> None:
+    def share(self, running: WorkerRequest) -> None:
         """Seat a request on what is here of it."""
         if self._blocks is None:
             return
         found = self._found(running)
-        running.pairs, running.looked_up = self._blocks.share(found), -1
+        add_pairs(running, self._blocks.share(found))
+        running.looked_up = -1
         self.count_cached(running)
         if found:
             running.came_with_kv = True
             self.num_shared_tokens += running.prefix
 
-    def num_read_of_kv(self, joining: Running) -> int:
+    def num_read_of_kv(self, joining: WorkerRequest) -> int:
         """Return how many pairs that hold KV of a request, all of which the pool has, others read."""
         return 0 if self._blocks is None else self._blocks.num_read(self._found_of_kv(joining))
 
-    def share_kv(self, joining: Running) -> None:
+    def share_kv(self, joining: WorkerRequest) -> None:
         """Give a request what is here of its KV, which the pool has; `fetched_from` says where the rest begins."""
         joining.fetched_from = 0
         if self._blocks is not None:
             found = self._found_of_kv(joining)
-            joining.pairs, joining.fetched_from = self._blocks.share(found), len(found) * self._size
+            add_pairs(joining, self._blocks.share(found))
+            joining.fetched_from = len(found) * self._size
 
-    def _found_of_kv(self, joining: Running) -> tuple[int, ...]:
+    def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
         """Return the names of the pages that are here of its KV, before a page of the pool that is to be copied."""
         assert self._blocks is not None, "nothing is shared"
-        if joining.dropped:
+        if joining.kv.dropped:
             return ()
         names = self._name(joining, joining.prefix - 1)
         tokens = self._blocks.find(names) * self._size
         return names[: (tokens - tokens % self._page_size) // self._size]
 
-    def count_cached(self, running: Running) -> None:
+    def count_cached(self, running: WorkerRequest) -> None:
         """Note that what a request has now was not computed for it, unless it has run before."""
         if running.waited_s is None:
             running.num_cached = min(running.prefix, len(running.request.prompt))
 
-    def publish(self, running: Running) -> None:
+    def publish(self, running: WorkerRequest) -> None:
         """Let others share the full pages of a request, which have KV now."""
         if self._blocks is not None and running.pairs and not running.request.runs_whole:
-            names, num_dropped = self._name(running, running.prefix), running.dropped // self._size
-            self._blocks.publish(names, running.pairs, num_dropped, running.folded // self._size)
+            names, kv = self._name(running, running.prefix), running.kv
+            self._blocks.publish(names, kv.pairs, kv.dropped // self._size, kv.folded // self._size)
             if running.known:
                 known = len(running.known) * self._page_size // self._size
                 self._blocks.note_elsewhere(running.block_names[:known])
 
-    def note_in_pool(self, running: Running) -> None:
+    def note_in_pool(self, running: WorkerRequest) -> None:
         """Note that the pool gets the full pages of a request, which has them still."""
         if self._blocks is not None and not running.num_lost:
             self._blocks.note_elsewhere(running.block_names)
 
-    def forget(self, running: Running) -> None:
+    def forget(self, running: WorkerRequest) -> None:
         """Let nobody share what a request has computed, or was computed from: its KV may be wrong."""
         if self._blocks is not None:
             self._blocks.forget(running.block_names)
 
 
-def findable_tokens(running: Running) -> int:
+def findable_tokens(running: WorkerRequest) -> int:
     """Return how many tokens of a request others may have computed for it.
 
     The logits of the last one are needed in any case; there are none where the logits, or the states, of all tokens are
@@ -167,21 +172,21 @@ class NextPages:
     is served after it; a copy is there before the next step.
     """
 
-    def __init__(self, pages: DevicePages, prompts: Iterable[Running]) -> None:
+    def __init__(self, pages: DevicePages, prompts: Iterable[WorkerRequest]) -> None:
         self._pages = pages
-        self._prompts: dict[int, Running] = {}  # by the name of the page
+        self._prompts: dict[int, WorkerRequest] = {}  # by the name of the page
         self._fetched: set[int] = set()  # names of the first pages that seated prompts fetch
         for prompt in prompts:
             self.add(prompt)
 
-    def add(self, prompt: Running) -> None:
+    def add(self, prompt: WorkerRequest) -> None:
         """Note a prompt that has a seat."""
         if (name := self._pages.next_page(prompt)) is not None:
             self._prompts.setdefault(name, prompt)
         if prompt.is_fetched and (name := self._pages.page_at(prompt, prompt.fetched_from)) is not None:
             self._fetched.add(name)
 
-    def holds_up(self, waiting: Running) -> bool:
+    def holds_up(self, waiting: WorkerRequest) -> bool:
         """Return whether a waiting prompt is to share the page that it lacks as soon as that is computed."""
         if not (self._prompts or self._fetched):
             return False
@@ -192,7 +197,7 @@ class NextPages:
         return prompt is not None and _order(prompt) <= _order(waiting)
 
 
-def _order(prompt: Running) -> tuple[bool, int, float]:
+def _order(prompt: WorkerRequest) -> tuple[bool, int, float]:
     """Return a key of the order of service that changes with nothing that happens here."""
     request, is_rt = prompt.request, prompt.promise.is_rt
     return not is_rt, request.priority if is_rt else 0, request.arrival_at + request.slo.ttft_s if is_rt else 0.0

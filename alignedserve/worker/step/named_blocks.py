@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
-from alignedserve.worker.step.running import Blocks
+from alignedserve.worker.step.blocks import Blocks
 
 PageCost: TypeAlias = Callable[[bool], float]
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from heapq import merge
 from math import inf
 
-from alignedserve.core import CacheKind, Chunk, ServiceClass
+from alignedserve.core import Chunk, ServiceClass
 from alignedserve.cost.model import StepEstimate
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Rank
-from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.ranks import key_of
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import Selection, StepView, estimate_of, shape_of
+from alignedserve.worker.step.waiting_prompts import Ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,17 @@ UNBOUNDED = StepBounds()
 
 
 class StepBuilder:
-    def __init__(self, view: StepView, bounds: StepBounds, budget: int) -> None:
+    def __init__(self, view: StepView, bounds: StepBounds, budget: int, most: int) -> None:
+        """`budget` is the most prompt tokens of the step, `most` the most requests."""
         at, seating = view.at, view.seating
         careful = at.caution()
         self.at, self.seating, self.policy = at, seating, at.policy
         self.decodes_s = bounds.decodes_s  # the most time of the step: beside decodes of chats,
         self.prompts_s = min(bounds.decodes_s, at.joins_s) / careful  # beside their prompts,
         self.bound_s = min(bounds.all_s, at.joins_s) / careful  # and beside all others
-        self.budget = budget  # prompt tokens
-        self.tokens, self.seats = at.room, at.batch  # that are left
-        self.decodes: list[Running] = []
+        self.budget = budget
+        self.tokens, self.seats = at.room, most  # that are left
+        self.decodes: list[WorkerRequest] = []
         self.chunks: list[Chunk] = []
         self.estimate = StepEstimate(at.cost)
         self.has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
@@ -59,31 +60,31 @@ class StepBuilder:
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
         self._ran_out_of_time = self._is_full = self._has_replaced = False
         self._first: set[int] = set()  # decodes that came before all others
-        seating.has_time_to_project = lambda tokens: self.estimate.with_hidden(tokens) <= self.bound_s
+        seating.has_time_to_project = lambda tokens: self.estimate.with_remade(tokens) <= self.bound_s
 
     # --- Rules that schedulers override
 
-    def may_exceed(self, prompt: Running) -> bool:
+    def may_exceed(self, prompt: WorkerRequest) -> bool:
         """Return whether the prompt gets a block of tokens whatever time there is."""
         return not self._has_sure
 
-    def is_sure(self, prompt: Running) -> bool:
+    def is_sure(self, prompt: WorkerRequest) -> bool:
         """Return whether, with this prompt, the step has the one that `may_exceed` is for."""
         return True
 
-    def blocks_all(self, running: Running) -> bool:
+    def blocks_all(self, running: WorkerRequest) -> bool:
         """Return whether a request that waits for memory blocks requests of both classes."""
         return True
 
-    def is_blocked_by(self, unfinished: ServiceClass, prompt: Running, is_urgent: bool) -> bool:
+    def is_blocked_by(self, unfinished: ServiceClass, prompt: WorkerRequest, is_urgent: bool) -> bool:
         """Return whether an unfinished long prompt of this class blocks another long prompt (ERA, AccelGen §4.2)."""
         return not is_urgent
 
-    def replaces(self, running: Running) -> bool:
+    def replaces(self, running: WorkerRequest) -> bool:
         """Take a decode out of the step for this one, which has no place; return whether that was done."""
         return False
 
-    def is_worth_gaps(self, prompt: Running, size: int, most: int) -> bool:
+    def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
         """Return whether `most` tokens of a prompt run where only `size` fit, and decodes are late for it."""
         return False
 
@@ -103,7 +104,7 @@ class StepBuilder:
                 self._look(found[1])
                 yield found
 
-    def add_together(self, decodes: Sequence[Running]) -> bool:
+    def add_together(self, decodes: Sequence[WorkerRequest]) -> bool:
         """Add all of these decodes to an empty step, or none where they do not fit."""
         estimate = estimate_of(decodes, self.at)
         bound_s = self.decodes_s if all(running.promise.is_rt for running in decodes) else self.bound_s
@@ -116,7 +117,7 @@ class StepBuilder:
         self.seats -= len(decodes)
         return True
 
-    def others_of(self, decodes: Sequence[Running]) -> Sequence[Running]:
+    def others_of(self, decodes: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
         """Return the decodes that were not added together."""
         if len(self._first) == len(decodes):
             return ()
@@ -155,8 +156,8 @@ class StepBuilder:
             if not self.is_empty:
                 return
 
-    def _add(self, running: Running, is_urgent: bool) -> None:
-        if not running.pairs:
+    def _add(self, running: WorkerRequest, is_urgent: bool) -> None:
+        if not running.kv.pairs:
             self._look(running)
         if running.decodes:
             if not self._first or id(running) not in self._first:
@@ -164,26 +165,26 @@ class StepBuilder:
         else:
             self._add_prompt(running, is_urgent)
 
-    def _add_decode(self, running: Running) -> None:
-        estimate, prefix, hidden = self.estimate, running.prefix - running.dropped, running.num_hidden
-        is_late = estimate.with_decode(prefix, hidden) > (self.decodes_s if running.promise.is_rt else self.bound_s)
+    def _add_decode(self, running: WorkerRequest) -> None:
+        estimate, prefix, remade = self.estimate, running.prefix - running.kv.dropped, running.num_remade
+        is_late = estimate.with_decode(prefix, remade) > (self.decodes_s if running.promise.is_rt else self.bound_s)
         self._ran_out_of_time |= is_late
         if (is_late or not self.seats) and (self._is_full or not self.replaces(running)):
             return
         seating = self.seating
         # Decodes have a place for their token; a prompt that is recomputed may lack one.
-        if (seating.by_chunk or not running.pairs) and seating.demand(running, 1):
+        if (seating.by_chunk or not running.kv.pairs) and seating.demand(running, 1):
             if not seating.most(running, 1):
                 self.note_no_memory(running)
                 return
             seating.take(running, 1)
         self.decodes.append(running)
         estimate.add_decode(prefix)
-        estimate.hidden += hidden
+        estimate.remade += remade
         self.tokens -= 1
         self.seats -= 1
 
-    def _add_prompt(self, running: Running, is_urgent: bool) -> None:
+    def _add_prompt(self, running: WorkerRequest, is_urgent: bool) -> None:
         most = self._most_in_step(running) if self.seats else 0
         if most <= 0 or not self.takes(running) or self.must_wait(running, is_urgent):
             return
@@ -196,14 +197,14 @@ class StepBuilder:
         if with_memory < most:
             self.note_no_memory(running)
 
-    def add_chunk(self, running: Running, most: int) -> int:
+    def add_chunk(self, running: WorkerRequest, most: int) -> int:
         """Add the next chunk of a prompt: of the `most` tokens that have memory, those that have time. Return how many
         these are."""
         if not running.pairs and self.seating.pages.has_to_fetch(running):  # its cached prefix is fetched first
             self.seating.take(running, most)
             return 0
         bound_s = self.prompts_s if running.promise.is_rt else self.bound_s
-        size = 0 if self.has_cut else self.fitting(bound_s, running.num_held, most, running.num_hidden)
+        size = 0 if self.has_cut else self.fitting(bound_s, running.num_held, most, running.num_remade)
         if size < most and not self.has_cut and self.is_worth_gaps(running, size, most):
             size = most
         if running.request.runs_whole:
@@ -217,7 +218,7 @@ class StepBuilder:
             self.seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
             self.estimate.add_chunk(size, running.num_held)
-            self.estimate.add_hidden(running.num_hidden)
+            self.estimate.add_remade(running.num_remade)
             self.tokens -= size
             self.seats -= 1
             self.budget -= size
@@ -234,7 +235,7 @@ class StepBuilder:
     def takes_prompts(self) -> bool:
         return self.tokens > 0 and self.seats > 0 and self.budget > 0 and not (self.has_cut and self._has_sure)
 
-    def takes(self, prompt: Running) -> bool:
+    def takes(self, prompt: WorkerRequest) -> bool:
         return not self.has_cut or self.may_exceed(prompt)
 
     @property
@@ -242,7 +243,7 @@ class StepBuilder:
         """Return whether the next prompt may be cut: where prompts are not, only one longer than any step is."""
         return self._cuts or not self.chunks
 
-    def must_wait(self, running: Running, is_urgent: bool = False) -> bool:
+    def must_wait(self, running: WorkerRequest, is_urgent: bool = False) -> bool:
         """Return whether a prompt waits for its seat: for memory, pages, or the end of another long prompt."""
         if running.pairs:
             return False
@@ -258,7 +259,7 @@ class StepBuilder:
             self._long = self.seating.long_classes()
         return self._long
 
-    def _most_in_step(self, running: Running) -> int:
+    def _most_in_step(self, running: WorkerRequest) -> int:
         """Return how many tokens of a prompt the step has places for. A prompt that runs whole takes as many as it has,
         beside others if the step has room, or alone."""
         most = min(running.most_in_chunk, self.tokens, self.budget)
@@ -266,30 +267,30 @@ class StepBuilder:
             return most
         return running.num_ahead if running.num_ahead <= self.tokens or not self.chunks else 0
 
-    def with_memory(self, running: Running, most: int) -> int:
+    def with_memory(self, running: WorkerRequest, most: int) -> int:
         """Return for how many of these tokens of a prompt there is memory: all or none where it runs whole."""
         found = self.seating.most(running, most)
         return 0 if running.request.runs_whole and found < running.num_ahead else found
 
-    def note_no_memory(self, running: Running) -> None:
+    def note_no_memory(self, running: WorkerRequest) -> None:
         """Note that a request waits for memory, before requests that are added after it."""
         if self.blocks_all(running):
             self._has_no_memory = True
         else:
             self._be_has_no_memory = True
 
-    def _lacks_memory(self, running: Running) -> bool:
+    def _lacks_memory(self, running: WorkerRequest) -> bool:
         """Return whether another request waits for memory that is to be seated before this one."""
         return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
 
-    def fitting(self, bound_s: float, cached: int, most: int, hidden: int = 0) -> int:
+    def fitting(self, bound_s: float, cached: int, most: int, remade: int = 0) -> int:
         """Return the most tokens with which the step stays in bounds: a longer chunk never takes less."""
-        if self.estimate.with_chunk(most, cached, hidden) <= bound_s:
+        if self.estimate.with_chunk(most, cached, remade) <= bound_s:
             return most
         fits = 0
         while most - fits > 1:
             middle = (fits + most) // 2
-            if self.estimate.with_chunk(middle, cached, hidden) <= bound_s:
+            if self.estimate.with_chunk(middle, cached, remade) <= bound_s:
                 fits = middle
             else:
                 most = middle
@@ -311,7 +312,7 @@ class StepBuilder:
         return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, self.seating.seated, unseated, ran_out)
 
 
-def chunk_of(prompt: Running, most: int) -> Chunk:
+def chunk_of(prompt: WorkerRequest, most: int) -> Chunk:
     """Return the next chunk of a prompt, of at most `most` tokens; all tokens of a prompt that runs whole."""
     request = prompt.request
     size = prompt.num_ahead if request.runs_whole else min(prompt.most_in_chunk, most)
@@ -320,15 +321,11 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         request=request.id,
         tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
         start=prompt.prefix,
-        pairs=() if prompt.blocks else prompt.pairs,
+        kv=prompt.kv,
         sampling=request.sampling if whole and prompt.has_tokens else None,
         index=len(prompt.output),
         history=prompt.history if whole else None,
         scoring=prompt.scoring(prompt.prefix + size),
-        from_right=prompt.from_right,
-        dropped=prompt.dropped,
-        kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
-        blocks=prompt.blocks,
         pooling=request.pooling if whole else None,
         adapter=prompt.request.adapter,
     )

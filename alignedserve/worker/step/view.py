@@ -1,5 +1,6 @@
 """What a scheduler sees when it plans a step, and what it answers.
 
+Seating      the block pairs of a device, and the seats for prompts that wait, that a step may take
 StepView     the requests: decodes, seated prompts, prompts that wait; and the memory that the step may take
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
 Selection    the answer: what runs, which prompts got a seat, which requests lost theirs
@@ -7,19 +8,111 @@ Selection    the answer: what runs, which prompts got a seat, which requests los
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from alignedserve.core import Chunk
+from alignedserve.core import Chunk, ServiceClass, units_for
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.step.decode_order import DecodeOrder
-from alignedserve.worker.step.running import Running
-from alignedserve.worker.step.seating import Seating
+from alignedserve.worker.step.blocks import Blocks, add_pairs
+from alignedserve.worker.step.device_pages import NO_NEXT_PAGES, NOTHING_SHARED, DevicePages, NextPages
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+
+@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
+class Seating:
+    blocks: Blocks
+    total: int  # pairs of the device
+    block_size: int  # tokens of a pair
+    seats: int  # requests that may be seated
+    by_chunk: bool  # whether a prompt gets pairs for the chunk that runs, or at once what it will need
+    room_for: Callable[[WorkerRequest], int]  # tokens that a request which is seated as a whole gets memory for
+    long_classes: Callable[[], set[ServiceClass]]  # of the long prompts that are unfinished here
+    pages: DevicePages = NOTHING_SHARED  # what requests share
+    next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
+    seated: list[WorkerRequest] = field(default_factory=list)  # by this choice
+    unseated: list[WorkerRequest] = field(
+        default_factory=list
+    )  # requests that gave up their pairs for these, and wait again
+    # Tells whether the step has time to make K and V of this many tokens anew; the step sets it.
+    has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
+
+    def left_for(self, _running: WorkerRequest) -> int:
+        """Return how many tokens of a request there is memory for."""
+        return self.blocks.num_free * self.block_size
+
+    def has_seat(self, _waiting: WorkerRequest) -> bool:
+        return self.seats > 0
+
+    def may_seat(self, waiting: WorkerRequest) -> bool:
+        """Return whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
+        return not self.next_pages.holds_up(waiting)
+
+    @property
+    def takes_best_effort(self) -> bool:
+        """Return whether there may be a best-effort prompt that is to be seated."""
+        return True
+
+    def demand(self, running: WorkerRequest, size: int) -> int:
+        """Return the memory that `size` more tokens of a request need, in tokens rounded up to blocks.
+
+        What the request has already, and what it shares with seated requests, is not counted. For example, a prompt
+        with 20 tokens in two blocks of 16 needs 16 more for a chunk of 20 tokens.
+        """
+        if running.pairs and not self.by_chunk:  # most requests
+            return 0
+        return max(0, self._pairs_for(running, size) - self._num_held(running)) * self.block_size
+
+    def _pairs_for(self, running: WorkerRequest, size: int) -> int:
+        """Return how many pairs a request has with `size` more tokens."""
+        tokens = running.num_held + size if self._grows(running) else self.room_for(running)
+        return units_for(tokens, self.in_pair(running))
+
+    def _num_held(self, running: WorkerRequest) -> int:
+        return len(running.pairs) or self.pages.num_read(running)
+
+    def in_pair(self, _running: WorkerRequest) -> int:
+        """Return how many tokens of a request a pair holds."""
+        return self.block_size
+
+    def _grows(self, running: WorkerRequest) -> bool:
+        """Return whether a request gets pairs chunk by chunk.
+
+        The KV that the pool has of it when it is seated is copied to its pairs at once; what comes later is not.
+        """
+        return self.by_chunk and bool(running.pairs or not self.pages.has_to_fetch(running))
+
+    def most(self, running: WorkerRequest, size: int) -> int:
+        """Return how many of these tokens of a request there is memory for."""
+        if not running.pairs and not self.has_seat(running):
+            return 0
+        left = self.left_for(running)
+        if self.demand(running, size) <= left:
+            return size
+        if not self._grows(running):
+            return 0
+        return max(0, self._num_held(running) * self.block_size + left - running.num_held)
+
+    def take(self, running: WorkerRequest, size: int) -> None:
+        """Take memory for `size` more tokens of a request, which `most` has found; seat it if it waits."""
+        wanted = self._pairs_for(running, size)
+        if not running.pairs:
+            self.seats -= 1
+            self.seated.append(running)
+            self.pages.share(running)
+        elif not self.by_chunk:
+            return
+        add_pairs(running, self._taken(max(0, wanted - len(running.pairs))))
+        self.next_pages.add(running)
+
+    def _taken(self, count: int) -> tuple[int, ...]:
+        pairs = self.blocks.take(count)
+        assert pairs is not None, "a choice took more than there was"
+        return pairs
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -34,10 +127,9 @@ class StepContext:
     chunk: int  # tokens of a prompt that run in a step, on average
     policy: Policy
     pivot: int  # tokens that saturate the hardware (S_pf)
-    batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
-    seated: DecodeOrder | None = None  # keeps decodes in their order, where they are more than that
     calm_s: float = inf  # most time of a step with documents, for chats that are still to come
     joins_s: float = inf  # most time of a step with more than decodes of chats, for chats that are handed on
+    newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): those of older ones leave first
 
     def caution(self, kind: Kind = Kind.MIXED) -> float:
         """Return by which factor the predicted time of a step of this kind is to be less than its bound.
@@ -52,34 +144,24 @@ class StepContext:
 class StepView(NamedTuple):
     """The requests on a worker, and the memory that its next step may take."""
 
-    decodes: Sequence[Running]  # that may run
-    prompts: Sequence[Running]  # that have a seat and may run
+    decodes: Sequence[WorkerRequest]  # that may run
+    prompts: Sequence[WorkerRequest]  # that have a seat and may run
     waiting: WaitingPrompts  # prompts without a seat
     at: StepContext
     seating: Seating
-    here: Sequence[Running] = ()  # all requests with memory on a decode worker, whether they may run or not
-
-    def kept(self) -> DecodeOrder | None:
-        """Return the decodes in their order as it is now, where they are more than a step has places for."""
-        at, kept = self.at, self.at.seated
-        if kept is not None and len(self.decodes) > at.batch:
-            kept.refresh(self.decodes, at.now, at.times)
-            return kept
-        if kept is not None:
-            kept.forget()
-        return None
+    here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, whether they may run or not
 
 
 @dataclass(slots=True)
 class Selection:
     """The requests and chunks that the next step runs."""
 
-    decodes: Sequence[Running]
+    decodes: Sequence[WorkerRequest]
     chunks: tuple[Chunk, ...]
     shape: Shape
     predicted_s: float
-    seated: Sequence[Running] = ()  # prompts that waited: they have their pairs now
-    unseated: Sequence[Running] = ()  # best-effort requests that gave up their pairs for these
+    seated: Sequence[WorkerRequest] = ()  # prompts that waited: they have their pairs now
+    unseated: Sequence[WorkerRequest] = ()  # best-effort requests that gave up their pairs for these
     ran_out_of_time: bool = False  # whether there was more to run, and no time for it
 
     @property
@@ -87,19 +169,19 @@ class Selection:
         return not self.decodes and not self.chunks and not self.seated
 
 
-def estimate_of(decodes: Iterable[Running], at: StepContext) -> StepEstimate:
+def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstimate:
     """Return what a step of these decodes is expected to take."""
     return StepEstimate(at.cost, shape_of((), list(decodes)))
 
 
-def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.start - chunk.dropped) for chunk in chunks]
-    hidden = sum([running.prefix for running in decodes if running.blocks])
-    hidden += sum([chunk.start for chunk in chunks if chunk.blocks])
-    return Shape.build(sizes, [running.prefix - running.dropped for running in decodes], hidden)
+def shape_of(chunks: Sequence[Chunk], decodes: Sequence[WorkerRequest]) -> Shape:
+    sizes = [(len(chunk.tokens), chunk.start - chunk.kv.dropped) for chunk in chunks]
+    remade = sum([running.prefix for running in decodes if running.kv.form])
+    remade += sum([chunk.start for chunk in chunks if chunk.kv.form])
+    return Shape.build(sizes, [running.prefix - running.kv.dropped for running in decodes], remade)
 
 
-def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: StepContext) -> Selection:
+def all_of(decodes: Sequence[WorkerRequest], chunks: tuple[Chunk, ...], at: StepContext) -> Selection:
     """Return the selection of all that is given."""
     shape = shape_of(chunks, decodes)
     return Selection(decodes, chunks, shape, at.cost.seconds(shape))

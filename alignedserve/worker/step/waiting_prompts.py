@@ -5,31 +5,159 @@ moves alike for all, but for three things: a due that passes, a level that rises
 is reckoned with. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
 its level rises; all are filed again when the step times or the size of chunks have moved by a fifth (BROS §4.2).
 
+There is a line for each kind of order: by arrival, by a fixed key, or by promises. It yields the prompts with the keys
+by which they are ranked among those that are seated. With promises there is a list for each way in which prompts come
+to their turn:
+
+    RT      ─ by slack: those at the front are urgent;   and by (priority, slack): the others
+    BE      ─ by slack: those at the front are urgent;   and by (priority, ...): the others
+    late    ─ by slack, where late requests are dropped to the end
     in time ─ by slack, real-time prompts whose due still counts: the first of them that can make it bounds the step
-    line    ─ as they are served (lines.py)
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
+from alignedserve.core import ServiceClass
 from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import TokenPromise
-from alignedserve.scheduling.slo import Late, StepTimes
+from alignedserve.scheduling.promise import Promise, TokenPromise
+from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes
 from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
-from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, WaitingLine
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed again
 _HOPELESS = 32  # prompts that are looked at for one that can still be in time
 _FEW = 64  # changes that are kept, whether their prompts are here or not
+
+Place: TypeAlias = tuple[Any, ...]  # what it is sorted by, a number of its own, and the prompt
+Ranked: TypeAlias = tuple[tuple[Any, ...], WorkerRequest]  # the key by which a request is ranked, and the request
+Filing: TypeAlias = tuple[list[Place], Place]  # a place and the list that it is in
+
+
+@dataclass(slots=True)
+class FiledPrompt:
+    """The places of a prompt in the lists."""
+
+    serial: int
+    until: float  # its slack as an instant
+    places: list[Filing] = field(default_factory=list)
+
+
+class WaitingLine(ABC):
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        """Return the places of a prompt. `by_slack` begins with its slack as an instant, and may be in several lists;
+        `end` tells equal prompts apart."""
+        return []
+
+    @abstractmethod
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
+
+        Their keys compare with those of `Standing.key`.
+        """
+
+    def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        """Yield prompts whose slack is less than a step."""
+        return iter(())
+
+    def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        """Yield prompts that are not urgent, by priority and what comes after it."""
+        return iter(())
+
+    def late(self, now: float) -> Iterator[Ranked]:
+        """Yield prompts that are dropped to the end because they are late."""
+        return iter(())
+
+
+class ArrivalLine(WaitingLine):
+    def __init__(self, prompts: Iterable[WorkerRequest], real_time: Iterable[WorkerRequest]) -> None:
+        """Both are in the order of arrival, and change with what waits."""
+        self._prompts, self._real_time = prompts, real_time
+
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        for number, running in enumerate(self._real_time if only_rt else self._prompts):
+            yield (number,), running
+
+
+class KeyLine(WaitingLine):
+    def __init__(self, ordering: ByKey) -> None:
+        self._ordering = ordering
+        self._by_key: list[Place] = []
+
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        return [(self._by_key, (self._ordering.key(standing), *end))]
+
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        classes = _classes(only_rt)
+        for place in self._by_key:
+            if place[-1].promise.is_rt in classes:
+                yield place[:3], place[-1]
+
+
+class PromiseLine(WaitingLine):
+    def __init__(self, policy: Policy, filed: Mapping[WorkerRequest, FiledPrompt]) -> None:
+        """`filed` says where each prompt is, and changes with what waits."""
+        self._drops_late = policy.late is Late.DROP_LAST
+        self._ranks_be_by_slack = policy.ranks_be_by_slack
+        self._filed = filed
+        self._rt: list[Place] = []
+        self._rt_later: list[Place] = []
+        self._be: list[Place] = []
+        self._be_later: list[Place] = []
+        self._late: list[Place] = []
+
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        if standing.is_late and self._drops_late:
+            return [(self._late, by_slack)]
+        if standing.service is ServiceClass.RT:
+            return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
+        key = (by_slack[0],) if self._ranks_be_by_slack else (standing.level, standing.restore_s)
+        later = (standing.priority, *key, standing.remaining, *end)
+        return [(self._be, by_slack), (self._be_later, later)]
+
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        classes = _classes(only_rt)
+        for is_rt in classes:
+            yield from self.urgent(now, most_s, is_rt)
+        for is_rt in classes:
+            yield from self.later(now, most_s, is_rt)
+        yield from self.late(now)
+
+    def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, True)
+        for place in self._rt if is_rt else self._be:
+            if place[0] - now > most_s:
+                return
+            yield (*rank, place[0] - now, *place[1:4]), place[-1]
+
+    def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
+        for place in self._rt_later if is_rt else self._be_later:
+            if self._filed[place[-1]].until - now > most_s:
+                key = (place[0], place[1] - now) if is_rt or self._ranks_be_by_slack else place[:2]
+                yield (*rank, *key, *place[2:-2]), place[-1]
+
+    def late(self, now: float) -> Iterator[Ranked]:
+        for place in self._late:
+            yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
+
+
+def _classes(only_rt: bool) -> tuple[bool, ...]:
+    """Return which classes are asked for: True is real-time."""
+    return (True,) if only_rt else (True, False)
+
+
+T = TypeVar("T", float, str)
 
 
 class Serial(Protocol):
@@ -43,19 +171,19 @@ class Changes:
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Running]] = []
+        self._heap: list[tuple[float, int, WorkerRequest]] = []
 
-    def add(self, at: float, serial: int, running: Running) -> None:
+    def add(self, at: float, serial: int, running: WorkerRequest) -> None:
         heappush(self._heap, (at, serial, running))
 
-    def before(self, now: float, filed: Mapping[Running, Serial]) -> Iterator[Running]:
+    def before(self, now: float, filed: Mapping[WorkerRequest, Serial]) -> Iterator[WorkerRequest]:
         """Take out and yield the requests whose places have changed by now."""
         while self._heap and self._heap[0][0] < now:
             _, serial, running = heappop(self._heap)
             if (at := filed.get(running)) is not None and at.serial == serial:
                 yield running
 
-    def sweep(self, filed: Mapping[Running, Serial]) -> None:
+    def sweep(self, filed: Mapping[WorkerRequest, Serial]) -> None:
         """Take out requests that have left: with all their tokens they would stay until they would have been late,
         which may be days."""
         if len(self._heap) > 2 * len(filed) + _FEW:
@@ -68,20 +196,21 @@ class WaitingPrompts:
         self._policy, self._pages = policy, pages
         # Requests in the order of arrival, each with the tokens that it was counted with, since its known beginning may
         # change.
-        self._all: OrderedDict[Running, int] = OrderedDict()
-        self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
-        self._be_alone: OrderedDict[Running, None] = OrderedDict()
-        self._again: dict[Running, None] = {}  # those that had a seat before, and go before others of their class
-        self._fetched: dict[Running, None] = {}  # those with pages in the pool, which are copied here
-        self._named: dict[str, list[Running]] = {}
+        self._all: OrderedDict[WorkerRequest, int] = OrderedDict()
+        self._rt_alone: OrderedDict[WorkerRequest, None] = OrderedDict()  # the real-time ones of them
+        self._be_alone: OrderedDict[WorkerRequest, None] = OrderedDict()
+        self._again: dict[WorkerRequest, None] = {}  # those that had a seat before, and go before others of their class
+        self._fetched: dict[WorkerRequest, None] = {}  # those with pages in the pool, which are copied here
+        self._named: dict[str, list[WorkerRequest]] = {}
+        self.callers: Counter[str] = Counter()  # of real-time prompts, also of those that yield (caller_shares.py)
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
         self.num_pooled = 0  # prompts that ask for a vector
         self._ranks_be_by_slack = policy.ranks_be_by_slack
         self._drops_late = policy.late is Late.DROP_LAST
-        self._filed: dict[Running, FiledPrompt] = {}
-        self._unfiled: dict[Running, None] = {}
-        self._moved: dict[Running, None] = {}  # filed by what was here of them before
+        self._filed: dict[WorkerRequest, FiledPrompt] = {}
+        self._unfiled: dict[WorkerRequest, None] = {}
+        self._moved: dict[WorkerRequest, None] = {}  # filed by what was here of them before
         self._serial = 0
         self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
         self.line = self._new_line()
@@ -99,17 +228,17 @@ class WaitingPrompts:
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Running]:
+    def __iter__(self) -> Iterator[WorkerRequest]:
         """Iterate in the order of arrival."""
         return iter(self._all)
 
     @property
-    def real_time(self) -> Iterator[Running]:
+    def real_time(self) -> Iterator[WorkerRequest]:
         """Iterate over real-time prompts in the order of arrival."""
         return iter(self._rt_alone)
 
     @property
-    def best_effort(self) -> Iterator[Running]:
+    def best_effort(self) -> Iterator[WorkerRequest]:
         """Iterate over best-effort prompts in the order of arrival."""
         return iter(self._be_alone)
 
@@ -123,10 +252,10 @@ class WaitingPrompts:
         request that had a seat before and is the first of its class to get one again."""
         return bool(self._rt_alone or self._again)
 
-    def _alone(self, running: Running) -> OrderedDict[Running, None]:
+    def _alone(self, running: WorkerRequest) -> OrderedDict[WorkerRequest, None]:
         return self._rt_alone if running.promise.is_rt else self._be_alone
 
-    def add(self, running: Running) -> None:
+    def add(self, running: WorkerRequest) -> None:
         running.looked_up = -1  # the pool may have more of it, or less, than at the last look
         self._pages.look(running)
         self._all[running] = running.num_ahead
@@ -135,16 +264,18 @@ class WaitingPrompts:
         self.num_pooled += not running.has_tokens
         self._count(running, running.num_ahead)
         self._note_fetch(running)
+        if running.request.service is ServiceClass.RT:
+            self.callers[running.request.caller] += 1
         if running.promise.is_rt:
             self._ttfts[running.request.slo.ttft_s] += 1
         self._unfiled[running] = None
 
-    def _count(self, running: Running, tokens: int) -> None:
+    def _count(self, running: WorkerRequest, tokens: int) -> None:
         self.num_tokens += tokens
         if running.promise.is_rt:
             self.num_rt_tokens += tokens
 
-    def look(self, running: Running) -> None:
+    def look(self, running: WorkerRequest) -> None:
         """Note what is here by now of a prompt's beginning; its place in the order changes when that is refreshed."""
         self._pages.look(running)
         self._note_fetch(running)
@@ -153,18 +284,18 @@ class WaitingPrompts:
             self._all[running] = running.num_ahead
             self._moved[running] = None
 
-    def _note_fetch(self, running: Running) -> None:
+    def _note_fetch(self, running: WorkerRequest) -> None:
         if running.is_fetched:
             self._fetched[running] = None
         else:
             self._fetched.pop(running, None)
 
     @property
-    def fetched(self) -> Iterable[Running]:
+    def fetched(self) -> Iterable[WorkerRequest]:
         """Return the prompts whose first pages are copied from the pool when they are seated."""
         return self._fetched
 
-    def add_first(self, running: Running) -> None:
+    def add_first(self, running: WorkerRequest) -> None:
         """Add a request that had a seat before all that have arrived."""
         self.add(running)
         # A prompt that lost its seat before its first token goes by its length again: long ones wait for all others.
@@ -173,7 +304,7 @@ class WaitingPrompts:
         self._all.move_to_end(running, last=False)
         self._alone(running).move_to_end(running, last=False)
 
-    def remove(self, running: Running) -> None:
+    def remove(self, running: WorkerRequest) -> None:
         self._count(running, -self._all.pop(running))
         del self._alone(running)[running]
         self._again.pop(running, None)
@@ -183,28 +314,34 @@ class WaitingPrompts:
         same.remove(running)
         if not same:
             del self._named[running.request.id]
+        if running.request.service is ServiceClass.RT:
+            _forget(self.callers, running.request.caller)
         if running.promise.is_rt:
-            self._forget_ttft(running.request.slo.ttft_s)
+            _forget(self._ttfts, running.request.slo.ttft_s)
         self._unfiled.pop(running, None)
         self._moved.pop(running, None)
         self._take_out(running)
 
-    def _forget_ttft(self, ttft_s: float) -> None:
-        self._ttfts[ttft_s] -= 1
-        if not self._ttfts[ttft_s]:
-            del self._ttfts[ttft_s]
-
-    def drop(self, request: str, attempt: int) -> list[Running]:
+    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Remove the prompts of this request up to this attempt, and return them."""
         leaving = [running for running in self._named.get(request, ()) if running.is_of(request, attempt)]
         for running in leaving:
             self.remove(running)
         return leaving
 
-    def named(self, request: str) -> Sequence[Running]:
+    def named(self, request: str) -> Sequence[WorkerRequest]:
         return self._named.get(request, ())
 
-    def refile(self, running: Running) -> None:
+    def promise_anew(self, running: WorkerRequest, promise: Promise) -> None:
+        """Give a request another promise, and a prompt that waits here its place by that."""
+        waits = running in self._all
+        if waits:
+            self.remove(running)
+        running.promise = promise
+        if waits:
+            self.add(running)
+
+    def refile(self, running: WorkerRequest) -> None:
         """File a prompt again because what its order depends on has changed, if it waits here."""
         if running in self._all:
             self._take_out(running)
@@ -214,7 +351,7 @@ class WaitingPrompts:
 
     def refresh(self, now: float, times: StepTimes, chunk: int) -> None:
         """Bring the order up to date. This comes before `line`, or anything below, is asked at this moment."""
-        if _has_moved(self._times.most_s, times.most_s) or _has_moved(self._chunk, chunk):
+        if has_moved(self._times.most_s, times.most_s) or has_moved(self._chunk, chunk):
             self._times, self._chunk = times, chunk
             self._refile_all()
         for running in (*self._moved, *self._dues.before(now, self._filed)):
@@ -233,12 +370,12 @@ class WaitingPrompts:
         self._dues = Changes()
         self._unfiled = dict.fromkeys(self._all)
 
-    def _take_out(self, running: Running) -> None:
+    def _take_out(self, running: WorkerRequest) -> None:
         filed = self._filed.pop(running, None)
         for places, place in filed.places if filed is not None else ():
             del places[bisect_left(places, place)]
 
-    def _file(self, running: Running, now: float) -> None:
+    def _file(self, running: WorkerRequest, now: float) -> None:
         standing = running.promise.standing(now, running.work(self._chunk), self._times)
         until = standing.slack_s + now
         self._serial += 1
@@ -278,5 +415,12 @@ class WaitingPrompts:
         return min(self._ttfts, default=inf)
 
 
-def _has_moved(before: float, value: float) -> bool:
-    return abs(value - before) > _DRIFT * before
+def _forget(counted: Counter[T], one: T) -> None:
+    counted[one] -= 1
+    if not counted[one]:
+        del counted[one]
+
+
+def has_moved(before: float, value: float) -> bool:
+    """Return whether a time, or a size, is so different from before that all are filed again."""
+    return abs(value - before) > _DRIFT * before if before >= 0 else True

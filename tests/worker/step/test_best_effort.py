@@ -14,7 +14,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, Commit, LeasePages, Message, Prefill
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
@@ -30,10 +30,10 @@ def best_effort(name: str, prompt: int = 3) -> Request:
 @pytest.fixture(
     params=[
         Policy(reuse=False),
-        Policy(selection=PromptChoice.IN_ORDER, reuse=False),
-        Policy(Order.FCFS, reuse=False),
-        Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, reuse=False),
-        Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, reuse=False),
+        Policy(reuse=False),
+        Policy(SchedulerName.FCFS, reuse=False),
+        Policy(SchedulerName.FCFS, Chunking.FIXED, reuse=False),
+        Policy(SchedulerName.FCFS, Chunking.NONE, reuse=False),
         Policy(chunking=Chunking.NONE, reuse=False),
         Policy(room=Room.CHUNKS, reuse=False),
     ],
@@ -102,7 +102,7 @@ def test_the_pages_of_a_seated_prompt_are_kept_and_other_pages_go_back(worker: P
     told(worker, best_effort("b"))
     leased(worker, 1, 5, 6)
     worker.handle(said(ROUTER, Cancel("b", 0)), 0.0)
-    assert worker.leased_for(BE) == (5,)
+    assert worker.pool_link.writer.leased_for(BE) == (5,)
     leased(worker, 2)
     assert CopyOut(1, "pool-0.1", (0,), (5,), (1, 2, 3)) in stepped(worker, 1, "a")
 
@@ -121,7 +121,7 @@ def test_a_prompt_without_its_pages_gives_its_place_to_a_real_time_prompt_and_is
     assert AskPages(3, 2, (), BE) in sent(again), "it is through, and waits with its KV on the device"
     assert ran(told(worker, request("chat", prompt=16))) == ["chat"]
     stepped(worker, 4)
-    assert worker.num_preemptions == 1, "at the latest with the chunk that lacks memory"
+    assert worker.log.counts.num_preemptions == 1, "at the latest with the chunk that lacks memory"
     (ask,) = [
         message
         for message in sent(stepped(worker, 5, "chat"))
@@ -143,13 +143,11 @@ def test_a_prompt_without_its_pages_gives_its_place_to_a_real_time_prompt_and_is
 
 policies = st.builds(
     Policy,
-    order=st.sampled_from(Order),
+    st.sampled_from(SchedulerName),
     chunking=st.sampled_from(Chunking),
-    selection=st.sampled_from(PromptChoice),
     room=st.sampled_from(Room),
     late=st.sampled_from(Late),
     long_prompt=st.sampled_from([8, 4096]),
-    as_in_paper=st.booleans(),
     reuse=st.just(False),
 ).filter(lambda policy: policy.problem is None)
 

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from alignedserve.core import KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.prefill_worker.next_step import PoolSeating
 from alignedserve.schedulers.best_fit import Left, Window, windows
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.running import Blocks, Running
-from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.view import Selection, StepContext
+from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Seating, Selection, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.worker.step.test_selection import (
     COST,
@@ -35,20 +36,19 @@ from tests.worker.step.test_selection import (
 )
 
 BLOCK = 16
-BEST_FIT = Policy(selection=PromptChoice.MULTI_RESOURCE)
+BEST_FIT = Policy(SchedulerName.BEST_FIT)
+OURS = (SchedulerName.ALIGNED, SchedulerName.BEST_FIT)
 
 policies = (
     st.builds(
         Policy,
-        order=st.sampled_from(Order),
+        st.sampled_from(SchedulerName),
         chunking=st.sampled_from(Chunking),
-        selection=st.sampled_from(PromptChoice),
         room=st.sampled_from([Room.WHOLE, Room.CHUNKS]),
         late=st.sampled_from(Late),
         window_s=st.sampled_from([0.0, 0.75, 100.0]),
         long_prompt=st.sampled_from([100, 4096]),
         budget_pivots=st.sampled_from([0.1, 4.0]),
-        as_in_paper=st.booleans(),
     )
     .filter(lambda policy: policy.problem is None)
     .filter(lambda policy: not policy.is_plain)
@@ -59,17 +59,17 @@ documents = st.builds(document, st.just(""), lengths, st.sampled_from([0, 0, 0, 
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[list[Running], list[Running], list[Running]]:
+def crowds(draw: st.DrawFn) -> tuple[list[WorkerRequest], list[WorkerRequest], list[WorkerRequest]]:
     """Draw decodes, seated prompts, and waiting prompts."""
     all_ = draw(st.lists(st.one_of(chats, documents), min_size=1, max_size=14))
-    decodes, prompts, waiting = list[Running](), list[Running](), list[Running]()
+    decodes, prompts, waiting = list[WorkerRequest](), list[WorkerRequest](), list[WorkerRequest]()
     for number, running in enumerate(all_):
         running.request = running.promise.request = replace(running.request, id=f"r{number}")
         if running.output:
-            running.pairs = tuple(range(-(-running.num_tokens // BLOCK)))
+            running.kv = KvForm(tuple(range(-(-running.num_tokens // BLOCK))))
             decodes.append(running)
         elif draw(st.booleans()):
-            running.pairs = tuple(range(-(-running.num_tokens // BLOCK)))
+            running.kv = KvForm(tuple(range(-(-running.num_tokens // BLOCK))))
             running.prefix = draw(st.integers(0, running.num_tokens - 1))
             prompts.append(running)
         else:
@@ -84,7 +84,7 @@ class TestWhateverTheOptions:
     @given(policies, crowds(), st.integers(20, 512), st.integers(0, 60))
     @some
     def test_tokens_and_memory_are_never_exceeded(
-        self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
+        self, policy: Policy, crowd: tuple[list[WorkerRequest], ...], room: int, free: int
     ) -> None:
         decodes, prompts, waiting = crowd
         before = {running.request.id: len(running.pairs) for running in prompts}
@@ -104,7 +104,7 @@ class TestWhateverTheOptions:
     @given(policies, crowds(), st.integers(20, 512), st.integers(0, 60))
     @some
     def test_a_step_is_never_empty_while_anything_can_run(
-        self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
+        self, policy: Policy, crowd: tuple[list[WorkerRequest], ...], room: int, free: int
     ) -> None:
         decodes, prompts, waiting = crowd
         fits = all(-(-running.num_tokens // BLOCK) <= free for running in waiting)
@@ -112,14 +112,14 @@ class TestWhateverTheOptions:
         if decodes or prompts or (waiting and fits):
             assert found.decodes or found.chunks
 
-    @given(crowds(), st.integers(20, 512), st.sampled_from(PromptChoice))
+    @given(crowds(), st.integers(20, 512), st.sampled_from(OURS))
     @some
     def test_a_step_is_in_time_for_all_requests_that_can_be(
-        self, crowd: tuple[list[Running], ...], room: int, choice: PromptChoice
+        self, crowd: tuple[list[WorkerRequest], ...], room: int, scheduler: SchedulerName
     ) -> None:
         """Exceptions are one block of tokens of the first real-time prompt, and a request that runs alone."""
         decodes, prompts, waiting = crowd
-        at = moment(Policy(selection=choice), room)
+        at = moment(Policy(scheduler), room)
         found = select(decodes, prompts, waiting, at, 1000)
         sizes = [size for _, size in ran(found)]
         least_s = min((left_s(running) for running in decodes if left_s(running) >= 0.05), default=inf)
@@ -127,10 +127,10 @@ class TestWhateverTheOptions:
         if len(sizes) > 1 and not late_alone:
             assert found.predicted_s <= least_s + COST.seconds(Shape.build([(BLOCK, 0)]))
 
-    @given(crowds(), st.sampled_from([PromptChoice.IN_ORDER, PromptChoice.MULTI_RESOURCE]))
+    @given(crowds(), st.sampled_from(OURS))
     @some
     def test_every_urgent_request_that_can_fit_is_in(
-        self, crowd: tuple[list[Running], ...], choice: PromptChoice
+        self, crowd: tuple[list[WorkerRequest], ...], scheduler: SchedulerName
     ) -> None:
         decodes, prompts, waiting = crowd
         rt = [running for running in (*decodes, *prompts, *waiting) if running.promise.is_rt]
@@ -146,15 +146,19 @@ class TestWhateverTheOptions:
         later_s = TIMES.most_s  # a prompt has at most two chunks before it
         assume(shape.tokens <= 512)
         assume(all(left_s(running) - later_s >= COST.seconds(shape) or left_s(running) < 0.0 for running in rt))
-        found = {name for name, _ in ran(select(decodes, prompts, waiting, moment(Policy(selection=choice)), 1000))}
+        found = {name for name, _ in ran(select(decodes, prompts, waiting, moment(Policy(scheduler)), 1000))}
         assert {running.request.id for running in urgent} <= found
 
-    @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.DUE, Order.SLACK, Order.SHORTEST_REMAINING]))
+    @given(
+        crowds(),
+        st.sampled_from(Late),
+        st.sampled_from([SchedulerName.ALIGNED, SchedulerName.BROS, SchedulerName.SHORTEST]),
+    )
     @some
     def test_prompts_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
-        self, crowd: tuple[list[Running], ...], late: Late, order: Order
+        self, crowd: tuple[list[WorkerRequest], ...], late: Late, scheduler: SchedulerName
     ) -> None:
-        policy = Policy(order, selection=PromptChoice.IN_ORDER, late=late)
+        policy = Policy(scheduler, late=late)
         at = moment(policy)
         everybody = [running for some in crowd for running in some if not running.output]
         for running in everybody:
@@ -176,7 +180,7 @@ class TestWhateverTheOptions:
         assert waiting.num_tokens == sum(running.num_tokens for running in everybody[1::2])
 
 
-def prompt_of(chunk: object, crowd: tuple[list[Running], ...]) -> Sequence[int]:
+def prompt_of(chunk: object, crowd: tuple[list[WorkerRequest], ...]) -> Sequence[int]:
     return next(running.request.prompt for some in crowd for running in some if running.request.id == chunk.request)  # type: ignore[attr-defined]
 
 
@@ -185,7 +189,7 @@ def rounding_decides(*slacks_s: float) -> bool:
     return any(isclose(before, after, abs_tol=1e-9) for before, after in pairwise(sorted(slacks_s)))
 
 
-def left_s(running: Running) -> float:
+def left_s(running: WorkerRequest) -> float:
     return running.promise.due_at(NOW) - NOW if running.promise.is_rt else inf
 
 
@@ -197,7 +201,7 @@ class TestTheNearest:
         """The expected prompt is found by a search through all prompts; among equals the least slack goes first."""
         prompts = [chat(f"r{number}", 1.0, size) for number, (size, _) in enumerate(drawn)]
         for running, (size, is_seated) in zip(prompts, drawn, strict=True):
-            running.pairs = tuple(range(-(-size // BLOCK))) if is_seated else ()
+            running.kv = KvForm(tuple(range(-(-size // BLOCK))) if is_seated else ())
         at = moment()
         room = seating(free, at)
         left = Left(tokens, room.left_for(prompts[0]), 512, room.total * BLOCK)
@@ -242,7 +246,7 @@ class TestTheNearest:
 
     def test_what_the_pool_says_of_a_seated_prompt_leaves_it_growing_by_chunks(self) -> None:
         late = chat("late", 0.8, 58)
-        late.prefix, late.pairs, late.known = 32, (0, 1), (7,)
+        late.prefix, late.kv, late.known = 32, KvForm((0, 1)), (7,)
         assert ran(select([], [late], [], moment(Policy(room=Room.CHUNKS)), 5)) == [("late", 26)]
         assert len(late.pairs) == 4
 
@@ -304,7 +308,7 @@ class TestTheBudget:
 
     def test_in_the_paper_it_is_the_pivot_times_the_tightest_allowance(self) -> None:
         """A step of S_pf = 512 takes 61.2 ms; a gap of 20 ms leaves a third of it, less the decode."""
-        paper = Policy(room=Room.CHUNKS, as_in_paper=True)
+        paper = Policy(SchedulerName.ACCELGEN_NO_BATCH, room=Room.CHUNKS)
         tight = chat("a", 0.9, output=3)
         tight.request = replace(tight.request, slo=replace(tight.request.slo, tbt_s=0.02))
         at = moment(paper)
@@ -313,19 +317,19 @@ class TestTheBudget:
         assert ran(found) == [("a", 1), ("d", int(512 * 0.02 / 0.0612) - 1)]
 
 
-@pytest.mark.parametrize("policy", [Policy(), BEST_FIT, Policy(Order.FCFS), Policy(chunking=Chunking.FIXED)])
+@pytest.mark.parametrize("policy", [Policy(), BEST_FIT, Policy(SchedulerName.FCFS), Policy(chunking=Chunking.FIXED)])
 def test_nobody_starves_under_overload(policy: Policy) -> None:
     """One large prompt waits among ever new small prompts, which need twice as much memory as there is."""
     blocks, waiting, now = Blocks(64), WaitingPrompts(policy), NOW
     large = chat("large", 1.0, prompt=640)  # 40 pairs
-    large.pairs = ()
-    holding: list[tuple[float, Running]] = []
+    large.kv = KvForm()
+    holding: list[tuple[float, WorkerRequest]] = []
     waiting.add(large)
     for step in range(3000):
         now += 0.02
         for number in range(4):
             small = chat(f"s{step}.{number}", now - NOW + 1.0, prompt=64)
-            small.pairs = ()
+            small.kv = KvForm()
             waiting.add(small)
         for until, running in [*holding]:
             if until <= now:
@@ -342,7 +346,7 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
 
 
 def chosen(
-    prompts: Sequence[Running], waiting: WaitingPrompts, blocks: Blocks, policy: Policy, now: float
+    prompts: Sequence[WorkerRequest], waiting: WaitingPrompts, blocks: Blocks, policy: Policy, now: float
 ) -> Selection:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
     room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, set)
@@ -356,9 +360,10 @@ class TestWhatMeansNothing:
     @pytest.mark.parametrize(
         "policy",
         [
-            Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.MULTI_RESOURCE),
+            Policy(SchedulerName.MLFQ),
+            Policy(SchedulerName.SHORTEST, cache=Cache.HYBRID),
             Policy(chunking=Chunking.NONE, room=Room.CHUNKS),
-            Policy(chunking=Chunking.FIXED, selection=PromptChoice.IN_ORDER, as_in_paper=True),
+            Policy(waiting_ratio=1.2),
         ],
     )
     def test_it_has_a_reason(self, policy: Policy) -> None:
@@ -372,13 +377,13 @@ class TestOnAPrefillWorker:
     @given(policies, crowds(), st.integers(0, 60), st.integers(0, 12), st.lists(st.integers(1, 30), max_size=3))
     @some
     def test_pages_and_memory_are_never_exceeded(
-        self, policy: Policy, crowd: tuple[list[Running], ...], free: int, spare: int, idle_tokens: list[int]
+        self, policy: Policy, crowd: tuple[list[WorkerRequest], ...], free: int, spare: int, idle_tokens: list[int]
     ) -> None:
         _, prompts, waiting = crowd
         idle = [document(f"idle{number}") for number in range(len(idle_tokens))]
         blocks = Blocks(free + sum(idle_tokens))
         for running, count in zip(idle, idle_tokens, strict=True):
-            running.pairs = blocks.take(count) or ()
+            running.kv = KvForm(blocks.take(count) or ())
         before = {running.request.id: running.pairs for running in (*prompts, *idle)}
         at = moment(policy)
         found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
@@ -397,7 +402,9 @@ class TestOnAPrefillWorker:
 
     @given(policies, crowds())
     @some
-    def test_a_request_that_lacks_pages_holds_up_nobody(self, policy: Policy, crowd: tuple[list[Running], ...]) -> None:
+    def test_a_request_that_lacks_pages_holds_up_nobody(
+        self, policy: Policy, crowd: tuple[list[WorkerRequest], ...]
+    ) -> None:
         """The chosen step is the same without the prompts that wait for pages."""
         _, prompts, waiting = crowd
         at = moment(policy)
@@ -408,13 +415,13 @@ class TestOnAPrefillWorker:
             found = choose((), prompts, waits(these, at), at, pool_seating(Blocks(1000), at, 0, []))
             steps.append(ran(found))
             for running, before in zip(prompts, pairs, strict=True):
-                running.pairs = before
+                running.kv = KvForm(before)
         assert steps[0] == steps[1]
 
     def test_a_real_time_prompt_takes_the_place_of_the_newest_that_wait_for_pages(self) -> None:
         blocks, idle = Blocks(8), [document("old"), document("new")]
         for running in idle:
-            running.pairs = blocks.take(3) or ()
+            running.kv = KvForm(blocks.take(3) or ())
         at = moment()
         urgent = chat("chat", 1.0, 4 * BLOCK)
         found = choose((), (), waits([urgent, document("other")], at), at, pool_seating(blocks, at, 9, idle))
@@ -427,11 +434,11 @@ class TestOnAPrefillWorker:
         )
 
 
-def pages_of(running: Running) -> int:
+def pages_of(running: WorkerRequest) -> int:
     return -(-running.num_tokens // 64)
 
 
-def pool_seating(blocks: Blocks, at: StepContext, spare: int, idle: list[Running]) -> PoolSeating:
+def pool_seating(blocks: Blocks, at: StepContext, spare: int, idle: list[WorkerRequest]) -> PoolSeating:
     by_chunk = at.policy.room is Room.CHUNKS
     return PoolSeating(
         blocks,

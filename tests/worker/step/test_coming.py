@@ -9,13 +9,13 @@ from alignedserve.core import ServiceClass, Slo
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.arrival_forecast import COUNTED, LONGEST_S, MOST, SHORTEST_S, ArrivalForecast
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import request
 
 
-def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> Running:
+def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> WorkerRequest:
     new_request = replace(request("a"), service=service, slo=Slo(ttft_s=ttft_s, tbt_s=0.1))
-    return Running(new_request, promise(new_request, Policy()), [])
+    return WorkerRequest(new_request, promise(new_request, Policy()), [])
 
 
 def test_nothing_is_bound_before_a_request_came_and_long_after() -> None:

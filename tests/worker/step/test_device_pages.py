@@ -9,13 +9,13 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.named_blocks import NamedBlocks
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import request
 
 SIZE, NUM_PAIRS = 2, 4
 
 
-def names_of(prompt: Running, tokens: int) -> tuple[int, ...]:
+def names_of(prompt: WorkerRequest, tokens: int) -> tuple[int, ...]:
     return chained_hashes(prompt.request.prompt[: tokens - tokens % SIZE], SIZE)
 
 
@@ -25,7 +25,7 @@ def test_a_prompt_is_fetched_whose_pages_were_evicted_after_it_was_looked_up() -
     asked = replace(request("a"), prompt=tuple(range(9)))
     blocks = NamedBlocks(NUM_PAIRS, 1)
     pages = DevicePages(blocks, SIZE, SIZE, names_of)
-    waiting = Running(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
+    waiting = WorkerRequest(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
     waiting.block_names = names_of(waiting, 8)
     pairs = blocks.take(NUM_PAIRS)
     assert pairs is not None

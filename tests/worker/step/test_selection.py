@@ -11,16 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from alignedserve.core import Request, ServiceClass, Slo
+from alignedserve.core import KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
-from alignedserve.schedulers.scheduler import SchedulerSetup
 from alignedserve.schedulers.table import scheduler_of
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.promise import TokenPromise, promise
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.running import Blocks, Running
-from alignedserve.worker.step.seating import Seating
-from alignedserve.worker.step.view import Selection, StepContext, StepView
+from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Seating, Selection, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
@@ -35,28 +34,38 @@ def moment(policy: Policy = Policy(), room: int = 512) -> StepContext:  # noqa: 
 
 
 def select(
-    decodes: Sequence[Running], prompts: Sequence[Running], waiting: Sequence[Running], at: StepContext, free: int = 0
+    decodes: Sequence[WorkerRequest],
+    prompts: Sequence[WorkerRequest],
+    waiting: Sequence[WorkerRequest],
+    at: StepContext,
+    free: int = 0,
+    most: int = 1000,
 ) -> Selection:
-    """Choose a step on a device with this many free pairs; waiting prompts have no pairs."""
-    return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]))
+    """Choose a step of at most `most` requests on a device with this many free pairs; waiting prompts have none."""
+    return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]), most)
 
 
 def choose(
-    decodes: Sequence[Running], prompts: Sequence[Running], waiting: WaitingPrompts, at: StepContext, room: Seating
+    decodes: Sequence[WorkerRequest],
+    prompts: Sequence[WorkerRequest],
+    waiting: WaitingPrompts,
+    at: StepContext,
+    room: Seating,
+    most: int = 1000,
 ) -> Selection:
     """Return the plan of a new scheduler of the context's policy."""
-    return scheduler_of(SchedulerSetup(at.policy, 1000)).plan(StepView(decodes, prompts, waiting, at, room))
+    return scheduler_of(at.policy, most).plan(StepView(decodes, prompts, waiting, at, room))
 
 
-def waits(these: Sequence[Running], at: StepContext) -> WaitingPrompts:
+def waits(these: Sequence[WorkerRequest], at: StepContext) -> WaitingPrompts:
     found = WaitingPrompts(at.policy)
     for running in these:
-        running.pairs = ()
+        running.kv = KvForm(())
         found.add(running)
     return found
 
 
-def seating(free: int, at: StepContext, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
+def seating(free: int, at: StepContext, seated: Sequence[WorkerRequest] = (), seats: int = 1000) -> Seating:
     def long_classes() -> set[ServiceClass]:
         prompts = [running for running in seated if not running.decodes]
         return {running.request.service for running in prompts if running.num_tokens >= at.policy.long_prompt}
@@ -65,7 +74,7 @@ def seating(free: int, at: StepContext, seated: Sequence[Running] = (), seats: i
     return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, long_classes)
 
 
-def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> Running:
+def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> WorkerRequest:
     """Return a chat whose next token is due in `left_s`."""
     if output:
         slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW - 10, NOW + left_s - 1.0
@@ -77,15 +86,15 @@ def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: ob
     return running(replace(new_request, **more), output)  # type: ignore[arg-type]
 
 
-def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0) -> Running:
+def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0) -> WorkerRequest:
     new_request = replace(request(name, prompt=prompt, max_tokens=100), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
     return running(replace(new_request, arrival_at=NOW - 0.1), output)
 
 
-def running(request: Request, output: int) -> Running:
+def running(request: Request, output: int) -> WorkerRequest:
     """Return the request as it runs: with output it decodes, without output its prompt is still to run."""
     prefix = len(request.prompt) + output - 1 if output else 0
-    return Running(request, promise(request, Policy(), output), [7] * output, (0,), prefix)
+    return WorkerRequest(request, promise(request, Policy(), output), [7] * output, KvForm((0,)), prefix)
 
 
 def ran(selection: Selection) -> list[tuple[str, Any]]:
@@ -268,9 +277,9 @@ class TestDocumentsBesideChats:
 class TestDocumentsAmongThemselves:
     """Best-effort prompts that are not urgent: those come first that are soonest through."""
 
-    PAPER = Policy(as_in_paper=True)
+    PAPER = Policy(SchedulerName.ACCELGEN_NO_BATCH)
 
-    def waited(self, name: str, prompt: int, seconds: float) -> Running:
+    def waited(self, name: str, prompt: int, seconds: float) -> WorkerRequest:
         new_request = replace(
             request(name, prompt=prompt, max_tokens=100), service=ServiceClass.BE, slo=Slo(jct_s=100_000.0)
         )
@@ -319,12 +328,12 @@ class TestLongPrompts:
 
     POLICY = Policy(long_prompt=200)
 
-    def unfinished(self, service: ServiceClass) -> Running:
+    def unfinished(self, service: ServiceClass) -> WorkerRequest:
         begun = chat("begun", 0.9, prompt=220) if service is ServiceClass.RT else document("begun", prompt=220)
         begun.prefix = 200
         return begun
 
-    def waiting(self, service: ServiceClass, is_urgent: bool) -> Running:
+    def waiting(self, service: ServiceClass, is_urgent: bool) -> WorkerRequest:
         if service is ServiceClass.RT:
             return chat("waits", 0.039 if is_urgent else 0.9, prompt=220)
         return document("waits", prompt=220, jct_s=0.2 if is_urgent else 1000.0)
@@ -377,7 +386,7 @@ class TestTheOrder:
 
     def test_first_come_first_served_asks_nothing_else(self) -> None:
         prompts = [document("be", prompt=300), chat("urgent", 0.03, prompt=300)]
-        at = moment(Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER))
+        at = moment(Policy(SchedulerName.FCFS, Chunking.FIXED))
         assert ran(select([chat("a", 0.0111, output=3)], prompts, [], at)) == [("a", 1), ("be", 300), ("urgent", 211)]
 
 
@@ -391,7 +400,9 @@ documents = st.builds(
     st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda running: running.request.id),
     st.data(),
 )
-def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[Running], data: st.DataObject) -> None:
+def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(
+    all_: list[WorkerRequest], data: st.DataObject
+) -> None:
     room = data.draw(st.integers(len(all_), 400))
     decodes = [running for running in all_ if running.output]
     prompts = [running for running in all_ if not running.output]
@@ -427,13 +438,13 @@ timely = documents.filter(lambda running: not running.promise.is_late(NOW))
     ]
 )
 @given(st.lists(st.one_of(chats, timely), min_size=1, max_size=12, unique_by=lambda running: running.request.id))
-def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Running]) -> None:
+def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[WorkerRequest]) -> None:
     """A late request never delays a request that could be in time."""
     at = moment(Policy(late=Late.DROP_LAST), room=200)
     late = {running.request.id for running in all_ if running.promise.is_late(NOW)}
     in_time = [running for running in all_ if running.request.id not in late]
 
-    def chosen(some: list[Running]) -> list[tuple[str, Any]]:
+    def chosen(some: list[WorkerRequest]) -> list[tuple[str, Any]]:
         return ran(
             select(
                 [running for running in some if running.output],
@@ -456,6 +467,8 @@ def test_a_request_that_has_left_is_forgotten_though_its_first_token_is_due_much
         waiting.refresh(NOW, TIMES, at.chunk)
         waiting.remove(running)
     left = [
-        running for running in gc.get_objects() if type(running) is Running and running.request.id.startswith("left-")
+        running
+        for running in gc.get_objects()
+        if type(running) is WorkerRequest and running.request.id.startswith("left-")
     ]
     assert len(left) < 100

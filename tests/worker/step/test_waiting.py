@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass
-from alignedserve.scheduling.orders import Order
-from alignedserve.scheduling.policy import Packing, Policy
+from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
-BY_ARRIVAL = Policy(Order.FCFS, packing=Packing.FCFS)
+BY_ARRIVAL = Policy(SchedulerName.FCFS)
 
 
 @pytest.mark.parametrize(
@@ -28,5 +27,5 @@ def test_a_document_that_lost_its_seat_comes_first_where_it_gets_the_next_one(
     waited for such a prompt, and stood still for 38 s."""
     asked = replace(request("document", prompt=40), service=ServiceClass.BE)
     waiting = WaitingPrompts(policy)
-    waiting.add_first(Running(asked, promise(asked, policy, len(output)), output))
+    waiting.add_first(WorkerRequest(asked, promise(asked, policy, len(output)), output))
     assert waiting.come_first is comes_first

@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Pooling
-from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
-from alignedserve.worker.step.running import Running
+from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.step.request import WorkerRequest
 from tests.worker.step.test_selection import chat, document, moment, ran, select
 
 POLICIES = [
     Policy(),
-    Policy(selection=PromptChoice.IN_ORDER),
-    Policy(order=Order.FCFS, selection=PromptChoice.IN_ORDER),
-    Policy(order=Order.FCFS, chunking=Chunking.FIXED, selection=PromptChoice.IN_ORDER),
+    Policy(),
+    Policy(SchedulerName.FCFS),
+    Policy(SchedulerName.FCFS, chunking=Chunking.FIXED),
     Policy(chunking=Chunking.NONE),
     Policy(room=Room.CHUNKS),
 ]
 
 
-def whole(running: Running) -> Running:
+def whole(running: WorkerRequest) -> WorkerRequest:
     asked = replace(
         running.request, pooling=Pooling(is_whole=True), max_tokens=1, estimate=Estimate(1, 1), stop_tokens=()
     )
@@ -84,5 +84,5 @@ def test_no_step_has_a_part_of_one(
             assert chunk.sampling is None
     tokens = sum(len(chunk.tokens) for chunk in found.chunks) + len(found.decodes)
     assert tokens <= room or len(found.chunks) == 1, "only a text that no step has room for exceeds it, by itself"
-    if not decodes and policy.order is not Order.FCFS:
+    if not decodes and not policy.ordering.is_by_arrival:
         assert ran(found), "where nothing decodes a text runs"

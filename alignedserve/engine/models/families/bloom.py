@@ -123,8 +123,8 @@ class Bloom:
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (self._clipped(numbers) for numbers in self._kv(layer, hidden))
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (self._clipped(numbers) for numbers in self._kv(layer, inputs))
         angles = self._angles(positions)
         if angles is not None:
             self._kernels.rotate(k.unflatten(1, (-1, self._config.head_dim)), *angles)

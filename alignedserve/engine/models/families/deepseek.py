@@ -89,7 +89,7 @@ class Deepseek:
 
     def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         paged, kernels, eps = attention.paged, self._kernels, self._config.norm_eps
-        assert paged is not None, "no request of this model keeps hidden vectors"
+        assert paged is not None, "this model does not project"
         x = self._embedding(tokens)
         angles = self._rotation.at(positions)
         for number, (layer, cache) in enumerate(zip(self._layers, paged.cache.unbind(0), strict=True)):
@@ -131,5 +131,5 @@ class Deepseek:
             out.copy_(heads)
         self._kernels.rotate(out, *angles)
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        raise AssertionError("no request of this model keeps hidden vectors")
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        raise AssertionError("this model does not project")

@@ -126,8 +126,8 @@ class Llama:
         wide *= torch.rsqrt(squares / (self._ranks.size * rows.shape[1]) + eps)
         return (weight * wide.to(rows.dtype)).view(heads.shape)
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._kv(layer, hidden)
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self._kv(layer, inputs)
         by_head = k.unflatten(1, (-1, self._config.head_dim))
         norm = self._layers[layer].k_norm
         if norm is not None:

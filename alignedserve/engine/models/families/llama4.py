@@ -134,8 +134,8 @@ class Llama4:
         self._kernels.rotate(turned, *angles)
         return self._kernels.rms_norm(turned, self._ones, self._config.norm_eps) if self._config.qk_norm else turned
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = self._kv(layer, hidden)
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self._kv(layer, inputs)
         if self._layers[layer].turns:
             k = self._turned_k(k, self._rotation.at(positions))
         return k, v

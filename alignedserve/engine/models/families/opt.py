@@ -110,5 +110,5 @@ class Opt:
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
-    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self._kv(layer, hidden)
+    def project(self, layer: int, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._kv(layer, inputs)

@@ -1,0 +1,40 @@
+"""The forms other than KV in which an engine can keep requests: what an engine knows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from alignedserve.architectures.families.model_config import ModelConfig
+from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.engine.models.model import Attention, Model
+from alignedserve.engine.models.runs import Run
+from alignedserve.forms.device.hidden import HiddenVectors
+from alignedserve.forms.orders import FormOrder
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+
+class DeviceForm(Protocol):
+    @property
+    def why_not(self) -> str | None:
+        """Return why no request can have this form here; None where it can."""
+
+    def problem(self, run: Run) -> str | None:
+        """Return why a request cannot run in the form that it is kept in; None where it can."""
+
+    def attention(self, for_kv: Attention | None, rows: int, runs: Sequence[Run], cache: Tensor) -> Attention:
+        """Return the attention of a step: its first `rows` are those of `for_kv`, then come `runs`, kept in this
+        form."""
+
+    def perform(self, order: FormOrder, cache: Tensor) -> None:
+        """Do on the device cache what the order says."""
+
+    def remake(self, pairs: Sequence[int], tokens: int, cache: Tensor) -> None:
+        """Make K and V of tokens that these pairs hold in this form, in their place: what each step with them costs."""
+
+
+def form_of(config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model) -> DeviceForm:
+    """Return the one form that there is so far."""
+    return HiddenVectors(config, kv_dtype, kernels, model)

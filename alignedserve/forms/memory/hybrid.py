@@ -1,0 +1,222 @@
+"""Memory that keeps some requests as hidden vectors (Apt-Serve §4.3, under the rules of BROS; worth.py).
+
+    waits ── it pays, memory is short ──▶ hidden ── memory comes free ──▶ KV: made once, without a second prefill
+      └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
+
+A hidden request takes whole pairs, the one half and then the other, so that no half of a pair is left that KV could
+not take: at most its last block is empty. A request that is chosen may begin as hidden if that pays, if the step has
+time for what it will take of later ones, and if a pair is left for each seated request to grow into. Memory that is
+left then goes to hidden requests: their K and V are made before the step, in the time that it would have taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from alignedserve.core import Chunk, KvForm, Slo, WorkerLimits, units_for
+from alignedserve.cost.model import CostModel
+from alignedserve.decode_worker.memory.packed_seating import PackedSeating
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
+from alignedserve.forms.orders import ProjectKv
+from alignedserve.forms.rules import HIDDEN
+from alignedserve.protocol.commands import Command
+from alignedserve.scheduling.policy import Cache, SchedulerName
+from alignedserve.scheduling.slo import Late
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Selection, StepContext
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+_LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are dropped to the end
+
+
+@dataclass(slots=True)
+class HybridSeating(PackedSeating):
+    """A request that waits may take its memory as hidden vectors."""
+
+    hides: Callable[[WorkerRequest, int], bool] = field(kw_only=True)  # whether that pays for so many tokens
+    headroom: int = 0  # pairs that are left for seated requests, where a request is seated as hidden
+
+    def in_pair(self, running: WorkerRequest) -> int:
+        return self.block_size * (2 if self._is_hidden(running) else 1)
+
+    def take(self, running: WorkerRequest, size: int) -> None:
+        is_hidden = self._is_hidden(running)
+        PackedSeating.take(self, running, size)
+        if is_hidden and not running.kv.form:
+            running.kv = _hidden(running.pairs)
+
+    def _is_hidden(self, running: WorkerRequest) -> bool:
+        if running.pairs:
+            return bool(running.kv.form)
+        tokens = self.room_for(running)
+        left = self.blocks.num_free - self.headroom
+        fits = units_for(tokens, 2 * self.block_size) <= left
+        return fits and self.hides(running, tokens) and self.has_time_to_project(tokens)
+
+
+class WeighedMemory(PlainMemory):
+    """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
+
+    def __init__(self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy) -> None:
+        super().__init__(limits, pace, steps, here, Blocks(limits.num_pairs))
+        self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
+        self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # blocks of hidden vectors in a pair
+        self._now, self._token_s = 0.0, 0.0
+        self.num_hidden = 0  # requests that were seated as hidden, and stayed so
+        self.num_projected = 0  # that have become KV
+
+    def _begin(self, waiting: WaitingPrompts, now: float) -> None:
+        """Note what a token costs all requests that a longer step delays, where it is kept as hidden."""
+        num_here = self._here.num_seated + len(waiting)
+        self._now, self._token_s = now, num_here * self._pace.cost.remade_token_s
+
+    # --- What a request is worth
+
+    def _pays(self, running: WorkerRequest, tokens: int) -> bool:
+        return pays_as_hidden(self._wish(running, tokens))
+
+    def _wish(self, running: WorkerRequest, tokens: int) -> MemoryWish:
+        size = self.limits.block_size
+        halves = self._halves if running.request.adapter is None else 1  # K and V are made anew without adapters
+        kv, hidden = units_for(tokens, size), units_for(tokens, halves * size)
+        return MemoryWish(self._value(running), kv, hidden, self._token_s * tokens)
+
+    def _wish_of_hidden(self, running: WorkerRequest, tokens: int) -> MemoryWish:
+        """Return the wish of a hidden request that has its memory."""
+        has = len(running.pairs)
+        kv, penalty = max(has, units_for(tokens, self.limits.block_size)), self._token_s * tokens
+        return MemoryWish(self._value(running), kv, has, penalty, is_sure=True)
+
+    def _pending_s(self, running: WorkerRequest) -> float:
+        return max(0.0, self._now - running.said_at)
+
+    def _value(self, running: WorkerRequest) -> float:
+        pending_s, promise = self._pending_s(running), running.promise
+        if self._policy.late is Late.DROP_LAST and promise.is_late(self._now):
+            return _LATE_WORTH * pending_s
+        if promise.dues is not None:
+            return pending_s * promise.dues.worth
+        return min(pending_s, Slo().tbt_s) if self._policy.is_rt_first else pending_s
+
+    @property
+    def _headroom(self) -> int:
+        """Return the pairs to grow into, which hidden vectors leave free: a displaced request is computed anew."""
+        return self._here.num_seated if self._policy.grows else 0
+
+    # --- Seats
+
+    def _packed_seating(self, waiting: WaitingPrompts, now: float) -> Callable[..., PackedSeating]:
+        self._begin(waiting, now)
+        return partial(HybridSeating, hides=self._pays, headroom=self._headroom)
+
+    # --- Which requests have memory at all
+
+    def worth_too_little(self, waiting: WaitingPrompts, now: float) -> list[WorkerRequest]:
+        """Return the decodes that leave, since their memory brings more elsewhere (Apt-Serve §5).
+
+        KV becomes hidden only by being computed anew: the request waits until then. Hidden vectors become KV later."""
+        self._begin(waiting, now)
+        decodes = list(self._here.residents.values())
+        kinds = zip(decodes, self._stay_as(decodes), strict=True)
+        return [of for of, kind in kinds if kind is None or (kind is CacheKind.HIDDEN and not of.kv.form)]
+
+    def pending_s(self, requests: Iterable[WorkerRequest]) -> float:
+        """Return how long these requests have been pending in all."""
+        return sum(map(self._pending_s, requests))
+
+    def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
+        """Return what each decode is kept as: as it is where all find a place for their next token, else by worth."""
+        held = [CacheKind.HIDDEN if running.kv.form else CacheKind.KV for running in decodes]
+        wishes = [self._wish(running, running.num_tokens) for running in decodes]
+        more = (wish.size(kind) - len(of.pairs) for of, wish, kind in zip(decodes, wishes, held, strict=True))
+        if sum(max(0, pairs) for pairs in more) <= self.num_free:
+            return [*held]
+        return assign(wishes, self.num_free + sum(len(running.pairs) for running in decodes))
+
+    def seat_by_worth(self, prompts: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+        """Give memory to the prompts that are worth most, each as what it is worth most as; return them."""
+        seats = self.limits.max_batch - self._here.num_seated
+        if seats <= 0:
+            return []
+        wishes = [self._wish(prompt, self.room_for(prompt)) for prompt in prompts]
+        kinds = assign(wishes, max(0, self.num_free - self._headroom))
+        chosen = [(prompt, kind) for prompt, kind in zip(prompts, kinds, strict=True) if kind is not None][:seats]
+        for prompt, kind in chosen:
+            self._seat_as(prompt, kind is CacheKind.HIDDEN)
+        return [prompt for prompt, _ in chosen]
+
+    def _seat_as(self, running: WorkerRequest, is_hidden: bool) -> None:
+        pairs = self.blocks.take(units_for(self.room_for(running), self.limits.block_size * (2 if is_hidden else 1)))
+        assert pairs is not None, "memory was assigned that is not there"
+        running.kv = _hidden(pairs) if is_hidden else KvForm(pairs)
+        self.num_hidden += is_hidden
+
+    # --- Which requests become KV
+
+    def settle(self, selection: Selection, at: StepContext) -> tuple[Selection, Sequence[Command]]:
+        """Make KV of hidden requests in the step for which there is memory, before it runs."""
+        if not (selection.shape.remade or selection.seated):
+            return selection, ()
+        chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
+        hidden = sorted(
+            (running for running in chosen if running.kv.form), key=lambda running: running.request.arrival_at
+        )
+        self.num_hidden += sum(running.kv.form != "" for running in selection.seated)
+        upgraded = self._affordable(hidden)
+        if not upgraded:
+            return selection, ()
+        projected = [self._upgrade(running, pairs) for running, pairs in upgraded]
+        commands = [command for command in projected if command is not None]
+        self.num_hidden -= sum(running in selection.seated for running, _ in upgraded)
+        self.num_projected += len(commands)
+        return _as_kv(selection, [running for running, _ in upgraded], self._pace.cost), commands
+
+    def _affordable(self, hidden: Sequence[WorkerRequest]) -> list[tuple[WorkerRequest, int]]:
+        """Return the hidden requests for which there is memory as KV, and the pairs that each then has."""
+        if not hidden:
+            return []
+        wishes = [self._wish_of_hidden(running, max(self.room_for(running), running.num_tokens)) for running in hidden]
+        free = max(0, self.num_free - self._headroom)
+        kinds = assign(wishes, free + sum(wish.hidden for wish in wishes))
+        found = zip(hidden, wishes, kinds, strict=True)
+        return [(running, wish.kv) for running, wish, kind in found if kind is CacheKind.KV]
+
+    def _upgrade(self, running: WorkerRequest, num_pairs: int) -> ProjectKv | None:
+        kept = running.pairs
+        more = self.blocks.take(max(0, num_pairs - len(running.pairs)))
+        assert more is not None, "memory was assigned that is not there"
+        running.kv = KvForm(kept + more)
+        if not running.prefix:
+            return None
+        return ProjectKv(running.request.id, kept, running.pairs, running.prefix)
+
+
+def _as_kv(selection: Selection, upgraded: Iterable[WorkerRequest], cost: CostModel) -> Selection:
+    by_name = {running.request.id: running for running in upgraded}
+    chunks = tuple(_chunk_as_kv(chunk, by_name.get(chunk.request)) for chunk in selection.chunks)
+    projected = sum(running.prefix for running in by_name.values())
+    shape = selection.shape._replace(remade=selection.shape.remade - projected)
+    return replace(selection, chunks=chunks, shape=shape, predicted_s=cost.seconds(shape))
+
+
+def _chunk_as_kv(chunk: Chunk, running: WorkerRequest | None) -> Chunk:
+    if running is None:
+        return chunk
+    return replace(chunk, kv=running.kv)
+
+
+def _hidden(pairs: tuple[int, ...]) -> KvForm:
+    """Return the form of a request whose hidden vectors fill these pairs, one block of each and then the other."""
+    return KvForm(pairs, form=HIDDEN, in_place=2)
+
+
+def weighed(memory: PlainMemory) -> WeighedMemory | None:
+    """Return this memory, where it weighs in which form it keeps requests."""
+    return memory if isinstance(memory, WeighedMemory) else None

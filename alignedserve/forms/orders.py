@@ -1,0 +1,39 @@
+"""Orders to a worker's device that a form of KV gives: each is performed before the work that is ordered after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class FormOrder:
+    """An order of some form; forms/device/performing.py performs it."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlots(FormOrder):
+    """Copy K and V of single tokens, in all layers. All are read before any is written.
+
+    A slot is pair * block_size + offset; a place holds one token in memory that only this worker reads.
+    """
+
+    checkpoints: tuple[tuple[int, int], ...] = ()  # (slot, place)
+    restores: tuple[tuple[int, int], ...] = ()  # (place, slot)
+    moves: tuple[tuple[int, int], ...] = ()  # (slot, slot)
+    copy: int = 0  # the number of a CopyOut that follows; 0: none
+    saved: tuple[tuple[int, int], ...] = ()  # (token, place): what that copy finds at a place, for lack of a slot
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectKv(FormOrder):
+    """Compute K and V of a request's first tokens from the hidden vectors in `kept` and write them to pairs, which may
+    be the same."""
+
+    request: str
+    kept: tuple[int, ...]
+    pairs: tuple[int, ...]
+    num_tokens: int
+
+
+FORM_ORDERS = (CopySlots, ProjectKv)

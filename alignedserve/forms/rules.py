@@ -1,0 +1,80 @@
+"""The settings that turn forms on, and what they mean for other parts (what they forbid: scheduling/policy.py)."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+HIDDEN = "hidden"  # the form of a request that is kept as hidden vectors (core.KvForm)
+
+
+class Layout(str, Enum):
+    """The rule for which requests' tokens a block pair holds."""
+
+    PLAIN = "plain"  # those of one request
+    BIDIRECTIONAL = "bidirectional"  # a real-time request from the left, a best-effort one from the right (BROS §5)
+
+
+class Cache(str, Enum):
+    """The form in which a decode worker keeps a request's tokens on its device."""
+
+    KV = "kv"
+    HYBRID = "hybrid"  # KV, or for some requests hidden vectors: half the memory, and time in every step
+
+
+class Options(Protocol):
+    """What is read of a policy (scheduling/policy.py)."""
+
+    @property
+    def blocks(self) -> Layout: ...
+
+    @property
+    def cache(self) -> Cache: ...
+
+    @property
+    def checkpoints(self) -> float: ...
+
+
+class PlainPairs:
+    """The plain use of block pairs on a decode worker: each holds the KV of one request."""
+
+    why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
+    why_not_direct: str | None = None  # why no KV can come from device to device
+    keeps_hidden = False  # whether some requests may be kept as hidden vectors
+    keeps_apart = True  # whether each request has pairs of its own, for KV alone
+
+    def num_on_host(self, num_slots: int) -> int:
+        """Return how many tokens a worker keeps in memory of its own, if its device has so many slots."""
+        return 0
+
+
+class TwoEndedPairs(PlainPairs):
+    """Two requests may be in one pair (BROS §5)."""
+
+    why_not_ahead = "with blocks bidirectional a chat may take slots of any request before each step"
+    why_not_direct = "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
+    keeps_apart = False
+
+    def __init__(self, checkpoints: float) -> None:
+        self._checkpoints = checkpoints
+
+    def num_on_host(self, num_slots: int) -> int:
+        return int(self._checkpoints * num_slots)
+
+
+class HybridPairs(PlainPairs):
+    """Some requests may be kept as hidden vectors (Apt-Serve §4.3)."""
+
+    why_not_ahead = "with cache hybrid what is kept of a request may change before each step"
+    keeps_hidden = True
+    keeps_apart = False
+
+
+_PLAIN, _HYBRID = PlainPairs(), HybridPairs()
+
+
+def pairs_of(policy: Options) -> PlainPairs:
+    """Return how decode workers use their block pairs by this policy."""
+    if policy.blocks is Layout.BIDIRECTIONAL:
+        return TwoEndedPairs(policy.checkpoints)
+    return _HYBRID if policy.cache is Cache.HYBRID else _PLAIN

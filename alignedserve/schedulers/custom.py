@@ -1,0 +1,65 @@
+"""A scheduler whose requests a custom policy chooses; the scheduler decides all else.
+
+    the policy names some    these may run, and those that it has left out of MOST_LEFT_OUT steps in a row
+    none of them can run     for lack of memory, say: the scheduler chooses among all
+    it has no answer         the same
+
+So whatever the policy says, each request with memory runs sooner or later, and every step runs something that can run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.policies.kinds import PolicyKind, SeatedRequest
+from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Selection, StepView
+
+MOST_LEFT_OUT = 64  # steps in a row that a request with memory is left out of
+
+
+class CustomChoice(Scheduler):
+    """Stands before another scheduler among the bases of a class (table.py)."""
+
+    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
+        super().__init__(policy, most)
+        self._guard = policy.own.guard(PolicyKind.PACKING)
+        self._left_out: dict[str, int] = {}  # request -> steps in a row without it
+        self._here: Sequence[WorkerRequest] = ()
+
+    def plan(self, view: StepView) -> Selection:
+        """Return a step of the requests that the policy names; of all where it names none that can run."""
+        self._here = view.here
+        answer = self._answer((*view.decodes, *view.prompts))
+        if answer is not None:
+            names = {*answer, *(name for name, number in self._left_out.items() if number >= MOST_LEFT_OUT)}
+            decodes, prompts = _named(view.decodes, names), _named(view.prompts, names)
+            found = super().plan(view._replace(decodes=decodes, prompts=prompts))  # type: ignore[safe-super]
+            if not found.is_empty:
+                return found
+        return super().plan(view)  # type: ignore[safe-super]
+
+    def _answer(self, requests: Sequence[WorkerRequest]) -> Sequence[str] | None:
+        assert self._guard is not None, "a policy chooses"
+        answer: Sequence[str] | None = self._guard.ask(tuple(map(_facts_of, requests))) if requests else None
+        return answer
+
+    def planned(self, selection: Selection) -> None:
+        """Count the steps that requests are left out of."""
+        super().planned(selection)
+        ran = {running.request.id for running in selection.decodes} | {chunk.request for chunk in selection.chunks}
+        if ran:
+            here = (running.request.id for running in (*self._here, *selection.seated))
+            self._left_out = {name: self._left_out.get(name, 0) + 1 for name in here if name not in ran}
+
+
+def _facts_of(running: WorkerRequest) -> SeatedRequest:
+    request, ahead = running.request, 0 if running.decodes else running.num_ahead
+    told = request.id, running.promise.is_rt, request.priority, request.arrival_at, running.num_tokens
+    return SeatedRequest(*told, len(running.output), ahead)
+
+
+def _named(requests: Sequence[WorkerRequest], names: set[str]) -> list[WorkerRequest]:
+    return [running for running in requests if running.request.id in names]

@@ -1,0 +1,305 @@
+"""Requests that come to a worker, and wait.
+
+    Prefill ─▶ (its syntax is compiled) ─▶ asking ── Prefix ──▶ waiting ──▶ fetching ── CopiedIn ──▶ running, from the
+                                             └── no answer ──▶            (seated)        │     first unknown token on
+                                                                                          └── not intact ──▶ running,
+                                                                                                from its first token on
+
+What the pool still has of a prompt's beginning is not computed again. The pool holds these pages for the attempt until
+its Commit or Keep names them, or a Release gives them up. A new attempt drops the attempts before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from alignedserve.core import StepPlan, units_for
+from alignedserve.explain.decisions import DecisionRing, Kind
+from alignedserve.protocol.commands import Command, PrepareSyntax
+from alignedserve.protocol.events import MemberLost, Received, SyntaxReady
+from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix, Release
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolHolds, PoolLink
+from alignedserve.worker.requests import Requests
+from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.blocks import lose_kv
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+
+class PromptQueue(CorePart):
+    """Prompts that wait for a seat."""
+
+    def __init__(
+        self,
+        here: Requests,
+        memory: DeviceMemory,
+        pace: Pace,
+        decisions: DecisionRing,
+        release: Callable[[WorkerRequest], list[Command]],
+    ) -> None:
+        """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
+        self.waiting = WaitingPrompts(pace.policy, memory.pages)
+        self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, pace
+        self._decisions, self._release = decisions, release
+        self._came_in_step: list[WorkerRequest] = []  # real-time prompts that came since the step in flight began
+        self._num_came_in_step = 0  # prompts of both classes
+
+    def admit(self, running: WorkerRequest, now: float) -> None:
+        """Add a new prompt that is to run."""
+        self._add(running)
+        self._pace.prompt_came(running, now)
+        if self._steps.running is not None:
+            self._num_came_in_step += 1
+            if running.promise.is_rt:
+                self._came_in_step.append(running)
+        self._memory.reconsider()
+
+    def add_again(self, prompts: Iterable[WorkerRequest]) -> None:
+        """Add prompts that have been here before."""
+        for running in prompts:
+            self._add(running)
+        self._memory.reconsider()
+
+    def _add(self, running: WorkerRequest) -> None:
+        self._decisions.note(Kind.QUEUED, running.request, number=len(self.waiting), tokens=running.num_ahead)
+        self._here.move(running, State.WAITING)
+        self.waiting.add(running)
+
+    def put_back(self, running: WorkerRequest) -> None:
+        """Take a request's pairs away. It waits before all others, and is computed anew."""
+        self._memory.lose(running)
+        self._here.move(running, State.WAITING, first=True)
+        self.waiting.add_first(running)
+
+    def unseat(self, running: WorkerRequest) -> None:
+        """Let a request wait again whose pairs were given to others."""
+        lose_kv(running)
+        self._here.move(running, State.WAITING)
+        self.waiting.add(running)
+
+    def crowd_out(self, running: WorkerRequest) -> None:
+        """Put a seated prompt back so that others can go on.
+
+        Prompts that get their pairs chunk by chunk may all have some, and none enough. No prompt is seated before
+        memory has come free, else two prompts could take turns for ever.
+        """
+        self.put_back(running)
+        self._memory.is_crowded = True
+
+    @property
+    def num_old_rt(self) -> int:
+        """Return how many real-time prompts wait that were here when the step in flight was chosen."""
+        return self.waiting.num_rt - len(self._came_in_step)
+
+    @property
+    def num_old(self) -> int:
+        """Return the same of all prompts."""
+        return len(self.waiting) - self._num_came_in_step
+
+    def hold_up(self, plan: StepPlan, seconds: float, find: Callable[[str], WorkerRequest | None], now: float) -> None:
+        """Note for the prompts that came during this step how long best-effort work in it held them up."""
+        self._num_came_in_step = 0
+        if not self._came_in_step:
+            return
+        in_step = (find(part.request) for part in plan.parts)
+        if any(running is not None and not running.promise.is_rt for running in in_step):
+            for running in self._came_in_step:
+                running.held_up_s = min(seconds, now - running.request.arrival_at)
+        self._came_in_step.clear()
+
+    @property
+    def pairs_for_first(self) -> int:
+        """Return the number of pairs that the prompt needs that has waited longest."""
+        return self._pairs_for(next(iter(self.waiting), None))
+
+    def lacks_memory(self, only_rt: bool) -> bool:
+        """Return whether the prompt that has waited longest, of all or of real-time ones, needs more than is free."""
+        waiting = self.waiting.real_time if only_rt else iter(self.waiting)
+        return self._pairs_for(next(waiting, None)) > self._memory.num_free
+
+    def _pairs_for(self, prompt: WorkerRequest | None) -> int:
+        limits = self._memory.limits
+        return 0 if prompt is None else units_for(limits.least_held(prompt.num_tokens), limits.block_size)
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self._memory.reconsider()
+        dropped = self.waiting.drop(request, attempt)
+        for running in dropped:
+            self._here.move(running, State.GONE)
+        return [command for running in dropped for command in self._release(running)]
+
+
+ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
+
+
+class Prefixes(CorePart):
+    def __init__(
+        self, here: Requests, pool: PoolLink, queue: PromptQueue, reuse: bool, holds: PoolHolds | None = None
+    ) -> None:
+        """`holds` notes the attempts for which the pool keeps pages, where the worker keeps account of them."""
+        self._here, self._pool, self._queue = here, pool, queue
+        self._writer, self._names, self._reuse, self._holds = pool.writer, pool.writer.names, reuse, holds
+        self._unanswered: set[str] = set()  # those that were asking at the last look: at the next look they go on
+        self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
+
+    @property
+    def asking(self) -> list[WorkerRequest]:
+        """Return the prompts that wait for the pool's answer."""
+        return self._here.of(State.ASKING)
+
+    def admit(self, running: WorkerRequest, now: float) -> list[Command]:
+        """Ask the pool what it knows of a new prompt, or let the prompt wait for room where there is nothing to ask."""
+        names = self._askable(running)
+        if not names:
+            self._queue.admit(running, now)
+            return []
+        if running.promise.is_rt and not self._has_chat:
+            self._answered_by = now + ANSWER_S
+        self._here.move(running, State.ASKING)
+        return self._pool.send(AskPrefix(*running.key, names, running.request.service))
+
+    @property
+    def answered_by(self) -> float:
+        """Return until when the next step is to wait for the pool's word on a chat's prompt; 0 where none asks."""
+        return self._answered_by if self._has_chat else 0.0
+
+    @property
+    def _has_chat(self) -> bool:
+        return any(running.promise.is_rt for running in self._here.among(State.ASKING))
+
+    def _askable(self, running: WorkerRequest) -> tuple[int, ...]:
+        """Return the names of the full pages that the pool may have."""
+        return self._names.pages_before_last(running) if self._reuse and self._pool.member is not None else ()
+
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        self._queue.add_again([self._leave(running) for running in self.asking])
+        for running in (*self._here.occupants(), *self._queue.waiting):
+            running.forget_known()
+
+    def answered(self, prefix: Prefix, frame: Received, now: float) -> list[Command]:
+        attempt = prefix.request, prefix.attempt
+        running = next((asking for asking in self._here.among(State.ASKING) if asking.key == attempt), None)
+        if running is None:
+            return self._answered_late(attempt, prefix.pages)
+        running.kept_in_pool(prefix.pages)
+        self._note(attempt, bool(prefix.pages))
+        self._queue.admit(self._leave(running), now)
+        return []
+
+    def _answered_late(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
+        """Forget what was known of a prompt that has gone on if the pool keeps nothing for it; release what it keeps
+        for a prompt that is not here any more."""
+        having = (*self._here.occupants(), *self._queue.waiting)
+        here = [running for running in having if running.key == attempt]
+        if not pages:
+            for running in here:
+                self._writer.forget_parts(running)  # they come after what is to be written now
+                running.forget_known()
+        if here:
+            self._note(attempt, bool(pages))
+            return []
+        return self._pool.send(Release(*attempt)) if pages else []
+
+    def _note(self, attempt: Attempt, is_held: bool) -> None:
+        if self._holds is not None:
+            (self._holds.add if is_held else self._holds.discard)(attempt)
+
+    def ask_again(self) -> None:
+        """Let prompts go on without an answer that were asking at the last look already: the ask or its answer was
+        lost."""
+        late = [self._leave(running) for running in self.asking if running.request.id in self._unanswered]
+        self._unanswered = {running.request.id for running in self.asking if running not in late}
+        self._queue.add_again(late)
+
+    @property
+    def awaits_answer(self) -> bool:
+        return bool(self._here.among(State.ASKING))
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        """Forget the prompt. The answer to its ask finds no request here, and what is held for it is released then."""
+        for running in self._here.drop_from((State.ASKING,), request, attempt):
+            self._leave(running)
+        return []
+
+    def _leave(self, running: WorkerRequest) -> WorkerRequest:
+        self._unanswered.discard(running.request.id)
+        return running
+
+
+class Arrivals(CorePart):
+    """Admits prompts, and drops requests: a new attempt drops the attempts before it.
+
+    A request with a syntax is admitted when that is compiled. Otherwise its first step would wait for it, with all
+    others in that step."""
+
+    def __init__(
+        self,
+        here: Requests,
+        policy: Policy,
+        decisions: DecisionRing,
+        admit: Callable[[WorkerRequest, float], list[Command]],
+    ) -> None:
+        self._here, self._policy, self._decisions, self._admit = here, policy, decisions, admit
+
+    def prefill(self, message: Prefill, frame: Received, now: float) -> list[Command]:
+        request = message.request
+        dropped = self._here.drop(request.id, request.attempt - 1)
+        running = running_of(self._policy, request, request.emitted)
+        running.decode = message.decode
+        if request.sampling.syntax:
+            self._here.move(running, State.COMPILING)
+            return [*dropped, PrepareSyntax(request)]
+        return [*dropped, *self._admit(running, now)]
+
+    def syntax_ready(self, event: SyntaxReady, now: float) -> list[Command]:
+        running = self._compiling((event.request, event.attempt))
+        return [] if running is None else self._admit(running, now)
+
+    def expect(self, told: Expect, frame: Received, now: float) -> None:
+        if (running := self._compiling((told.request, told.attempt))) is not None:
+            running.expect(told.estimate, self._policy, now)
+
+    def cancel(self, message: Cancel, frame: Received, now: float) -> list[Command]:
+        self._note_dropped(message.request, message.attempt)
+        return self._here.drop(message.request, message.attempt)
+
+    def _compiling(self, attempt: Attempt) -> WorkerRequest | None:
+        """Return the request whose syntax is being compiled."""
+        return next((running for running in self._here.among(State.COMPILING) if running.key == attempt), None)
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self._here.drop_from((State.COMPILING,), request, attempt)
+        return []
+
+    def _note_dropped(self, request: str, attempt: int) -> None:
+        for running in self._here.occupants():
+            if running.request.id == request and running.request.attempt <= attempt:
+                self._decisions.note(Kind.DROPPED, running.request)
+
+
+class Expectations(CorePart):
+    """Passes on how long the output of a request is expected to be."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        queue: PromptQueue,
+        named: Callable[[str], Iterable[WorkerRequest]],
+        elsewhere: Callable[[Expect, float], list[Command]],
+    ) -> None:
+        """`named` returns at least the requests of a name that do not wait; `elsewhere` passes on what is not here."""
+        self._policy, self._queue, self._named, self._elsewhere = policy, queue, named, elsewhere
+
+    def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
+        waiting, attempt = self._queue.waiting, (told.request, told.attempt)
+        candidates = (*waiting.named(told.request), *self._named(told.request))
+        here = [running for running in candidates if running.key == attempt]
+        for running in here:
+            running.expect(told.estimate, self._policy, now)
+            waiting.refile(running)
+        return [] if here else self._elsewhere(told, now)

@@ -1,0 +1,211 @@
+"""The tokens that a worker has emitted: sent to the owners once a step, kept until they have them.
+
+All tokens of a step that go to the same owner travel in one frame. Where a frame is lost, the owner sees the gap and
+asks again: at the latest REFRESH_S later, or at once where the link's numbers show the gap (LinkGap) or the owner says
+so (Missed). So a request's tokens stay here until the owner acknowledges the last one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from alignedserve.core import NO_OPENING, Chunk, Decode, FinishReason, Request, StepResult
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import MemberLost, Received, TimerFired
+from alignedserve.protocol.messages import Acknowledge, Attempt, Output, Resend, Tokens
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.part import REFRESH, CorePart
+from alignedserve.worker.step.arrival_forecast import ArrivalForecast
+from alignedserve.worker.step.request import WorkerRequest
+
+MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
+
+
+@dataclass(slots=True)
+class _KeptOutput:
+    running: WorkerRequest  # its output grows there
+    finish: FinishReason | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.running.request
+
+    @property
+    def output(self) -> list[int]:
+        return self.running.output
+
+    @property
+    def last(self) -> int:
+        """Return the index of what came last."""
+        return len(self.output) - (self.finish is None or self.finish.has_token)
+
+    def since(self, index: int) -> Output:
+        """Return the output from an index on, as far as this attempt emitted it."""
+        running, request = self.running, self.running.request
+        logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
+        opening = NO_OPENING if index else running.opening
+        told = None if opening == NO_OPENING else opening
+        return Output(request.id, request.attempt, index, tuple(running.output[index:]), self.finish, logprobs, told)
+
+
+class Outputs:
+    def __init__(self) -> None:
+        self._kept: dict[str, _KeptOutput] = {}  # in the order of their first token, then of their last
+        self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    @property
+    def attempts(self) -> Mapping[Attempt, bool]:
+        """Return the attempts whose outputs are kept, and whether they have ended."""
+        return {(name, kept.request.attempt): kept.finish is not None for name, kept in self._kept.items()}
+
+    def emit(self, running: WorkerRequest, finish: FinishReason | None) -> None:
+        """Add the last token of the output to the owner's frame; an error comes after the last token."""
+        request = running.request
+        name = request.id
+        kept = self._kept.get(name)
+        if kept is None or kept.running is not running or finish:
+            self._kept.pop(name, None)
+            self._kept[name] = kept = _KeptOutput(running, finish)
+            if len(self._kept) > MOST_ENDED:
+                self._drop_oldest_ended()
+        output = running.output
+        has_token = finish is None or finish.has_token
+        if len(output) == 1 or running.logprobs or running.prompt_logprobs or not has_token:
+            new = kept.since(kept.last)
+        else:  # nearly always, and once for each token
+            new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
+        self._new[request.owner].append(new)
+
+    def flush(self) -> list[Send]:
+        """Return one frame for each owner."""
+        frames = [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
+        self._new.clear()
+        return frames
+
+    def resend(self, asked: Resend) -> list[Send]:
+        """Return all that was emitted from an index on; nothing where the attempt is not here: then the owner starts
+        the next one."""
+        kept = self._kept.get(asked.request)
+        if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
+            return []
+        return [Send(kept.request.owner, Tokens((kept.since(asked.index),)))]
+
+    def remind(self, owner: str | None = None) -> list[Send]:
+        """Return the last tokens of requests that have ended, to one owner or to all: they, or their acknowledgements,
+        may have been lost."""
+        ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
+        return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
+
+    def forget(self, requests: Iterable[str]) -> None:
+        """Forget requests that are with their owners, or that another member tells them about from now on."""
+        for request in requests:
+            self._kept.pop(request, None)
+
+    def drop(self, request: str, attempt: int) -> None:
+        """Forget a request up to this attempt, which is not wanted any more."""
+        kept = self._kept.get(request)
+        if kept is not None and kept.request.attempt <= attempt:
+            del self._kept[request]
+
+    def lose_owner(self, owner: str) -> None:
+        """Forget the requests of an owner that is lost: it will never acknowledge anything."""
+        self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])
+        self._new.pop(owner, None)
+
+    def _drop_oldest_ended(self) -> None:
+        oldest = next((name for name, kept in self._kept.items() if kept.finish), None)
+        self.forget([oldest] if oldest else [])
+
+
+# Requests to which a step has brought a token or their end, and why they ended, if they did.
+Emitted: TypeAlias = Iterator[tuple[WorkerRequest, FinishReason | None]]
+
+
+class Owners(CorePart):
+    """Gives the requests of a step their tokens, and the owners what is new."""
+
+    def __init__(self, coming: ArrivalForecast, memory: DeviceMemory) -> None:
+        self.outputs = Outputs()
+        self._coming, self._pages, self._dropping = coming, memory.pages, memory.dropping
+
+    def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
+        return [*self.outputs.resend(asked)]
+
+    def acknowledged(self, message: Acknowledge, frame: Received, now: float) -> None:
+        self.outputs.forget(message.requests)
+
+    def owner_lost(self, event: MemberLost, now: float) -> None:
+        self.outputs.lose_owner(event.member.name)
+
+    def timer_fired(self, event: TimerFired, now: float) -> list[Command]:
+        return [*self.outputs.remind()] if event.name == REFRESH else []
+
+    def emitted(
+        self,
+        parts: Iterable[Chunk | Decode],
+        result: StepResult,
+        find: Callable[[str], WorkerRequest | None],
+        began_at: float,
+        now: float,
+    ) -> Emitted:
+        """Emit what the parts of a step brought to requests that are still here, and yield those requests.
+
+        Nothing is kept of a request that has left; its next attempt, which has other pairs, may be here by now.
+        """
+        tokens, unsampled = dict(result.tokens), set(result.unsampled)
+        logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
+        emit, size = self.outputs.emit, self._pages.page_size
+        drops = self._dropping.is_on
+        for part in parts:  # one for each token
+            request = part.request
+            running = find(request)
+            if running is None:
+                continue
+            if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
+                continue
+            if isinstance(part, Decode):
+                running.prefix += 1
+                if size and not running.prefix % size:
+                    self._pages.publish(running)
+            else:
+                running.end_chunk(part, began_at, scores.get(request, ()))
+                if vectors:
+                    running.vector = vectors.get(request, b"")
+                self._pages.publish(running)
+                running.promise.served(now)
+            if drops:
+                self._dropping.drop(running)
+            token, finish = tokens.get(request), None
+            if token is not None:
+                if not running.output and running.promise.is_rt:
+                    self._coming.learn(running, now)
+                finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
+            elif request in unsampled:
+                finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
+                self._pages.forget(running)
+            else:
+                continue
+            emit(running, finish)
+            yield running, finish
+
+    def flush(self) -> list[Command]:
+        """Send what is new, one frame to each owner."""
+        return [*self.outputs.flush()]
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self.outputs.drop(request, attempt)
+        return []
+
+    def repeat(self, to: str) -> list[Command]:
+        return [*self.outputs.remind(to)]
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.outputs.num_kept > 0

@@ -1,0 +1,244 @@
+"""A request on a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from alignedserve.core import (
+    NO_KV,
+    Chunk,
+    Decode,
+    Entry,
+    Estimate,
+    FinishReason,
+    History,
+    KvForm,
+    Logprob,
+    Opening,
+    Request,
+    Scoring,
+)
+from alignedserve.protocol.messages import Attempt
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import Promise
+from alignedserve.scheduling.slo import Work
+from alignedserve.worker.step.states import TRANSITIONS, IllegalTransition, State
+
+MOST_SCORED = 256  # tokens of a chunk whose log-probabilities are asked for
+
+
+@dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
+class WorkerRequest:
+    """A request as its worker knows it: `prefix` of its tokens have KV where `kv` says, which it gets when seated.
+
+    Until then the device may have its beginning for others, who would share it (device_pages.py).
+    """
+
+    request: Request
+    promise: Promise
+    output: list[int]  # all of it, earlier attempts included
+    kv: KvForm = NO_KV  # written by memory alone
+    prefix: int = 0
+    known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
+    fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
+    fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
+    fetch_s: float = 0.0  # the time of that copy
+    names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
+    block_names: tuple[int, ...] = ()  # the same of its first full block pairs
+    looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
+    num_cached: int = 0  # tokens of the prompt whose KV the pool or the device had before any was computed for it
+    waited_s: float | None = None  # from its arrival to its first chunk; what is found from then on may be its own KV
+    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    vector: bytes = b""  # where it asks for that
+    came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
+    decode: str = ""  # the decode worker that the router named for it
+    held_up_s: float = 0.0  # that it waited when it came, for a step with best-effort work
+    batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
+    story: list[State] = field(default_factory=lambda: [State.NEW])  # its states so far (states.py)
+    history: History | None = field(init=False)  # what its sampling needs of it
+    has_tokens: bool = field(init=False)  # it asks for them: then its KV is of use when its prompt is through
+    said_at: float = field(init=False)  # when its last token came, or it arrived: since then it is pending
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.said_at = request.arrival_at if request.emitted_at is None else request.emitted_at
+        self.has_tokens = request.pooling is None
+        needed = request.sampling.edits_logits
+        self.history = History(request.prompt, self.output, request.stop_tokens) if needed else None
+
+    @property
+    def key(self) -> Attempt:
+        return self.request.id, self.request.attempt
+
+    @property
+    def state(self) -> State:
+        return self.story[-1]
+
+    def becomes(self, state: State) -> None:
+        """Take a transition of the table. Where the request is among the worker's, worker/requests.py calls this."""
+        if state not in TRANSITIONS[self.story[-1]]:
+            raise IllegalTransition(self.key, self.story, state)
+        self.story.append(state)
+
+    def is_of(self, request: str, attempt: int) -> bool:
+        """Return whether it is this request, up to this attempt."""
+        return self.request.id == request and self.request.attempt <= attempt
+
+    def is_at(self, part: Chunk | Decode) -> bool:
+        """Return whether the part of a step was run for this request, by the places of its KV.
+
+        The request may have got more pairs since, for a step that was planned while that one ran.
+        """
+        if self.kv is part.kv:  # mostly
+            return True
+        here, planned, drops_more = self.kv.pairs, part.kv.pairs, self.kv.dropped > part.kv.dropped
+        if drops_more and self.kv.folded:  # a step in flight writes to its last pair
+            return planned[-1] in here
+        if drops_more and here[:1] and here[0] in planned:
+            planned = planned[planned.index(here[0]) :]
+        return here[: len(planned)] == planned
+
+    def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
+        """Take another prediction of the output's length into account."""
+        self.request = replace(self.request, estimate=estimate)
+        self.promise.expect(self.request, policy, now)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_ahead(self) -> int:
+        """Return how many tokens are to be run before the next one can be sampled, without those that are copied."""
+        return self.num_tokens - max(self.prefix, self.fetched_to)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Return whether what the pool has of it is copied here, as soon as it is seated."""
+        return self.fetched_to > 0
+
+    def end_fetch(self) -> None:
+        """Note that nothing of it is copied here any more."""
+        self.fetched_to, self.fetch_s = 0, 0.0
+
+    def forget_known(self) -> None:
+        """Note that the pool keeps no page for it."""
+        self.known = ()
+        if not self.pairs:  # else a copy may be under way
+            self.end_fetch()
+
+    @property
+    def most_in_chunk(self) -> int:
+        """Return how many tokens one chunk may run: logits of all tokens of a scored chunk take much memory."""
+        return min(self.num_ahead, MOST_SCORED) if self.is_scored else self.num_ahead
+
+    @property
+    def is_scored(self) -> bool:
+        """Return whether the owner gets log-probabilities of the prompt, which go with the first token."""
+        return self.request.sampling.prompt_logprobs is not None and not self.output
+
+    def scoring(self, end: int) -> Scoring | None:
+        """Return which tokens of a chunk from the prefix to `end` are scored, if any."""
+        top = self.request.sampling.prompt_logprobs
+        if top is None or not self.is_scored:
+            return None
+        return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
+
+    def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = ()) -> None:
+        """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
+        if ran.scoring is not None:
+            # A chunk that runs again, as after its pairs were lost, replaces its own scores alone: what comes after it
+            # may come back from the pool, and is not scored again.
+            self.prompt_logprobs[ran.start : ran.start + len(scores)] = scores
+        self.prefix += len(ran.tokens)
+        if self.waited_s is None:
+            self.waited_s = max(0.0, began_at - self.request.arrival_at)
+        if not ran.is_last:
+            self.promise.chunk_ran()
+
+    def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
+        """Add a token to the output, and return why the output ends with it, if it does."""
+        output = self.output
+        output.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        num_output = len(output)
+        self.said_at = now
+        self.promise.emitted(now, num_output)
+        return self.request.finish(num_output - 1, token)
+
+    def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
+        """Return the request as the pool gets it."""
+        output, due = tuple(self.output), self.promise.due
+        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names, self.num_lost)
+
+    @property
+    def opening(self) -> Opening:
+        """Return what its owner gets with its first token."""
+        return Opening(tuple(self.prompt_logprobs), self.num_cached, self.waited_s or 0.0, self.vector)
+
+    def resume(self, entry: Entry, page_size: int) -> None:
+        """Take over what other workers have made of the request, as it is in the pool or on a prefill worker."""
+        self.prefix, self.logprobs = entry.prefix, list(entry.logprobs)
+        opening = entry.opening
+        self.prompt_logprobs, self.num_cached = list(opening.logprobs), opening.num_cached
+        self.waited_s = opening.waited_s
+        full = 0 if entry.dropped else entry.prefix // page_size
+        self.known, self.names = entry.pages[:full], entry.names[:full]
+
+    def kept_in_pool(self, pages: tuple[int, ...], names: tuple[int, ...] = ()) -> None:
+        """Note the pool's pages that hold its first tokens: where it waits, it may be seated on them."""
+        self.known, self.names, self.looked_up = pages, names or self.names, -1
+
+    def has_place(self, block_size: int) -> bool:
+        """Return whether there is a place for what is kept of its next token."""
+        return self.num_held < self.kv.room(block_size)
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        return self.kv.pairs
+
+    @property
+    def num_lost(self) -> int:
+        """Return of how many of its first tokens no layer has KV here any more."""
+        return 0 if self.kv.folded else self.kv.dropped
+
+    @property
+    def num_held(self) -> int:
+        """Return how many tokens have KV, which is about what a step reads."""
+        return self.prefix - self.kv.dropped
+
+    @property
+    def kept_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that have KV."""
+        return self.tokens(self.kv.dropped, self.prefix)
+
+    @property
+    def num_remade(self) -> int:
+        """Return of how many tokens K and V are made anew in every step with the request."""
+        return self.kv.remade(self.prefix)
+
+    @property
+    def decodes(self) -> bool:
+        """Return whether it is a decode: its next token is one step away."""
+        num_output, request = len(self.output), self.request
+        return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
+
+    def work(self, chunk: int) -> Work:
+        """Return the work until its next due, where prompts run in chunks of this size."""
+        if self.decodes:
+            return Work(tokens=self.promise.tokens_due)
+        return Work(self.num_ahead, chunk, transfer_s=self.fetch_s if self.promise.is_rt else 0.0)
+
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Return tokens of prompt and output together."""
+        prompt = len(self.request.prompt)
+        if start >= prompt:
+            return tuple(self.output[start - prompt : end - prompt])
+        return self.request.prompt[start:end] + tuple(self.output[: max(0, end - prompt)])
+
+
+def attempt_of(request: Request) -> Attempt:
+    """Return the name of the request with the number of its attempt."""
+    return request.id, request.attempt

@@ -1,0 +1,134 @@
+"""The life of a request on a worker: one table of states and transitions, for both kinds of worker.
+
+A request is in one state at a time. It changes with `WorkerRequest.becomes`, which raises `IllegalTransition` with the
+request's story where the table has no such transition; the worker's list of its requests (worker/requests.py) follows.
+docs/architecture.md shows the table as a picture, which `diagram` draws.
+
+For example, a prompt on a colocated worker: NEW, ASKING, WAITING, FETCHING, PROMPT, RESIDENT, KEPT, GONE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+
+class State(Enum):
+    """The states, in the order in which a worker names its requests to the router."""
+
+    NEW = "new"  # made from a message; nowhere yet
+    COMPILING = "compiling"  # its syntax is compiled before it may be in a step
+    RESIDENT = "resident"  # decodes: all its tokens but the last have KV here
+    PROMPT = "prompt"  # has blocks, and runs chunk by chunk
+    JOINING = "joining"  # has blocks, and its KV is copied to them from the pool
+    FETCHING = "fetching"  # has blocks, and what the pool has of its beginning is copied to them
+    WAITING = "waiting"  # for a seat; it has no blocks
+    ASKING = "asking"  # the pool is asked what it has of the prompt's beginning
+    THROUGH = "through"  # its prompt has run, and it waits for pages of the pool
+    LEAVING = "leaving"  # its KV is copied to the pool, where it goes on
+    CANDIDATE = "candidate"  # its KV is in the pool or on a prefill worker, and it waits for room here
+    RECEIVING = "receiving"  # has blocks, and its KV comes from a prefill worker's device
+    DEPARTING = "departing"  # has blocks, and its KV goes to a prefill worker, if that has room
+    OFFERED = "offered"  # its prompt has run, and it waits for a decode worker to pull its KV
+    KEPT = "kept"  # has ended, and has blocks until its answer is in the pool
+    ABANDONED = "abandoned"  # nobody wants it any more, but a copy or a transfer still uses its blocks
+    GONE = "gone"  # ended, handed on or dropped: it has nothing here
+
+
+_GONE = {State.GONE: "cancelled"}
+
+# State -> the states that may follow, each with what brings the request there.
+TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
+    {
+        State.NEW: {
+            State.COMPILING: "prompt with a syntax",
+            State.ASKING: "prompt",
+            State.WAITING: "prompt, nothing to ask",
+            State.CANDIDATE: "batch or offer",
+        },
+        State.COMPILING: {State.ASKING: "compiled", State.WAITING: "compiled", **_GONE},
+        State.ASKING: {State.WAITING: "answered, or no answer", **_GONE},
+        State.WAITING: {State.FETCHING: "seated, pages known", State.PROMPT: "seated", **_GONE},
+        State.FETCHING: {
+            State.PROMPT: "copied",
+            State.WAITING: "not intact",
+            State.ABANDONED: "cancelled",
+            State.GONE: "cancelled",
+        },
+        State.PROMPT: {
+            State.RESIDENT: "first token",
+            State.THROUGH: "first token, goes by the pool",
+            State.OFFERED: "first token, a decode worker is named",
+            State.LEAVING: "preempted",
+            State.WAITING: "gives way to other prompts",
+            State.GONE: "ended or cancelled",
+        },
+        State.CANDIDATE: {
+            State.JOINING: "room, KV in the pool",
+            State.RECEIVING: "room, KV on a device",
+            State.WAITING: "its KV was given up",
+            **_GONE,
+        },
+        State.JOINING: {State.RESIDENT: "copied", State.ABANDONED: "cancelled", State.GONE: "not intact"},
+        State.RECEIVING: {
+            State.RESIDENT: "received",
+            State.LEAVING: "received for the pool",
+            State.JOINING: "not intact, the pool has it too",
+            State.WAITING: "not intact, computed anew",
+            State.ABANDONED: "cancelled",
+            State.GONE: "not intact",
+        },
+        State.RESIDENT: {
+            State.LEAVING: "preempted",
+            State.DEPARTING: "memory will be short",
+            State.KEPT: "ended",
+            State.GONE: "ended or cancelled",
+        },
+        State.DEPARTING: {
+            State.CANDIDATE: "sent",
+            State.RESIDENT: "refused or failed",
+            State.ABANDONED: "cancelled",
+            State.GONE: "cancelled",
+        },
+        State.LEAVING: {
+            State.WAITING: "no pages, or the pool was lost",
+            State.THROUGH: "the pool was lost",
+            State.ABANDONED: "cancelled",
+            State.GONE: "in the pool",
+        },
+        State.THROUGH: {
+            State.LEAVING: "pages at hand",
+            State.OFFERED: "no pool is of use",
+            State.WAITING: "gives its place to a chat",
+            **_GONE,
+        },
+        State.OFFERED: {
+            State.THROUGH: "declined",
+            State.LEAVING: "declined, and being written",
+            State.ABANDONED: "pulled or cancelled",
+        },
+        State.KEPT: {State.GONE: "answer in the pool"},
+        State.ABANDONED: {State.GONE: "copy or transfer ended"},
+        State.GONE: {},
+    }
+)
+
+
+class IllegalTransition(Exception):
+    """A worker took a request where the table does not let it go; the text tells what happened to it before."""
+
+    def __init__(self, request: tuple[str, int], story: list[State], state: State) -> None:
+        told = " -> ".join(past.name for past in story)
+        super().__init__(f"request {request[0]}, attempt {request[1]}, cannot become {state.name}; its story: {told}")
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid state diagram, without the ends of requests that are cancelled."""
+    lines = ["stateDiagram-v2"]
+    for before, after in TRANSITIONS.items():
+        for state, why in after.items():
+            if why != "cancelled":
+                start, end = ("[*]" if end in (State.NEW, State.GONE) else end.name for end in (before, state))
+                lines.append(f"    {start} --> {end}: {why}")
+    return "\n".join(lines)

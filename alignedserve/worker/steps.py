@@ -1,0 +1,267 @@
+"""A step on a worker: what its beginning and its end change, how long waiting prompts will take, and trials while idle.
+
+A step that finds too little memory has changed nothing: smaller steps follow (pace.py). Where even a single token finds
+too little, its request is lost, and its owner starts the next attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import exp
+from statistics import median
+from typing import Protocol
+
+from alignedserve.core import Chunk, Decode, StepPlan, StepResult
+from alignedserve.cost.model import EMPTY
+from alignedserve.cost.profile import BUSY
+from alignedserve.cost.trials import Bounds, Trial
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.commands import Command, RunStep, SetTimer
+from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.messages import Backlog
+from alignedserve.worker.arriving import PromptQueue
+from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.requests import Requests
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import Selection
+
+
+class Runs(Protocol):
+    """The requests of a worker that may be in a step."""
+
+    def find(self, request: str) -> WorkerRequest | None:
+        """Return the request of this name that may be in a step."""
+
+    def lose(self, ran: Chunk | Decode) -> list[Command]:
+        """Give up the attempt that this was to run a part of, if it is still here."""
+
+    def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
+        """Give the requests of a step that went well their tokens."""
+
+
+class StepEnd:
+    """Ends a step: blocks come free, the worker learns the step's time, and its requests get their tokens."""
+
+    def __init__(self, memory: DeviceMemory, pace: Pace, queue: PromptQueue, runs: Runs, log: WorkerLog) -> None:
+        self._memory, self._steps, self._pace = memory, memory.steps, pace
+        self._queue, self._runs, self._counts, self._decisions = queue, runs, log.counts, log.decisions
+
+    def step_done(self, event: StepDone, now: float) -> list[Command]:
+        result, seconds = event.result, event.seconds
+        self._memory.reconsider()  # time has passed, so another prompt may be the first
+        ended, runs = self._steps.end(), self._runs
+        self._queue.hold_up(ended.plan, seconds, runs.find, now)
+        for pairs in ended.free:
+            self._memory.give(pairs)
+        if not ended.counts:
+            return []
+        if result.failure is not None:
+            return self._fail(ended.plan)
+        self._pace.learn(ended.plan, ended.shape, seconds, runs.find)
+        self._counts.count_step(ended.plan, seconds)
+        self._note(ended.plan, seconds)
+        return runs.end_step(ended.plan, result, now - seconds, now)
+
+    def _note(self, plan: StepPlan, seconds: float) -> None:
+        """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""
+        self._decisions.note_step(plan, seconds)
+        for chunk in plan.chunks:
+            if (running := self._runs.find(chunk.request)) is not None:
+                step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
+                self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
+
+    def _fail(self, plan: StepPlan) -> list[Command]:
+        self._steps.fail()
+        if not self._cannot_shrink(plan) and self._pace.room.shrink(plan.num_tokens):
+            return []
+        return [command for ran in plan.parts for command in self._runs.lose(ran)]
+
+    def _cannot_shrink(self, plan: StepPlan) -> bool:
+        """Return whether the step had nothing but a prompt that runs whole."""
+        running = self._runs.find(plan.parts[0].request) if len(plan.parts) == 1 else None
+        return running is not None and running.request.runs_whole
+
+
+def begin_step(steps: StepsInFlight, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:
+    """Order the step that was chosen, if anything runs in it."""
+    if not selection.chunks and not decodes:
+        return []
+    return [RunStep(steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
+
+
+_MEMORY_S = 4.0  # what passed so long ago counts e times less
+_MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next ones
+_MODEL_S = 0.25  # the cost model counts as much as so many seconds of observation
+
+
+class _Passed:
+    """Time in which prompts had to wait, and the prompt tokens that ran in it."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = self._at = 0.0
+
+    def add(self, seconds: float, tokens: int, now: float) -> None:
+        left = self._left(now)
+        self._seconds, self._tokens, self._at = self._seconds * left + seconds, self._tokens * left + tokens, now
+
+    def token_s(self, model_s: float, now: float) -> float:
+        """Return the time of a token: what was seen and what the cost model says, weighed by how long was seen."""
+        seconds = self._seconds * self._left(now)
+        seen_s = min(self._seconds / max(1.0, self._tokens), _MOST * model_s)
+        return max(model_s, (seconds * seen_s + _MODEL_S * model_s) / (seconds + _MODEL_S))
+
+    def _left(self, now: float) -> float:
+        return exp(min(0.0, self._at - now) / _MEMORY_S)
+
+
+class PromptRate:
+    """Predicts how long waiting prompts will take: as long as prompts took lately, while some had to wait.
+
+    The cost model says what prompts take alone. Beside decodes, under the bounds of chats and while they wait for seats
+    they take many times as long. So the time of a prompt token is the time that passed while prompts had to wait,
+    divided by the prompt tokens that ran meanwhile. For example, if 2,000 tokens ran in 4 s while prompts waited, a
+    token takes 2 ms. Older observations count less; while nothing waits, the cost model is believed again.
+
+    A prompt had to wait if it was here when a step was chosen and that step did not run all of it. Time in which
+    prompts waited for memory alone does not count: admission predicts that wait. Copies from the pool are counted
+    apart, by the cost model: copies before a step come on top of computing, copies beside steps only as far as they
+    take longer.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        steps: StepsInFlight,
+        queue: PromptQueue,
+        seated: Callable[[], Iterable[WorkerRequest]],
+        coming: Callable[[], Iterable[WorkerRequest]] = tuple,
+        copies_beside: bool = False,
+    ) -> None:
+        """`seated` returns the seated prompts that are not through, `coming` those that are to join the queue.
+
+        `copies_beside` says whether copies from the pool go on beside steps."""
+        self._steps, self._pace, self._queue = steps, pace, queue
+        self._seated, self._coming, self._copies_beside = seated, coming, copies_beside
+        self._waited_from: dict[bool, float | None] = {True: None, False: None}
+        self._passed = {True: _Passed(), False: _Passed()}  # of real-time prompts; of all
+        self._fetched_s = 0.0  # that copies had taken when the last step ended
+
+    def step_done(self, event: StepDone, now: float) -> None:
+        """Count a step that has ended; this comes before its requests hear of it."""
+        if (plan := self._steps.running) is not None:
+            in_step = {chunk.request: len(chunk.tokens) for chunk in plan.chunks}
+            copied_s, self._fetched_s = self._pace.fetched_s - self._fetched_s, self._pace.fetched_s
+            for only_rt in (True, False):
+                self._count(only_rt, in_step, event.seconds, copied_s, now)
+
+    def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, copied_s: float, now: float) -> None:
+        """Count a step of so many seconds, and the time since the step before but that of copies."""
+        seated = [running for running in self._seated() if running.promise.is_rt or not only_rt]
+        waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
+        is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
+        has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]
+        tokens = sum(in_step.get(running.request.id, 0) for running in seated)
+        if is_cut or (waiting > 0 and not self._queue.lacks_memory(only_rt)):
+            passed_s = seconds if since is None else max(seconds, now - since - copied_s)
+            self._passed[only_rt].add(passed_s, tokens, now)
+        elif since is not None and not has_left:  # the step ran all that had waited, and could have run more
+            self._passed[only_rt].add(min(seconds, tokens * self._pace.prompt_token_s), tokens, now)
+        self._waited_from[only_rt] = now if has_left else None
+
+    def backlog(self, now: float) -> Backlog:
+        """Return the work that is left of prompts, and the time of one more token."""
+        model_s = self._pace.prompt_token_s
+        token_s, rt_token_s = (self._passed[only_rt].token_s(model_s, now) for only_rt in (False, True))
+        (tokens, copies_s), (rt_tokens, rt_copies_s) = (self._left(only_rt) for only_rt in (False, True))
+        prompts_s = self._with_copies(token_s * tokens, copies_s)
+        rt_prompts_s = self._with_copies(rt_token_s * rt_tokens, rt_copies_s)
+        return Backlog(prompts_s, model_s, rt_prompts_s, token_s, rt_token_s, self._pace.copying)
+
+    def _with_copies(self, computing_s: float, copies_s: float) -> float:
+        return max(computing_s, copies_s) if self._copies_beside else computing_s + copies_s
+
+    def _left(self, only_rt: bool) -> tuple[int, float]:
+        """Return how many prompt tokens are to be computed, and how long the rest takes to be copied from the pool."""
+        waiting = self._queue.waiting
+        prompts = [*self._seated(), *self._coming()]
+        tokens = waiting.num_rt_tokens if only_rt else waiting.num_tokens
+        tokens += sum([prompt.num_ahead for prompt in prompts if prompt.promise.is_rt or not only_rt])
+        fetched = [prompt for prompt in (*prompts, *waiting.fetched) if prompt.promise.is_rt or not only_rt]
+        return tokens, sum([prompt.fetch_s for prompt in fetched])
+
+
+IDLE_S = 2.0
+AGAIN_S = 60.0  # after which an idle worker measures again whose machine is still slow, or whose trial failed
+_TIMER = "idle trials"
+_LONGEST = 64  # tokens of a request
+_TRIALS = (
+    *(Trial(((8, 0),)), Trial(prefixes=(16,)), Trial(((8, 0),), (16,))),
+    *(Trial(((16, 0),)), Trial(prefixes=(16,) * 2), Trial(((16, 0),), (16,) * 2)),
+    *(Trial(((32, 0),)), Trial(prefixes=(16,) * 4), Trial(((32, 0),), (16,) * 4)),
+)
+
+
+class IdleTrials:
+    """Measures again how fast the machine is, while the worker has nothing to do.
+
+    A worker that takes its machine to be slow, by its profile or by its last steps, may be wrong by now: other work may
+    have ended. After some idle seconds it runs a few short steps on free blocks, and expects of steps what these took.
+    A request that comes meanwhile waits for one of them at most.
+    """
+
+    def __init__(self, memory: DeviceMemory, pace: Pace, here: Requests, has_profile: bool) -> None:
+        self._memory, self._steps, self._pace = memory, memory.steps, pace
+        self._here, self._limits = here, memory.limits
+        bounds = Bounds(memory.limits, _LONGEST)
+        # Without a profile nothing is known of a quiet machine.
+        self._trials = [trial for trial in _TRIALS if has_profile and bounds.allow(trial)]
+        self._starts_at: float | None = None  # the first trial; None while there is work, or nothing to measure
+        self._running: StepPlan | None = None
+        self._ratios: list[float] = []  # of the trials that have run, measured / predicted
+
+    def step_done(self, event: StepDone, now: float) -> list[Command]:
+        """Note what a trial took; this comes before the step's end."""
+        trial = self._running
+        if trial is None or event.result.number != trial.number:
+            return []
+        self._running = None
+        if event.result.failure is not None or trial.predicted_s <= 0:  # a trial predicted to take no time says nothing
+            return self._start_in(AGAIN_S, now)
+        self._ratios.append(event.seconds / trial.predicted_s)
+        return []
+
+    def measure(self, now: float) -> list[Command]:
+        """Run the next trial if the worker is idle and believes its machine to be slow."""
+        if self._steps.running is not None:
+            return []
+        if not (self._trials and self._pace.slowdown >= BUSY and self._here.may_try):
+            self._starts_at = None
+            return []
+        if self._starts_at is None:
+            return self._start_in(IDLE_S, now)
+        if now < self._starts_at:
+            return []
+        if len(self._ratios) < len(self._trials):
+            return self._run(self._trials[len(self._ratios)])
+        self._pace.rescale(median(self._ratios))
+        return self._start_in(AGAIN_S, now)
+
+    def _start_in(self, seconds: float, now: float) -> list[Command]:
+        self._ratios.clear()
+        self._starts_at = now + seconds
+        return [SetTimer(_TIMER, self._starts_at)]
+
+    def _run(self, trial: Trial) -> list[Command]:
+        """Begin the step of a trial on pairs that come free with its end. Nothing else is learned from it."""
+        block_size = self._limits.block_size
+        counts = trial.num_pairs(block_size)
+        pairs = self._memory.blocks.take(sum(counts))
+        if pairs is None:
+            return []
+        chunks, decodes = trial.parts(pairs, block_size)
+        self._running = self._steps.begin(chunks, decodes, EMPTY, self._pace.cost.seconds(trial.shape))
+        self._memory.leave(pairs)
+        return [RunStep(self._running)]

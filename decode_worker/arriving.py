@@ -1,0 +1,413 @@
+"""Requests that come to a decode worker: candidates of the pool and of prefill workers, and prompts that get a seat.
+
+Batch, Offer ─▶ candidate ─▶ (joining.py)
+waiting ── a seat, and nothing known ────────────────────▶ prompt
+   └────── a seat, and known pages ──▶ fetching ─────────▶ prompt, from its first unknown token on
+                                          └── not intact: waiting, and computed anew; the pool hears Spoiled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from alignedserve.core import Entry, WorkerLimits, units_for
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.cancelled import CancelledAttempts
+from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
+from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, StepDone, SyntaxReady
+from alignedserve.protocol.messages import (
+    Attempt,
+    Batch,
+    Cancel,
+    Decline,
+    Expect,
+    Kept,
+    LetGo,
+    Member,
+    Offer,
+    Prefetch,
+    Prefetched,
+    Release,
+)
+from alignedserve.scheduling.policy import Policy, Room
+from alignedserve.scheduling.promise import promise
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+
+
+class Intake(CorePart):
+    """Takes candidates in: from the pool in a batch, or offered by a prefill worker."""
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
+        self._limits, self._policy, self._memory, self._queue = memory.limits, memory.order.policy, memory, here.queue
+        # KV comes from device to device to pairs that no other request may enter meanwhile.
+        self._is_direct = direct and self._policy.pairs.why_not_direct is None
+        self._here, self._candidates, self._batch = here, here.candidates, here.batch
+        self._pool, self._holds, self._writer = pool, pool.holds, pool.writer
+        self._notes, self._decisions = log.notes, log.decisions
+        self._cancelled = CancelledAttempts()
+
+    def syntax_ready(self, event: SyntaxReady, now: float) -> None:
+        self._candidates.syntax_ready((event.request, event.attempt))
+
+    def cancel(self, message: Cancel, frame: Received, now: float) -> None:
+        self._cancelled.add(message.request, message.attempt)
+
+    def prefill_worker_joined(self, event: MemberJoined, now: float) -> None:
+        if self._is_direct and event.member.transport:
+            self._candidates.met(event.member)
+
+    def prefill_worker_lost(self, event: MemberLost, now: float) -> None:
+        self._candidates.buffers_lost(event.member)
+        self._note_lost(self._candidates.lost(event.member))
+
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        self._here.transfers.pool_lost()
+        self._note_lost(self._candidates.pool_lost())
+
+    def _note_lost(self, attempts: list[Attempt]) -> None:
+        for attempt in attempts:
+            self._notes.note("lost", attempt)
+
+    # --- From the pool
+
+    def take_batch(self, batch: Batch, frame: Received, now: float) -> list[Command]:
+        """Take what the pool hands out as candidates.
+
+        A pool that took this worker for dead may hand out again what is here: it goes on as it is. A pool that others
+        took for dead may hand out an attempt whose next one is here already.
+        """
+        pool, is_request = frame.sender, batch.is_pinned or batch.is_dynamic
+        if not is_request and batch.entries:
+            self._batch.comes([entry.num_held for entry in batch.entries])
+        here, over = dict(sorted(self._here.attempts())), list[Command]()
+        for entry in batch.entries:
+            key = name, attempt = entry.request.id, entry.request.attempt
+            if here.get(name, -1) > attempt:
+                over.append(Send(pool, Release(name, attempt)))
+                continue
+            self._holds.add(key)
+            if here.get(name) == attempt:
+                self._has_pages(key, entry, entry.pages)
+            else:
+                found_for = self._batch.tag(entry.num_held, self._here.with_kv) if batch.is_dynamic else 0
+                number = 0 if is_request else self._batch.num_batches
+                over += self._add(entry, None, batch.is_pinned, now, batch=number, found_for=found_for)
+        return over
+
+    def _has_pages(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
+        """Note the pool's pages of this attempt; return whether it is a candidate, or is being received."""
+        is_waiting = self._candidates.has_pages(attempt, entry, pages)
+        return is_waiting or self._here.transfers.has_pages(attempt, pages)
+
+    def _add(
+        self,
+        entry: Entry,
+        source: Member | None,
+        is_pinned: bool,
+        now: float,
+        batch: int = 0,
+        has_pool: bool = True,
+        found_for: int = 0,
+    ) -> list[Command]:
+        """Add a candidate. It joins when its syntax is compiled."""
+        due = promise(entry.request, self._policy, len(entry.output), entry.due)
+        due.served(now)  # it waits from now on
+        due_at = due.due_at(now)
+        candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for, has_pool=has_pool)
+        sender = source or self._pool.member
+        how = "pinned" if is_pinned else "in a batch" if batch else "for the running batch" if found_for else "offered"
+        name, ahead = "" if sender is None else sender.name, len(self._candidates)
+        since_s = 0.0 if source else now - entry.request.arrival_at
+        self._decisions.note(Kind.CANDIDATE, entry.request, name, entry.prefix, ahead, since_s, why=how)
+        candidate.awaits_syntax = bool(entry.request.sampling.syntax)
+        self._candidates.add(candidate)
+        return [PrepareSyntax(entry.request)] if candidate.awaits_syntax else []
+
+    def note_copy(self, kept: Kept, frame: Received, now: float) -> list[Command]:
+        """Note that the pool has a copy of what came from a prefill worker: it lacks what is written from now on."""
+        attempt = (kept.request, kept.attempt)
+        is_here = attempt in self._here.attempts()  # and not only its pairs, until what comes has come
+        having = (*self._here.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
+        running = next((running for running in having if is_here and running.key == attempt), None)
+        is_candidate = self._has_pages(attempt, None, kept.pages)
+        if not (is_here or is_candidate):
+            return [Send(frame.sender, Release(*attempt))]
+        self._holds.add(attempt)  # let go of too where what is on its way there is wanted no more
+        if running is not None and running.num_lost:
+            return self._holds.release(attempt)
+        if running is not None and not self._writer.num_written(running):
+            full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
+            running.kept_in_pool(kept.pages[:full], kept.names[:full])
+        return []
+
+    # --- From a prefill worker
+
+    def consider(self, offer: Offer, frame: Received, now: float) -> list[Command]:
+        """Take the offer, or decline it. A candidate that is not declined waits its turn at the sender.
+
+        The sender repeats its offer until the request is pulled, or until it has an answer."""
+        entry, sender = offer.entry, frame.sender
+        source, name, attempt = self._candidates.peer(sender), entry.request.id, entry.request.attempt
+        here = max((known for request, known in self._here.attempts() if request == name), default=-1)
+        if here >= attempt or self._here.transfers.has_come((name, attempt)):
+            is_asked = (name, attempt) in self._asked
+            return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
+        if (name, attempt) in self._cancelled:
+            return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of it
+        is_taken = offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)
+        if source is None or self._here.is_retiring or not is_taken:
+            return [Send(sender, Decline(name, attempt))]
+        return self._add(entry, source, offer.is_pinned, now, has_pool=offer.has_pool)
+
+    @property
+    def _asked(self) -> list[Attempt]:
+        """Return the attempts that are candidates, or are being received."""
+        return [
+            *(candidate.key for candidate in self._candidates.waiting),
+            *(transfer.running.key for transfer in self._here.transfers.wanted),
+        ]
+
+    def _has_room_beyond(self, entry: Entry) -> bool:
+        """Return whether there is room for this entry and for all candidates that wait already."""
+        here, waiting = self._here, self._candidates
+        if self._queue.waiting or here.had_shortage or here.num_seated + len(waiting) >= self._limits.max_batch:
+            return False
+        is_whole, size = self._policy.room is Room.WHOLE, self._limits.block_size
+        entries = (entry, *(candidate.entry for candidate in waiting.waiting))
+        tokens = [taken.request.most_tokens if is_whole else taken.num_held + 1 for taken in entries]
+        return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
+
+    # --- Candidates
+
+    def expect(self, told: Expect, now: float) -> list[Command]:
+        """Note the predicted length of a candidate."""
+        self._candidates.expect(told, self._policy, now)
+        return []
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self._here.drop_from((State.CANDIDATE,), request, attempt)
+        dropped = self._candidates.drop(request, attempt)
+        return [command for key in dropped for command in self._holds.release(key)]
+
+
+class Prefetching:
+    """Has prefill workers fetch the KV of candidates from the pool ahead of need.
+
+        waits here ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled when it joins
+            └── room before that, or LetGo: it joins from the pool, as it would without
+
+    What is prefetched is only a copy: nothing waits for it, and a prefill worker that dies loses nothing else.
+    """
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink) -> None:
+        self._limits, self._policy, self._pool = memory.limits, memory.order.policy, pool
+        self._here, self._candidates, self._line = here, here.candidates, memory.order
+
+    def prefetched(self, message: Prefetched, frame: Received, now: float) -> list[Command]:
+        """Tell the sender which of these are not wanted any more: an earlier word may have been lost.
+
+        The answer to an Evict may be heard before, or after, its transfer is known to have been sent."""
+        sender, leaving = frame.sender, self._here.departures.attempts_to(frame.sender)
+        unwanted = [key for key in message.attempts if key not in leaving and not self._can_be_pulled(sender, key)]
+        return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
+
+    def let_go(self, message: LetGo, frame: Received, now: float) -> None:
+        for attempt in message.attempts:
+            self._candidates.let_go(frame.sender, attempt)
+
+    def _can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
+        is_candidate = self._candidates.can_be_pulled(partner, attempt)
+        return is_candidate or self._here.transfers.is_under_way(partner, attempt)
+
+    def prefetch(self, now: float) -> list[Command]:
+        """Ask prefill workers for the KV of candidates that could not join at once, in the order in which they join: as
+        many as there may be room for."""
+        wanted = self._assigned() if self._policy.prefetch else {}
+        if not wanted:
+            return []
+        waits = self._line.expected_waits(now)
+        return [
+            Send(name, Prefetch(tuple(c.entry for c in chosen), tuple(waits[c.key] for c in chosen)))
+            for name, chosen in wanted.items()
+        ]
+
+    def _assigned(self) -> dict[str, list[JoinCandidate]]:
+        """Give candidates a partner of the pool's node while there is room; return them by their partners."""
+        pool = self._pool.member
+        peers = [] if pool is None else [peer for peer in self._candidates.peers if peer.node == pool.node]
+        if not peers:
+            return {}
+        used = self._candidates.prefetched_pairs(self._limits.block_size)
+        most = most_ahead(self._limits, self._policy)
+        wanted: dict[str, list[JoinCandidate]] = {}
+        for candidate in self._candidates.without_buffer:
+            pairs = units_for(candidate.entry.num_held, self._limits.block_size)
+            partner = min(peers, key=lambda peer: (used[peer.name], peer.name))
+            if used[partner.name] + pairs > most:
+                break
+            used[partner.name] += pairs
+            candidate.partner = partner
+            wanted.setdefault(partner.name, []).append(candidate)
+        return wanted
+
+    def cancel(self, now: float) -> list[Command]:
+        """Tell partners about copies of candidates that have joined from the pool, or are not wanted any more."""
+        return [Send(name, Cancel(*attempt)) for name, attempt in self._candidates.take_in_vain()]
+
+
+def most_ahead(limits: WorkerLimits, policy: Policy) -> int:
+    """Return the pairs that a prefill worker gives this worker, as far as it knows."""
+    return int(policy.candidate_share * limits.num_pairs)
+
+
+class Fetching:
+    """Copies what the pool has of a prompt to its blocks; the prompt runs from there on."""
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
+        self._here, self._queue, self._memory, self._pages = here, here.queue, memory, memory.pages
+        self._limits, self._policy, self._pace = memory.limits, memory.order.policy, memory.order.pace
+        self._pool, self._holds, self._dropping, self._faults = pool, pool.holds, memory.dropping, log.faults
+        self._new: list[int] = []  # copies that are not ordered yet
+        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
+        self.num_spoiled_pages = 0  # of the pool that were not intact
+
+    def seat(self, prompt: WorkerRequest) -> None:
+        """Let a prompt run that has got its pairs, after what the pool knows of it has been fetched."""
+        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
+            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
+            if not self._memory.copies_beside:
+                self._pace.note_fetch(prompt)
+            prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
+        else:
+            prompt.end_fetch()
+            self._here.move(prompt, State.PROMPT)
+
+    def _may_fetch(self, prompt: WorkerRequest) -> bool:
+        """Return whether it becomes KV, and is not to be computed anew because it had to leave (`schedule.evict`)."""
+        has_left = len(prompt.output) > len(prompt.request.emitted)
+        return not prompt.kv.form and (self._policy.evict or not has_left)
+
+    def fetch(self, now: float) -> list[Command]:
+        """Order the copies to prompts that were seated since: behind those of requests that left them their pairs."""
+        new, self._new = self._new, []
+        return [*self._memory.orders(), *map(self._copy, new)] if new else []
+
+    def _copy(self, number: int) -> Command:
+        """Return the order to copy what the device lacks of a prompt."""
+        assert self._pool.member is not None, "known pages are forgotten with their pool"
+        prompt, limits = self._here.copies[number], self._limits
+        start = prompt.fetched_from
+        tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
+        pairs = prompt.pairs[: units_for(len(tokens), limits.block_size)]
+        return CopyIn(number, self._pool.member.holder, pages, pairs, tokens, start, self._memory.copies_beside)
+
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
+        prompt = self._here.end_copy(event.number, State.FETCHING)
+        if prompt is None:
+            return []
+        prompt.end_fetch()
+        self._memory.reconsider()  # another prompt may have waited for these pages
+        if event.intact:
+            self._here.move(prompt, State.PROMPT)
+            prompt.came_with_kv = True
+            self.num_reused_tokens += prompt.prefix - prompt.fetched_from
+            self._pages.count_cached(prompt)
+            self._pages.publish(prompt)
+            self._dropping.drop(prompt)
+            return self._holds.release_all(self._dropping.take_let_go())
+        pages = prompt.known
+        prompt.forget_known()
+        self._queue.put_back(prompt)
+        if event.number in self._here.from_lost_pool:
+            return []
+        self.num_spoiled_pages += len(pages)
+        self._faults.num_refused += 1
+        return [*self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
+
+
+class Seats(CorePart):
+    """Gives waiting prompts their seats, and takes seats from requests that nobody wants any more."""
+
+    def __init__(
+        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching
+    ) -> None:
+        self._here, self._queue, self._memory, self._scheduler = here, here.queue, memory, memory.scheduler
+        self._limits, self._policy = memory.limits, memory.order.policy
+        self._holds, self._notes, self._decisions = pool.holds, log.notes, log.decisions
+        self._fetching = fetching
+
+    def step_done(self, event: StepDone, now: float) -> None:
+        self._memory.step_ended()
+
+    def copied_in(self, event: CopiedIn, now: float) -> None:
+        if (running := self._here.end_copy(event.number, State.ABANDONED)) is not None:
+            self._here.move(running, State.GONE)
+            self._memory.release(running)
+
+    def expect(self, told: Expect, frame: Received, now: float) -> None:
+        if (resident := self._here.residents.get(told.request)) is not None:
+            self._scheduler.moved(resident)
+
+    def named(self, request: str) -> list[WorkerRequest]:
+        """Return the requests of this name that do not wait for a seat."""
+        return [running for running in self._here.occupants() if running.request.id == request]
+
+    def seat(self, prompt: WorkerRequest) -> None:
+        """Give a prompt its seat, which has its pairs."""
+        self._queue.waiting.remove(prompt)
+        self._fetching.seat(prompt)
+        self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
+        self._notes.note("joined", prompt.key)
+
+    def seat_prompts(self, now: float) -> list[Command]:
+        """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
+        for prompt in self._first_come():
+            is_blocked = not prompt.promise.is_rt and self._memory.owes_best_effort
+            if is_blocked or not self._scheduler.has_seat(self._here.num_seated):
+                break
+            if not self._memory.seat_prompt(prompt, self._queue.waiting, now):
+                break
+            self.seat(prompt)
+        return self._fetching.fetch(now)
+
+    def _first_come(self) -> Iterator[WorkerRequest]:
+        """Yield waiting prompts that are seated without being chosen, in their order.
+
+        No prompt overtakes the first one that does not wait for a page: otherwise a large prompt could wait for ever.
+        Yield none while nothing has changed."""
+        waiting = self._queue.waiting
+        if not (self._policy.is_plain and waiting):
+            return
+        next_pages = self._memory.next_pages(waiting)
+        while not self._memory.is_stuck:
+            in_order = self._scheduler.seating_order(waiting)
+            first = next((prompt for prompt in in_order if not next_pages.holds_up(prompt)), None)
+            if first is None:
+                return
+            yield first
+            next_pages.add(first)
+
+    def has_seat(self, running: WorkerRequest) -> bool:
+        """Return whether there is a seat for the request, free or of a best-effort request that it may displace."""
+        if self._here.num_seated < self._limits.max_batch:
+            return True
+        displaces = running.promise.is_rt and self._policy.is_rt_first
+        others = len(self._here.best_effort) if displaces else 0
+        return self._here.num_seated - others < self._limits.max_batch
+
+    # --- Requests that are here
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        seated = self._here.drop_from((State.RESIDENT, State.PROMPT), request, attempt)
+        for running in seated:
+            self._memory.release_after_step(running)
+        on_their_way = self._here.drop_from((State.JOINING, State.FETCHING), request, attempt, State.ABANDONED)
+        return [command for running in (*seated, *on_their_way) for command in self._holds.release(running.key)]

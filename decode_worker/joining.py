@@ -1,0 +1,335 @@
+"""Candidates that become residents: copied from the pool, or pulled from a prefill worker, and the asks for more of
+them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.cost.model import Kind as StepKind
+from alignedserve.decode_worker.arriving import Seats
+from alignedserve.decode_worker.leaving import Preempting
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.pool_traffic import STOCK, TakingIn
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.decode_worker.requests.occupancy import IncomingTransfer, Occupancy
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.commands import Command, CopyIn, Send
+from alignedserve.protocol.events import CopiedIn, KvReceived, MemberLost, Received
+from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
+from alignedserve.scheduling.policy import Grouping
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+
+_WEIGHT = 0.1  # of the newest join in the mean
+
+
+class Joining:
+    """Lets candidates join the requests that decode, in their order, as soon as there is a seat and memory."""
+
+    def __init__(
+        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, preempting: Preempting
+    ) -> None:
+        self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
+        self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.order.pace
+        self._scheduler, self._context = memory.scheduler, memory.context
+        self._pool, self._holds = pool, pool.holds
+        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+        self._seats, self._preempting = seats, preempting
+        self.mean_join_s = 0.0  # from a batch's arrival until a member joins
+        self.num_switches = 0  # batches of which a member has joined
+
+    # --- The next candidate
+
+    def next_candidate(self, now: float) -> JoinCandidate | None:
+        """Return the candidate that joins next, if it may join now.
+
+        Prompts of chats, and requests that had to leave and wait here, come before best-effort candidates; other
+        prompts come after them. A candidate that had to leave joins again when another request has ended: otherwise the
+        two would take turns."""
+        first = self._candidates.first(now)
+        if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
+            return None
+        if self._pace.policy.swaps:
+            return None if self._prompt_is_before(first, now) else first
+        return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
+
+    def _prompt_is_before(self, candidate: JoinCandidate, now: float) -> bool:
+        """Return whether a prompt of a higher level waits for memory."""
+        at, level = self._context(now), self._scheduler.level
+        prompt = self._scheduler.first_waiting(self._queue.waiting, at)
+        return prompt is not None and level(prompt, at) < level(self._as_running(candidate), at)
+
+    def _as_running(self, candidate: JoinCandidate) -> WorkerRequest:
+        return candidate.as_running(self._pace.policy, self._limits.page_size)
+
+    def takes_prompts(self, now: float) -> bool:
+        """Return whether prompts may be seated on free memory: no candidate waits for it, nor a request that has just
+        left for the pool for lack of it."""
+        return self.next_candidate(now) is None and not self._here.is_short
+
+    def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
+        """Return whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its
+        slack has run out since."""
+        if not (candidate.is_rt and self._pace.policy.is_rt_first):
+            return False
+        return candidate.is_pinned or self._order.is_urgent(candidate, now)
+
+    def seat(self, now: float) -> list[Command]:
+        """Seat candidates, which have waited already, and then prompts."""
+        self._here.forget_shortage()  # others may take the seats of requests that have ended
+        commands = self._seat_candidates(now)
+        if self.takes_prompts(now):
+            commands += self._seats.seat_prompts(now)
+        return commands
+
+    def _seat_candidates(self, now: float) -> list[Command]:
+        """Seat candidates in their order; no candidate overtakes the first."""
+        self._order.arrange(now)
+        commands: list[Command] = []
+        while (first := self.next_candidate(now)) is not None:
+            running = self._as_running(first)
+            room = self._memory.room_for(running)
+            if self.cannot_wait(first, now):
+                commands += self._preempting.yield_to(running, room, now)
+            elif self._pace.policy.swaps:
+                commands += self._preempting.swap_for(running, room, now) or ()
+            seat = self._memory.seat if first.source is not None else self._memory.seat_from_pool
+            if not self._seats.has_seat(running) or not seat(running, room, self._queue.waiting, now):
+                break
+            self._candidates.take(first)
+            self._note_seat(first, running)
+            if first.source is None and running.request.deaths:
+                # Its first step may end this process before a frame that is sent then has left: the router hears of it
+                # now, while its KV is still being copied, and charges the death to it.
+                self._notes.note("joined", first.key)
+            running.came_with_kv = True
+            self._tag(first, running, now)
+            if first.is_rt and first.evicted is None:
+                self._pace.coming.joined(running.request.slo.tbt_s, now)
+            commands += self._here.drop(first.key[0], first.key[1] - 1)
+            if first.source is None:
+                commands += self.copy_in(running, first.entry.pages, running.fetched_from)
+            else:
+                commands += self._pull(first, running, first.source)
+        return commands
+
+    def _note_seat(self, candidate: JoinCandidate, running: WorkerRequest) -> None:
+        source = candidate.source or self._pool.member
+        self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
+
+    def _tag(self, candidate: JoinCandidate, running: WorkerRequest, now: float) -> None:
+        """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
+        a batch switch."""
+        is_found = 0 < candidate.found_for == self._batch.number
+        found = self._batch.number if is_found else self._batch.tag(running.num_held, self._here.with_kv)
+        running.batch = candidate.batch or found
+        if candidate.batch:
+            if candidate.batch != self._batch.number:
+                self.num_switches += 1
+                self._batch.begins(candidate.batch)
+            self.mean_join_s += _WEIGHT * (now - candidate.since - self.mean_join_s)
+
+    # --- Its KV
+
+    def _pull(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> list[Command]:
+        """Have the prefill worker send the KV to the pairs of the request."""
+        self._here.move(running, State.RECEIVING)
+        transfer = self._here.transfers.begin(candidate, running, source)
+        if candidate.evicted is None:
+            self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
+        return [transfer.command, transfer.pull]
+
+    def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
+        """Copy the request's pages of the pool to its pairs, from the page that begins with token `start` on."""
+        assert self._pool.member is not None, "entries are lost with their pool"
+        number = self._here.begin_copy(running, State.JOINING)
+        holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
+        copy = CopyIn(number, holder, lacking, running.pairs, running.kept_tokens, start, self._memory.copies_beside)
+        return [*self._memory.orders(), copy]
+
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+        """Let a request run whose KV is here. A copy is right or counts as nothing: then the request's owner starts the
+        next attempt, which prefills it again."""
+        running = self._here.end_copy(event.number, State.JOINING)
+        if running is None:
+            return []
+        if event.intact:
+            self._here.move(running, State.RESIDENT)
+            self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
+            self._notes.note("joined", running.key)
+            self._memory.pages.publish(running)
+            return self._holds.release(running.key) if running.kv.dropped else []  # the next copy is of other tokens
+        self._here.move(running, State.GONE)
+        self._memory.release(running)
+        self._notes.note("lost", running.key)
+        self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
+        refused = [] if event.number in self._here.from_lost_pool else self._refuse(running)
+        return [*refused, *self._holds.release(running.key)]
+
+    def _refuse(self, running: WorkerRequest) -> list[Command]:
+        """Have the pool forget what it has of a request: its next attempt may find the rest on a device, and commit it
+        with the same pages again."""
+        self._faults.num_refused += 1
+        return self._pool.tell_spoiled(running.known)
+
+
+class KvReceiving(CorePart):
+    """Ends a transfer of KV from a prefill worker's device, well or not."""
+
+    def __init__(
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        pool: PoolLink,
+        log: WorkerLog,
+        joining: Joining,
+        taking_in: TakingIn,
+    ) -> None:
+        self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
+        self._pool, self._holds = pool, pool.holds
+        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+        self._joining, self._taking_in = joining, taking_in
+        self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
+
+    def received(self, event: KvReceived, now: float) -> list[Command]:
+        intact = event.intact
+        transfer = self._here.transfers.end(event.source, event.number, intact)
+        self._memory.reconsider()
+        running = transfer.running
+        if not (transfer.is_wanted and intact):
+            self._faults.num_failed_transfers += not intact
+            return self._go_without(transfer)
+        if transfer.is_for_pool:
+            return self._taking_in.write(running)
+        self.num_prefetched += transfer.is_prefetched
+        self._here.move(running, State.RESIDENT)
+        self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
+        self._memory.pages.publish(running)
+        return self._holds.release(running.key) if running.kv.dropped else []
+
+    def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
+        """Compute the request anew, copy it from the pool, or leave it to its sender or its owner."""
+        running, attempt = transfer.running, transfer.running.key
+        has_pages = bool(transfer.pages) and self._pool.member is not None
+        if transfer.is_wanted and (transfer.was_evicted or (transfer.is_for_pool and has_pages)):
+            self._queue.put_back(running)  # what is for the pool has neither a seat nor pairs to decode in
+            return []
+        if transfer.is_wanted and has_pages:
+            return self._joining.copy_in(running, transfer.pages)
+        is_wanted = transfer.is_wanted
+        self._here.move(running, State.GONE)
+        self._memory.release(running)
+        if not is_wanted:
+            return []
+        if transfer.is_prefetched or self._candidates.peer(transfer.source.name) != transfer.source:
+            self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
+            self._notes.note("lost", attempt)
+            return []
+        self._notes.note("returned", attempt)
+        return [Send(transfer.source.name, Decline(*attempt, is_failed=True))]
+
+    # --- Requests on their way here
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        dropped = self._here.drop_from((State.RECEIVING,), request, attempt, State.ABANDONED)
+        return [command for running in dropped for command in self._holds.release(running.key)]
+
+    def repeat(self, to: str) -> list[Command]:
+        return self._here.transfers.pull_again(self._candidates.peer(to))
+
+
+class BatchAsks(CorePart):
+    """Tells the pool how much room there is for candidates."""
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, joining: Joining) -> None:
+        self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
+        self._memory, self._limits, self._pace, self._pool = memory, memory.limits, memory.order.pace, pool
+        self._joining = joining
+        self._is_aligned = self._pace.policy.grouping is Grouping.ALIGNED  # there are batches that keep together
+        self._swaps = self._pace.policy.swaps  # requests come back that take memory from others
+        self._asked: AskBatch | None = None  # what the pool knows of the room here
+
+    def answered(self, message: Batch, frame: Received, now: float) -> None:
+        self._asked = None
+
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        self._asked = None
+
+    def ask(self, now: float) -> list[Command]:
+        """Tell the pool of the room here whenever it has changed.
+
+        A worker that had to let a request go has no room until another one ends. Prompts of chats, and requests that
+        had to leave and wait here, come before others."""
+        if self._pool.member is None or (self._queue.waiting.come_first and not self._swaps):
+            return []
+        room = self._room
+        if room == self._asked or not (_offers(room) or self._withdraws):
+            return []
+        self._asked = room
+        is_starving = self._candidates.is_starving(now)
+        return self._pool.send(
+            replace(
+                room,
+                times=self._pace.times,
+                copy_token_s=self._pace.copy_token_s,
+                all_pairs=self._limits.num_pairs,
+                most_requests=self._limits.max_batch,
+                band=None if is_starving else self._batch.band(self._here.with_kv),
+                cost=self._pace.cost.coefficients[StepKind.DECODE],
+                wait_s=self._joining.mean_join_s,
+            )
+        )
+
+    @property
+    def _withdraws(self) -> bool:
+        """Return whether the pool is to hear that there is less room than it knows of."""
+        if self._asked is None:
+            return False
+        is_closed = self._here.had_shortage or self._here.is_retiring or self._here.is_reserved
+        return is_closed or (self._asked.pairs > 0 and self._memory.owes_best_effort)
+
+    @property
+    def _room(self) -> AskBatch:
+        """Return the room beyond the candidates: those that wait here did not fit. Real-time requests may fit where
+        best-effort ones do not."""
+        if self._here.is_reserved:
+            return AskBatch(0, 0, wants_batch=False)
+        if self._here.had_shortage or self._here.is_retiring:
+            ahead = self._wanted_ahead if self._swaps and not self._here.is_retiring else 0
+            return AskBatch(0, 0, wants_batch=False, ahead=ahead)
+        owes, num_seated = self._memory.owes_best_effort, self._here.num_seated
+        pairs = 0 if owes or self._candidates else self._memory.num_free
+        rt_pairs = self._memory.pairs_for_rt(offered=pairs)
+        if rt_pairs and self._candidates.have_rt:
+            rt_pairs = 0
+        is_open = self._is_aligned and not owes
+        return AskBatch(
+            pairs,
+            max(0, self._limits.max_batch - num_seated) if pairs + rt_pairs else 0,
+            rt_pairs=rt_pairs,
+            wants_batch=is_open and not self._candidates.num_in_batch,
+            ahead=self._wanted_ahead if is_open or self._swaps else 0,
+        )
+
+    @property
+    def _wanted_ahead(self) -> int:
+        """Return how many candidate requests to ask for, which join as others end.
+
+        More are asked for when half of them have joined."""
+        most, here = max(1, self._limits.max_batch // STOCK), self._candidates.num_requests
+        return most - here if self._here.num_seated and 2 * here <= most else 0
+
+    def ask_again(self) -> None:
+        self._asked = None
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._asked is not None
+
+
+def _offers(room: AskBatch) -> bool:
+    return (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0

@@ -1,0 +1,327 @@
+"""Requests that leave a decode worker for lack of memory: at once to the pool, or ahead of need to a prefill worker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from alignedserve.core import PreemptionCause
+from alignedserve.decode_worker.arriving import Seats, most_ahead
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.pool_traffic import PageWriting, is_writable
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Departure, Occupancy
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.commands import Command, Send, SendKv
+from alignedserve.protocol.events import KvSent, MemberLost, Received
+from alignedserve.protocol.messages import Evict, LetGo, Member, Pull, holder
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+
+
+class Preempting:
+    """Preempts a request that may be in a step, by whatever rule it was chosen.
+
+    resident ── pages at hand ──▶ evicted: copied to the pool, where it waits
+       └── too few ──┐
+    prompt ──────────┴──▶ waiting: its full pages are copied while there are pages at hand, and it goes on from there
+    """
+
+    def __init__(
+        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, writing: PageWriting
+    ) -> None:
+        self._here, self._queue, self._memory = here, here.queue, memory
+        self._scheduler, self._context = memory.scheduler, memory.context
+        self._policy, self._page_size, self._holds = memory.order.policy, memory.limits.page_size, pool.holds
+        self._dropping, self._counts, self._decisions = memory.dropping, log.counts, log.decisions
+        self._seats, self._writing = seats, writing
+
+    def preempt(
+        self, running: WorkerRequest, cause: PreemptionCause, now: float, winner: WorkerRequest | None = None
+    ) -> list[Command]:
+        """Let the request leave: to the pool's pages where there are any at hand, for which it never waits.
+
+        `winner` gets its memory; None where requests that decode grow into it."""
+        copies, is_evicted = self._write(running, cause, winner, self._memory.leave)
+        if is_evicted:
+            self._memory.release(running)  # whatever is written there next is written after the copy
+        else:
+            self._queue.put_back(running)
+        return copies
+
+    def preempt_replaced(self, running: WorkerRequest, winner: WorkerRequest | None) -> list[Command]:
+        """Let a request leave whose pairs the choice of a step has given to others."""
+        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda _pairs: None)
+        self._memory.note_replaced(running)
+        if not is_evicted:
+            self._queue.put_back(running)
+        return copies
+
+    def _write(
+        self,
+        running: WorkerRequest,
+        cause: PreemptionCause,
+        winner: WorkerRequest | None,
+        free: Callable[[tuple[int, ...]], None],
+    ) -> tuple[list[Command], bool]:
+        """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there. `free`
+        gets pairs of which the copy needs none."""
+        is_resident = running.state is State.RESIDENT
+        self._here.move(running, State.LEAVING)
+        if not (self._policy.evict and is_writable(running, self._page_size)):
+            self._counts.count_preempted(running, cause)
+            self._note(running, winner, "it is computed anew")
+            return [], False
+        released = list[Command]()
+        if is_resident:
+            self._dropping.drop_to_leave(running, free)
+            # Later the pool might take it for pages that it keeps when the request is here again.
+            released = self._holds.release_all(self._dropping.take_let_go())
+        if not (is_resident and self._writing.has_pages(running)):
+            self._counts.count_preempted(running, cause)
+            self._note(running, winner, "what is in full pages goes to the pool, the rest is computed anew")
+            return [*released, *self._write_full_pages(running)], False
+        self._note(running, winner, "its KV goes to the pool")
+        self.note_eviction(running, cause)
+        copy = self._writing.write(running)
+        return [*released, *self._memory.orders_before(copy, running), copy], True
+
+    def _note(self, running: WorkerRequest, winner: WorkerRequest | None, how: str) -> None:
+        other = "" if winner is None else winner.request.id
+        self._decisions.note(Kind.DISPLACED, running.request, other, len(running.output), why=how)
+
+    def _write_full_pages(self, running: WorkerRequest) -> list[Command]:
+        copies = self._writing.write_full_pages(running)
+        return [order for copy in copies for order in (*self._memory.orders_before(copy, running), copy)]
+
+    def note_eviction(self, running: WorkerRequest, cause: PreemptionCause) -> None:
+        """Count a request that has left with its KV; none is asked for before another one has ended."""
+        self._counts.count_preempted(running, cause, keeps_kv=True)
+        self._here.note_shortage()
+
+    def yield_to(self, winner: WorkerRequest, tokens: int, now: float) -> list[Command]:
+        """Let best-effort requests leave so that a real-time one finds memory for so many tokens."""
+        leaving = self._memory.yielding(tokens, self._context(now))
+        return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, now, winner)]
+
+    def swap_for(self, running: WorkerRequest, tokens: int, now: float) -> list[Command] | None:
+        """Let requests of lower levels leave so that this one finds memory for so many tokens, and a seat.
+
+        Return None where there are none, or too few: it waits like all others."""
+        lower = self._scheduler.gives_way(self._here.seated, running, self._context(now))
+        leaving = self._memory.leaving_for(tokens, lower, self._scheduler.has_seat) if lower else None
+        if leaving is None:
+            return None
+        return [command for left in leaving for command in self.preempt(left, PreemptionCause.LEVEL, now, running)]
+
+    def crowd_out(self, prompt: WorkerRequest) -> None:
+        """Let a prompt wait again so that others can go on."""
+        self._queue.crowd_out(prompt)
+        self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
+        self._note(prompt, None, "it is computed anew, so that others can go on")
+
+    def seat(self, prompt: WorkerRequest) -> None:
+        """Count a prompt that has its pairs among those that may be in a step."""
+        self._seats.seat(prompt)
+
+
+_REFUSED_STEPS = 64  # in which no request is sent to a prefill worker that had no room
+
+
+class Leaving(CorePart):
+    """Sends the KV of requests to prefill workers, which can send it back (AlignedServe §3.4).
+
+        resident ── hardly a block is free: Evict ──▶ departing ── Pull: SendKv ──▶ sent ──▶ candidate (its KV there)
+            ▲                                          │            └── failed ──┐                │ Pull, ReceiveKv
+            ├──────────────── LetGo: no room there ◀───┘                         │                ▼
+            └────────────────────────────────────────────────────────────────────┘              resident
+                                            given up, lost, or not intact: waiting ── computed anew ──▶
+
+    The transfer goes beside the steps and takes a few of them. So a request that leaves this way is chosen a little
+    ahead of need. Other members notice nothing: this worker keeps the request, its output and the pool's pages for it.
+    """
+
+    def __init__(
+        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, preempting: Preempting
+    ) -> None:
+        self._here, self._candidates, self._departures, self._queue = here, here.candidates, here.departures, here.queue
+        self._memory, self._limits, self._steps = memory, memory.limits, memory.steps
+        self._order, self._pace, self._holds = memory.order, memory.order.pace, pool.holds
+        self._scheduler, self._context = memory.scheduler, memory.context
+        self._faults, self._decisions, self._preempting = log.faults, log.decisions, preempting
+        self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
+        self._asks_again = False
+        self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
+        self.num_evicted_aside = 0  # requests that left, and whose KV lies on a prefill worker
+
+    # --- Requests that are to leave
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether requests leave ahead of need."""
+        policy = self._pace.policy
+        allows = policy.evict and policy.prefetch and policy.grows
+        return bool(self._candidates.peers) and allows and not self._here.prompts
+
+    def evict_ahead(self, now: float) -> list[Command]:
+        """Let residents leave before a step is planned: a request that leaves is in no step."""
+        if not self.is_on:
+            return []
+        here, commands = self._here, list[Command]()
+        lacking = (
+            self._pairs_needed(AHEAD_STEPS)
+            - self._memory.num_free
+            - self._memory.num_freed(departure.running for departure in self._departures)
+        )
+        while lacking > 0 and len(here.residents) > 1:
+            running = self._scheduler.leaving((), (*here.residents.values(),), self._context(now))
+            to = None if self._is_bound(running) else self._partner_for(running)
+            if to is None:
+                break
+            here.move(running, State.DEPARTING)
+            departure = Departure(running, to, self._wait_s)
+            self._departures.add(departure)
+            how = f"memory is short, its KV goes to {to.name}"
+            self._decisions.note(Kind.DISPLACED, running.request, "", len(running.output), why=how)
+            here.note_shortage()
+            commands.append(_evict(departure))
+            lacking -= self._memory.num_freed((running,))
+        return commands
+
+    def _is_bound(self, running: WorkerRequest) -> bool:
+        """Return whether a request does not leave ahead of need: others may take its pairs at once, or it has them not
+        as a prefill worker would hold them."""
+        may_go = running.has_tokens and not (running.kv.form or running.kv.folded)
+        return not may_go or (running.promise.is_rt and self._pace.policy.is_rt_first)
+
+    def has_room_for(self, steps: int) -> bool:
+        """Return whether the decodes can go on for so many steps before a request has to leave ahead of need."""
+        return not self.is_on or self._pairs_needed(steps) <= self._memory.num_free
+
+    def _pairs_needed(self, steps: int) -> int:
+        return self._here.pairs_needed(steps, self._limits.block_size)
+
+    def _partner_for(self, running: WorkerRequest) -> Member | None:
+        """Return the prefill worker that holds least for this worker, if there is room for the request as far as is
+        known."""
+        most = most_ahead(self._limits, self._pace.policy)
+        used = self._candidates.prefetched_pairs(self._limits.block_size)
+        for departure in self._departures:
+            used[departure.to.name] += len(departure.running.pairs)
+        peers = [peer for peer in self._candidates.peers if self._steps.number >= self._refused_until.get(peer.name, 0)]
+        best = min(peers, key=lambda peer: (used[peer.name], peer.name), default=None)
+        return best if best is not None and used[best.name] + len(running.pairs) <= most else None
+
+    @property
+    def _wait_s(self) -> float:
+        """Return the time until a request that leaves runs again, as far as can be expected: behind all candidates."""
+        left = [self._order.tokens_left(candidate) for candidate in self._candidates.waiting]
+        return self._pace.times.mean_s * sum(left) / max(1, self._here.num_seated)
+
+    # --- On their way
+
+    def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
+        """Send the KV that a prefill worker pulls; send nothing where the request has gone on."""
+        receiver, number = holder(frame.sender, frame.incarnation), pull.number
+        if number <= self._pulled[receiver]:
+            return []  # the receiver has repeated its Pull
+        self._pulled[receiver] = number
+        departure = self._departures.find((pull.request, pull.attempt))
+        if departure is None or departure.number is not None or departure.to.holder != receiver:
+            return [SendKv(number, receiver, (), ())]
+        departure.number = number
+        running = departure.running
+        return [SendKv(number, receiver, running.pairs, running.kept_tokens)]
+
+    def sent(self, event: KvSent, now: float) -> None:
+        departure = self._departures.pulled_as(event.to, event.number)
+        if departure is None:
+            return
+        if not departure.is_wanted:
+            self._departures.remove(departure)
+            self._here.move(departure.running, State.GONE)
+            self._memory.give(departure.running.pairs)
+        elif event.ok and self._candidates.peer(departure.to.name) == departure.to:
+            self._arrive(departure, now)
+        else:
+            self._stay(departure)
+        self._faults.num_failed_transfers += not event.ok
+
+    def _arrive(self, departure: Departure, now: float) -> None:
+        """Make a candidate request of it: it joins again when there is room."""
+        self._departures.remove(departure)
+        running, to = departure.running, departure.to
+        self._here.move(running, State.CANDIDATE)
+        self._memory.release(running)
+        self._preempting.note_eviction(running, PreemptionCause.AHEAD)
+        self.num_evicted_aside += 1
+        promise, entry = running.promise, running.entry((), running.names)
+        self._candidates.add(
+            JoinCandidate(entry, to, False, promise, promise.due_at(now), now, partner=to, evicted=running)
+        )
+
+    def _stay(self, departure: Departure) -> None:
+        """Let the request run again."""
+        self._departures.remove(departure)
+        here, running = self._here.residents, departure.running
+        self._here.move(running, State.RESIDENT)
+        self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here))
+
+    def let_go(self, message: LetGo, frame: Received, now: float) -> None:
+        """Let requests stay that have not left; of those that are gone the KV is computed anew."""
+        sender = frame.sender
+        for attempt in message.attempts:
+            departure = self._departures.find(attempt)
+            if departure is not None and departure.to.name == sender and departure.number is None:
+                self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
+                self._stay(departure)
+        self._compute_anew(self._candidates.take_evicted(sender, message.attempts))
+
+    def prefill_worker_lost(self, event: MemberLost, now: float) -> None:
+        """Let requests stay that were to go to a member that is lost. The end of a transfer is heard in any case."""
+        peer = event.member
+        for departure in [departure for departure in self._departures.unpulled if departure.to == peer]:
+            self._stay(departure)
+        self._compute_anew(self._candidates.take_evicted(peer.name))
+
+    def _compute_anew(self, evicted: Iterable[WorkerRequest]) -> None:
+        for running in evicted:
+            self._queue.put_back(running)
+
+    # --- Requests that are leaving
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        """Mark requests that leave as not wanted. A request that is being sent has its pairs until that has ended."""
+        commands: list[Command] = []
+        for departure in self._departures.wanted:
+            if not departure.running.is_of(request, attempt):
+                continue
+            self._candidates.note_unwanted(departure.to.name, departure.running.key)
+            self._here.move(departure.running, State.GONE if departure.number is None else State.ABANDONED)
+            if departure.number is None:
+                self._departures.remove(departure)
+                self._memory.give(departure.running.pairs)
+            commands += self._holds.release(departure.running.key)
+        return commands
+
+    def ask_again(self) -> None:
+        self._asks_again = True
+
+    def repeat_evictions(self, now: float) -> list[Command]:
+        """Tell prefill workers again of requests that they have not pulled: the order or its answer may be lost."""
+        again, self._asks_again = self._asks_again, False
+        return [_evict(departure) for departure in self._departures.unpulled] if again else []
+
+    def repeat(self, to: str) -> list[Command]:
+        return [_evict(departure) for departure in self._departures.unpulled if departure.to.name == to]
+
+    @property
+    def awaits_answer(self) -> bool:
+        return len(self._departures) > 0
+
+
+def _evict(departure: Departure) -> Command:
+    return Send(departure.to.name, Evict(departure.running.entry((), departure.running.names), departure.wait_s))

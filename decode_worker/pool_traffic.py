@@ -1,0 +1,585 @@
+"""What a decode worker writes to the pool: requests that leave, prompts and answers that others may need, and prompts
+that it takes in for the pool of its node.
+
+    resident ── pages at hand ──▶ evicted (blocks to pages) ──▶ Commit: it waits in the pool
+       ├── its prompt has run ──▶ its full pages ──▶ Keep: the pool holds them for it
+       └── ended ──▶ kept (its answer to pages) ──▶ Keep: for a request that goes on from there
+    has to leave, and waits here ──▶ full pages of what has run ──▶ Keep: it goes on from there
+
+Only what the pool lacks is written: the full pages that it holds for a request stay its own. The worker never waits for
+pages: it has spare ones at hand (worker/page_writer.py), and does without where there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from alignedserve.core import FinishReason, units_for
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Occupancy
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.commands import Command, CopyOut
+from alignedserve.protocol.events import CopiedOut, MemberLost, Received
+from alignedserve.protocol.messages import SPARE, Attempt, Commit, GiveBack, Keep, Kept, LeasePages, Member
+from alignedserve.scheduling.policy import Handoff
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.owners import Outputs
+from alignedserve.worker.page_writer import Copy
+from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+
+
+class PageWriting(CorePart):
+    """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
+        self._here, self._candidates, self._queue, self._policy, self._page_size = (
+            here,
+            here.candidates,
+            here.queue,
+            memory.order.policy,
+            memory.limits.page_size,
+        )
+        self.writer, self._names, self._pages = pool.writer, pool.writer.names, memory.pages
+        self._pool, self._holds, self._outputs = pool, pool.holds, outputs
+        self._notes, self._decisions = log.notes, log.decisions
+        self._awaited: set[Attempt] = set()  # of which the pool is to say what it holds
+        self.num_kept_pages = 0  # of prompts and answers
+
+    def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
+        self.writer.take_answer(lease)
+
+    def give_back(self, message: GiveBack, frame: Received, now: float) -> list[Command]:
+        return [] if self.target is None else [self.writer.give_back(self.target)]
+
+    def kept(self, message: Kept, frame: Received, now: float) -> None:
+        self._awaited.discard((message.request, message.attempt))
+
+    def copied_out(self, event: CopiedOut, now: float) -> list[Command]:
+        copy = self.writer.end_copy(event.number)
+        return [] if copy is None else self._hand_on(copy)
+
+    @property
+    def target(self) -> Member | None:
+        """Return the pool, if it may be written to now."""
+        return self.writer.target(self._pool.member)
+
+    def has_pages(self, running: WorkerRequest) -> bool:
+        """Return whether there are pages at hand for all that the pool lacks of a request that has to leave."""
+        if self.target is None:
+            return False
+        if self.writer.is_writing(running):  # its pairs are overwritten meanwhile
+            self.writer.forget_parts(running)
+        return self.writer.pages_for(running, running.prefix) <= self.writer.num_at_hand(SPARE)
+
+    def write(self, running: WorkerRequest) -> CopyOut:
+        """Order a copy of the request to pages at hand."""
+        assert self.target is not None, "there are pages at hand"
+        self._pages.note_in_pool(running)
+        return self.writer.begin(running, self.target, running.prefix, SPARE)
+
+    def write_full_pages(self, running: WorkerRequest) -> list[CopyOut]:
+        """Order a copy of the full pages of a request that waits here from now on, as far as pages are at hand."""
+        if self.target is None or self.writer.num_written(running) or running.num_lost:
+            return []
+        full = running.prefix // self._page_size
+        pages = min(full - len(running.known), self.writer.num_at_hand(SPARE))
+        if pages <= 0:
+            return []
+        tokens = (len(running.known) + pages) * self._page_size
+        self._pages.note_in_pool(running)
+        return [self.writer.begin(running, self.target, tokens, SPARE, stays=True)]
+
+    def awaits(self, running: WorkerRequest) -> bool:
+        """Return whether the pool has been given pages of the request, and has not said yet that it keeps them."""
+        return running.key in self._awaited
+
+    def has_answered(self, running: WorkerRequest) -> bool:
+        """Return whether the pool has said all that it holds of a request that has ended; it is to say no more."""
+        is_awaited = running.key in self._awaited
+        self._awaited.discard(running.key)
+        return not is_awaited
+
+    def hand_on_parts(self, running: WorkerRequest, has_ended: bool = False) -> list[Command]:
+        """Give the pages of all written parts of a request to the pool."""
+        copy = self.writer.take_parts(running)
+        copy.has_ended, copy.stays = has_ended, not has_ended
+        return self._hand_on(copy)
+
+    def _hand_on(self, copy: Copy) -> list[Command]:
+        """Give the pages of a copy that has ended to the pool, or take them back where it is not wanted any more."""
+        if self._pool.member is None or not copy.wanted:
+            self.writer.take_back(copy)
+            return []
+        if copy.has_left and copy.running.known != copy.known:  # the pool has taken them back meanwhile
+            self.writer.take_back(copy)
+            self._queue.put_back(copy.running)
+            return []
+        self.writer.hand_on(copy)
+        if copy.stays:
+            self._awaited.add(copy.running.key)
+            return self._pool.send(self._keep(copy, goes_on=True))
+        self._holds.discard(copy.running.key)
+        if copy.has_left:
+            self._here.move(copy.running, State.GONE)
+        return self._pool.send(self._keep(copy) if copy.has_ended else self._commit(copy))
+
+    def _keep(self, copy: Copy, goes_on: bool = False) -> Keep:
+        running, tokens = copy.running, (len(copy.known) + len(copy.pages)) * self._page_size
+        self.num_kept_pages += len(copy.pages)
+        names = self._names.pages_of(running, tokens)[len(copy.known) :] if self._policy.reuse else ()
+        return Keep(*running.key, len(copy.known), copy.pages, names, running.request.service, goes_on)
+
+    def _commit(self, copy: Copy) -> Commit:
+        running = copy.running
+        self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
+        self._notes.note("returned", running.key)
+        self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
+        names = self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
+        return Commit(running.entry(copy.known + copy.pages, names), len(copy.known))
+
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        """Compute anew what was on its way to the pool; the pages that it kept for requests are gone."""
+        for running in self.writer.lose_pool():
+            running.forget_known()
+            self._queue.put_back(running)
+        for running in self._candidates.evicted:
+            running.forget_known()
+        self._holds.clear()
+        self._awaited.clear()
+
+    # --- Requests that are being written
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        self._awaited = {key for key in self._awaited if key[0] != request or key[1] > attempt}
+        dropped = self.writer.drop(request, attempt)
+        self._here.drop_from((State.LEAVING,), request, attempt)
+        return [command for running in dropped for command in self._holds.release(running.key)]
+
+    def settled(self) -> set[Attempt]:
+        """Return the attempts that have ended, of whose answers the pool will hear."""
+        return {copy.running.key for copy in self.writer.copies if copy.has_ended}
+
+    def ask_again(self) -> None:
+        self.writer.ask_again()
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.writer.awaits_the_pool
+
+
+def is_writable(running: WorkerRequest, page_size: int) -> bool:
+    """Return whether what is kept of it on the device is what the pages hold that the pool lacks, and of use to it."""
+    return not running.kv.form and running.has_tokens and running.kv.folded <= len(running.known) * page_size
+
+
+_MOST_AHEAD = 4  # requests that are written ahead; looking for each takes a look at all residents
+_LOOK_STEPS = 4  # between two looks: a page is filled in more than that
+
+
+class PromptKeeping:
+    """Has the pool keep the full pages of prompts that have run, while their requests decode.
+
+    A page is copied beside the steps as soon as pages are at hand. Nothing more is written once the request has left;
+    an answer takes along what is written.
+    """
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
+        self._here, self._pool, self._writing, self._writer = here, pool, writing, writing.writer
+        self._page_size, self._unread = memory.limits.page_size, memory.limits.unread
+        # Beside steps only what stays where it is can be copied.
+        self._is_on = memory.order.policy.reuse and memory.keeps_places
+        self._through: dict[
+            WorkerRequest, None
+        ] = {}  # whose prompts are to be written, in the order of their first tokens
+        self._copying: dict[WorkerRequest, None] = {}
+
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        self._through.clear()
+        self._copying.clear()
+
+    def add(self, running: WorkerRequest) -> None:
+        """Have the prompt of a request written that decodes from now on."""
+        if self._is_on and self._pool.member is not None and self._num_pages(running) > 0:
+            self._through[running] = None
+
+    def awaits(self, running: WorkerRequest) -> bool:
+        """Return whether pages of this request are still to be written."""
+        return running in self._through or running in self._copying
+
+    def _num_pages(self, running: WorkerRequest) -> int:
+        """Return how many full pages of the prompt the pool lacks."""
+        num_prompt = len(running.request.tokens)
+        if not is_writable(running, self._page_size) or self._unread(num_prompt):
+            return 0
+        return num_prompt // self._page_size - len(running.known)
+
+    @property
+    def num_pages(self) -> int:
+        """Return the pages that are wanted at hand."""
+        return sum(map(self._num_pages, self._through))
+
+    def keep(self, now: float) -> list[Command]:
+        """Hand on what is written, and begin to copy as many prompts as there are pages for."""
+        if not self._through and not self._copying:
+            return []
+        for running in [running for running in self._copying if not self._decodes(running)]:
+            del self._copying[running]
+            if running.state is not State.KEPT:
+                self._writer.forget_parts(running)
+        self._through = {running: None for running in self._through if self._decodes(running)}
+        return [*self._hand_on(), *self._begin()]
+
+    def _decodes(self, running: WorkerRequest) -> bool:
+        return self._here.residents.get(running.request.id) is running and not running.num_lost
+
+    def _hand_on(self) -> list[Command]:
+        being_written, commands = self._writer.being_written, list[Command]()
+        for running in [running for running in self._copying if running not in being_written]:
+            del self._copying[running]
+            if self._writer.num_written(running):
+                commands += self._writing.hand_on_parts(running)
+            else:  # the pool has said that it holds other pages than those after which these came: they were forgotten
+                self._through[running] = None
+        return commands
+
+    def _begin(self) -> list[Command]:
+        commands: list[Command] = []
+        pool = self._writing.target
+        for running in list(self._through):
+            pages = self._num_pages(running)
+            if pool is None or pages > self._writer.num_at_hand(SPARE):
+                break
+            del self._through[running]
+            if pages > 0:
+                self._copying[running] = None
+                commands.append(self._writer.begin_part(running, pool, pages, SPARE))
+        return commands
+
+
+class WritingAhead:
+    """Writes the full pages of requests that leave next, while they still run.
+
+    An eviction stands between two steps, since the next one needs its blocks: what it copies delays all that decode. A
+    request whose full pages were written ahead copies only the rest when it leaves.
+    """
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, writing: PageWriting, prompts: PromptKeeping) -> None:
+        limits, policy = memory.limits, memory.order.policy
+        self._here, self._memory, self._steps = here, memory, memory.steps
+        self._scheduler, self._context = memory.scheduler, memory.context
+        self._writing, self._writer, self._prompts, self._page_size = writing, writing.writer, prompts, limits.page_size
+        gives_back = limits.reach is not None or limits.fold is not None  # pairs of a request that runs: they move
+        have_to_leave = policy.grows or policy.swaps
+        self._is_on = memory.copies_beside and policy.evict and have_to_leave and not gives_back
+        self._looked_at = 0  # number of a step
+        self._ahead: dict[WorkerRequest, None] = {}  # residents whose pages were written ahead
+        self.num_pages = 0  # that were written ahead
+
+    def write(self, now: float) -> list[Command]:
+        """Begin to copy full pages of the requests that leave next, while spare pages last."""
+        if self._ahead:
+            self._forget_those_that_are_gone()
+        pool, commands = self._writing.target, list[Command]()
+        is_due = self._is_on and self._steps.number >= self._looked_at + _LOOK_STEPS
+        if pool is None or not is_due or self._memory.num_free >= self._short:
+            return []
+        self._looked_at = self._steps.number
+        for running in self._next_to_leave(now):
+            pages = self._num_pages(running)
+            if 0 < pages < self._writer.num_at_hand(SPARE):  # a page is left for what it makes from now on
+                self._ahead[running] = None
+                self.num_pages += pages
+                commands.append(self._writer.begin_part(running, pool, pages, SPARE))
+        return commands
+
+    def _forget_those_that_are_gone(self) -> None:
+        """Forget what was written of requests that left without it, or ended: an answer takes it along."""
+        gone = [running for running in self._ahead if self._here.residents.get(running.request.id) is not running]
+        for running in gone:
+            del self._ahead[running]
+            if running.state is not State.KEPT:
+                self._writer.forget_parts(running)
+
+    @property
+    def _short(self) -> int:
+        """Return the free pairs below which memory is short: one for each decode."""
+        return len(self._here.residents)
+
+    def _next_to_leave(self, now: float) -> Iterator[WorkerRequest]:
+        residents, free = [*self._here.residents.values()], self._memory.num_free
+        for _ in range(min(_MOST_AHEAD, len(residents) - 1)):
+            if free >= self._short:
+                return
+            leaving = self._scheduler.leaving((), residents, self._context(now))
+            residents.remove(leaving)
+            free += self._memory.num_freed((leaving,))
+            yield leaving
+
+    def _num_pages(self, running: WorkerRequest) -> int:
+        """Return how many full pages the pool lacks of a request, if these are to be written now."""
+        is_busy = self._writer.is_writing(running) or self._prompts.awaits(running) or self._writing.awaits(running)
+        if is_busy or running.num_lost or not is_writable(running, self._page_size):
+            return 0
+        return running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
+
+
+class AnswerKeeping:
+    """Has the pool keep the full pages of requests that have ended: of their prompts it has most already."""
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
+        self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
+        self._pace, self._steps, self._page_size = memory.order.pace, memory.steps, memory.limits.page_size
+        self._holds, self._writing, self._writer = pool.holds, writing, writing.writer
+
+    def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
+        """Free what a request has that has ended, at once or after its answer is copied to the pool."""
+        if finish.has_token and self._is_kept(running):
+            self._here.move(running, State.KEPT)
+            self._memory.hold(running)
+            return []
+        self._here.move(running, State.GONE)
+        self._memory.release_after_step(running)
+        return self._holds.release(running.key)
+
+    def _is_kept(self, running: WorkerRequest) -> bool:
+        """Return whether there is anything to be kept: of a request that came with KV, what comes after the pages that
+        the pool holds."""
+        begins = running.key in self._holds or not running.came_with_kv
+        may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
+        if not (may_stay and self._pace.policy.reuse):
+            return False
+        return self._num_pages(running) > 0 or self._writer.num_written(running) > 0
+
+    def _num_pages(self, running: WorkerRequest) -> int:
+        """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
+        is_on = self._pace.policy.reuse and self._writing.target is not None
+        if not is_on or not is_writable(running, self._page_size) or running.num_lost:
+            return 0
+        full = running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
+        return min(full, self._writer.num_at_hand(SPARE))
+
+    def keep_answers(self, now: float) -> list[Command]:
+        """Copy answers to the pool, and free the pairs of requests of which the pool gets no more.
+
+        An answer is copied beside the steps and keeps its pairs meanwhile, as one does whose prompt is still being
+        written. Where decodes may lack these pairs, where another request waits for them and copies beside steps take
+        long, or where pairs do not stay where they are, it is copied after the step that is due, and only if the one
+        after it will not be late for that.
+        """
+        writing = [running for running in self._here.kept if self._writer.is_writing(running)]
+        begun = self._begin_aside() if self._may_hold_pairs else {}
+        ended = [running for running in self._here.kept if not (running in begun or running in writing)]
+        for running in begun:
+            self._here.put_last(running)
+        return [*begun.values(), *self._end_all(ended, now)]
+
+    @property
+    def _may_hold_pairs(self) -> bool:
+        """Return whether answers may keep their pairs while they are copied."""
+        if not self._memory.keeps_places or self._memory.num_free < len(self._here.residents):
+            return False
+        return self._memory.copies_beside or not (self._candidates or self._queue.lacks_memory(only_rt=False))
+
+    def _begin_aside(self) -> dict[WorkerRequest, Command]:
+        """Begin to copy answers beside the steps; return the requests whose pages were at hand."""
+        begun: dict[WorkerRequest, Command] = {}
+        for running in self._here.kept:
+            pages, pool = self._num_pages(running), self._writing.target
+            if pool is not None and pages > 0 and not self._writer.is_writing(running):
+                begun[running] = self._writer.begin_part(running, pool, pages, SPARE)
+                self._memory.pages.note_in_pool(running)
+        return begun
+
+    def _end_all(self, ended: Sequence[WorkerRequest], now: float) -> list[Command]:
+        """Hand on what is written of these requests, or copy it after the step that is due, and free their pairs."""
+        commands: list[Command] = []
+        copied = 0
+        for running in ended:
+            pages, pool = self._num_pages(running), self._writing.target
+            more = pages * self._page_size
+            if pool is not None and pages > 0 and self._has_time_for(copied + more, now):
+                copied += more
+                tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
+                commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
+                self._memory.pages.note_in_pool(running)
+            elif self._writer.num_written(running):
+                commands += self._writing.hand_on_parts(running, has_ended=True)
+            else:
+                commands += self._holds.release(running.key)
+            self._here.move(running, State.GONE)
+            if self._is_in_step(running):  # a step that was planned ahead writes there, behind what is copied
+                self._memory.release_after_step(running)
+            else:
+                self._memory.release(running)  # no step writes there before the copy
+        return commands
+
+    def _has_time_for(self, tokens: int, now: float) -> bool:
+        """Return whether so many tokens can be copied between the step in flight and the next."""
+        if self._steps.running is None:
+            return True
+        ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
+        promises = (running.promise for running in self._here.residents.values())
+        return all(promise.due_at(now) >= ends_at for promise in promises if promise.is_rt)
+
+    def _is_in_step(self, running: WorkerRequest) -> bool:
+        parts = () if self._steps.running is None else self._steps.running.parts
+        return any(part.request == running.request.id and running.is_at(part) for part in parts)
+
+
+STOCK = 8  # so many times as many requests may run as are candidates that join as others end
+
+
+class TakingIn:
+    """Takes in prompts that ran on a node without a pool and find no seat here, for the pool of this node.
+
+        Offer (has_pool false) ─▶ candidate ── room: Pull ──▶ resident
+                                      └── no seat for it: Pull, without a seat ──▶ copied to pages ──▶ Commit: it waits
+
+    So batches are made of them as of all others, and no prefill worker's memory holds them for long. Real-time requests
+    and the candidates that join next stay where they are. Nothing waits for this: it uses blocks that no other request
+    needs within some steps, and pages at hand.
+    """
+
+    def __init__(self, here: Occupancy, memory: PlainMemory, log: WorkerLog, writing: PageWriting) -> None:
+        self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
+        self._limits, self._policy, self._notes = memory.limits, memory.order.policy, log.notes
+        self._writing = writing
+        self.num_taken_in = 0  # requests that were committed so
+
+    def take_in(self, now: float) -> list[Command]:
+        """Have prompts sent here that wait on nodes without a pool, as far as there are spare pairs and pages."""
+        homeless, commands = list(self._homeless()), list[Command]()
+        if not homeless:  # nearly always, and what follows looks at all that run here
+            return commands
+        at_hand = self._num_spare_pages
+        spare = self._memory.num_free - self._here.pairs_needed(AHEAD_STEPS, self._limits.block_size)
+        for candidate in homeless:
+            if candidate not in self._candidates.requests:  # an older attempt of one that was taken in just now
+                continue
+            running = candidate.as_running(self._policy, self._limits.page_size)
+            pairs = units_for(candidate.entry.num_held, self._limits.block_size)
+            at_hand, spare = at_hand - self._pages_for(running), spare - pairs
+            if min(at_hand, spare) < 0 or not self._memory.take_for(running, pairs):
+                break
+            commands += self._pull(candidate, running)
+        return commands
+
+    def _homeless(self) -> Iterator[JoinCandidate]:
+        """Yield the candidates to take in, in the order in which they would join, without those that join next."""
+        if self._policy.handoff is Handoff.DEVICE:
+            return
+        joins_next = max(1, self._limits.max_batch // STOCK)
+        for place, candidate in enumerate(self._candidates.requests):
+            is_best_effort = not (candidate.has_pool or candidate.is_rt or candidate.is_pinned)
+            is_last = candidate.evicted is None and place >= joins_next
+            if is_best_effort and is_last and not self._here.is_retiring:
+                yield candidate
+
+    @property
+    def _num_spare_pages(self) -> int:
+        """Return the pages at hand that no prompt on its way here is to have."""
+        coming = sum(self._pages_for(running) for running in self._here.transfers.for_pool)
+        return self._writing.writer.num_at_hand(SPARE) - coming if self._writing.target is not None else 0
+
+    def _pages_for(self, running: WorkerRequest) -> int:
+        return self._writing.writer.pages_for(running, running.prefix)
+
+    def _pull(self, candidate: JoinCandidate, running: WorkerRequest) -> list[Command]:
+        assert candidate.source is not None, "a prefill worker has its KV"
+        self._candidates.take(candidate)
+        self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
+        name, attempt = candidate.key
+        dropped = self._here.drop(name, attempt - 1)
+        self._here.move(running, State.RECEIVING)
+        transfer = self._here.transfers.begin(candidate, running, candidate.source, is_for_pool=True)
+        return [*dropped, transfer.command, transfer.pull]
+
+    @property
+    def num_pages(self) -> int:
+        """Return the pages that the next prompt to take in would need."""
+        candidate = next(self._homeless(), None)
+        return 0 if candidate is None else units_for(candidate.entry.num_held, self._limits.page_size)
+
+    def write(self, running: WorkerRequest) -> list[Command]:
+        """Copy a prompt that has come to the pool's pages. Others may have got the pages meanwhile: then it is computed
+        anew."""
+        if not self._writing.has_pages(running):
+            self._queue.put_back(running)
+            return []
+        self._here.move(running, State.LEAVING)
+        self.num_taken_in += 1
+        copy = self._writing.write(running)
+        self._memory.release(running)  # whatever is written there next is written after the copy
+        return [copy]
+
+
+_LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
+_SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
+
+
+class PageAsks:
+    """Asks for pages to have at hand: as many as the largest resident would need if it left or ended with its next
+    token, more where memory is short, and those of prompts that have run.
+    """
+
+    def __init__(
+        self, here: Occupancy, memory: PlainMemory, writing: PageWriting, taking_in: TakingIn, prompts: PromptKeeping
+    ) -> None:
+        limits, policy = memory.limits, memory.order.policy
+        self._here, self._memory, self._steps, self._policy = here, memory, memory.steps, policy
+        self._writing, self._taking_in, self._prompts, self._page_size = writing, taking_in, prompts, limits.page_size
+        self._have_to_leave = policy.grows or policy.swaps  # whether requests do
+        self._keeps = policy.reuse or self._have_to_leave  # whether anything of residents is ever written
+        self._lacks = (0, 0)  # step, and the pages that residents may need in it
+        self._short = limits.num_pairs // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
+        self._for_several = units_for(self._short * limits.block_size, self._page_size)
+
+    def ask(self, now: float) -> list[Command]:
+        """Ask for the pages that are wanted.
+
+        Where none are, an earlier ask may still have to be repeated: the pool may have leased pages for it, which this
+        worker has not got, or has lost with the pool."""
+        pool = self._writing.target
+        return [] if pool is None else self._writing.writer.ask_for_spare(pool, self._wanted)
+
+    @property
+    def _wanted(self) -> int:
+        if not (self._keeps or self._taking_in.num_pages):
+            return 0
+        if self._lacks[0] != self._steps.number:  # looked at once a step
+            self._lacks = (self._steps.number, self._lacking)
+        return max(self._lacks[1], self._taking_in.num_pages) + self._prompts.num_pages
+
+    @property
+    def _lacking(self) -> int:
+        size = self._page_size
+        last = size if self._have_to_leave else 1  # a request that has to leave needs a page for a part of a page, too
+        last += self._steps.has_next  # one more token is on its way
+        written = self._writing.writer.written
+        residents = self._here.residents.values()
+        lacking = [  # for each decode in each step: of one that nothing is missing of, no call is made
+            _lacks(resident, last, size) - written.get(resident, 0)
+            if resident.kv.dropped or resident.kv.form or resident in written
+            else (resident.prefix + last) // size - len(resident.known)
+            for resident in residents
+        ]
+        prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt, size) and self._policy.evict)
+        fullest = [prompt.num_tokens // size - len(prompt.known) for prompt in prompts if not prompt.kv.dropped]
+        most = max([*lacking, *fullest], default=0)
+        return max(most, min(sum(lacking), most + self._for_several)) if self._several_may_leave else most
+
+    @property
+    def _several_may_leave(self) -> bool:
+        """Return whether memory is so short that several residents may leave before the pool answers the next ask."""
+        return self._have_to_leave and self._policy.evict and self._memory.num_free < self._short
+
+
+def _lacks(resident: WorkerRequest, more: int, size: int) -> int:
+    """Return the pages that the pool lacks of a request with so many tokens more; 0 where none is written of it."""
+    if not is_writable(resident, size):
+        return 0
+    return (resident.prefix - resident.num_lost + more) // size - len(resident.known)

@@ -1,0 +1,391 @@
+"""The next step of a decode worker, and what a step that has ended brings.
+
+    step N      planned ─▶ runs ─────────────────────────▶ its tokens are known
+    step N + 1       planned ─▶ waits on the device ─▶ runs ───────────────────▶
+
+While step N runs, step N + 1 is planned ahead, so that the device never waits for its worker. What step N brings is not
+known then, so only what no result can change is planned ahead: all decodes go on. A request in step N has as its input
+in N + 1 the token that N samples. A request that must end with that token is left out. One that turns out to have ended
+is in N + 1 for nothing: its result is dropped, and its blocks are free when N + 1 has ended. A request whose next token
+the host has a say in (penalties, a grammar: all with a History) sits out one step.
+
+All else (prompts, requests that join or leave) is decided with no step in flight: then the device waits once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan, StepResult
+from alignedserve.cost.model import Shape
+from alignedserve.decode_worker.arriving import Fetching
+from alignedserve.decode_worker.joining import Joining
+from alignedserve.decode_worker.leaving import Leaving, Preempting
+from alignedserve.decode_worker.memory.folding import Folding
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
+from alignedserve.decode_worker.reporting import StepCounts
+from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Occupancy
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.commands import Command, SetTimer
+from alignedserve.worker.arriving import Prefixes
+from alignedserve.worker.caller_shares import CallerShares
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.owners import Owners
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.steps import begin_step
+
+
+@dataclass
+class StepAhead:
+    """The step after the one in flight."""
+
+    decodes: list[Decode] = field(default_factory=list)
+    going: list[WorkerRequest] = field(default_factory=list)  # the requests of these decodes
+    sitting_out: list[WorkerRequest] = field(default_factory=list)  # they run in the step after that
+
+    @property
+    def shape(self) -> Shape:
+        return Shape.build(prefixes=[decode.start - decode.kv.dropped for decode in self.decodes])
+
+
+def ahead_of(
+    plan: StepPlan, residents: Iterable[WorkerRequest], memory: PlainMemory, block_size: int
+) -> StepAhead | None:
+    """Return the step after `plan`, which runs, or None where some request has no place for its next token."""
+    in_step = {part.request: part for part in plan.decodes}
+    ahead = StepAhead()
+    for running in residents:
+        part = in_step.get(running.request.id)
+        if part is not None and not running.is_at(part):  # it has joined since
+            part = None
+        if part is not None and running.history is not None:
+            ahead.sitting_out.append(running)
+            continue
+        if part is not None and part.index + 1 >= running.request.max_tokens:
+            continue
+        start = running.prefix if part is None else part.start + 1
+        if start - running.kv.dropped >= len(running.kv.pairs) * block_size and not memory.take_for(running, 1):
+            return None
+        ahead.decodes.append(decode_of(running) if part is None else _next_of(part, running))
+        ahead.going.append(running)
+    return ahead
+
+
+def decode_of(running: WorkerRequest) -> Decode:
+    """Return the decode of a request whose newest token is known."""
+    request, output = running.request, running.output
+    return Decode(
+        request.id,
+        output[-1],
+        running.prefix,
+        running.kv,
+        request.sampling,
+        len(output),
+        running.history,
+        request.adapter,
+    )
+
+
+def _next_of(part: Decode, running: WorkerRequest) -> Decode:
+    """Return the decode after `part`, whose token is not known yet."""
+    return Decode(
+        part.request,
+        None,
+        part.start + 1,
+        running.kv,
+        part.sampling,
+        part.index + 1,
+        adapter=part.adapter,
+    )
+
+
+_ANSWER = "answer"  # timer: the next step waits no longer for the pool
+
+
+class Stepping:
+    """Plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
+
+    def __init__(
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        pool: PoolLink,
+        prefixes: Prefixes,
+        fetching: Fetching,
+        joining: Joining,
+        preempting: Preempting,
+        leaving: Leaving,
+        counts: StepCounts,
+        looks_ahead: bool,
+    ) -> None:
+        self._here, self._queue, self._memory = here, here.queue, memory
+        self._scheduler, self._context = memory.scheduler, memory.context
+        self._limits, self._steps, self._pace = memory.limits, memory.steps, memory.order.pace
+        self._writer, self._counts = pool.writer, counts
+        self._prefixes, self._fetching, self._joining = prefixes, fetching, joining
+        self._shares = CallerShares(memory.limits.max_batch, self._pace, here.queue.waiting)
+        self._preempting, self._leaving, self._looks_ahead = preempting, leaving, looks_ahead
+        why_not = self._pace.policy.why_not_ahead
+        assert not (looks_ahead and why_not), why_not
+        self._all_run = False  # whether the newest choice left out no request that could decode
+        self.num_ahead_steps = 0  # planned while another ran
+
+    def plan(self, now: float) -> list[Command]:
+        """Plan the next step where none runs, and the one after it where that is possible."""
+        if self._steps.running is not None:
+            return self._plan_ahead(self._steps.running, now)
+        if self._awaits_copies:
+            return []
+        if now < self._prefixes.answered_by and (self._here.num_seated or self._queue.waiting):
+            return [SetTimer(_ANSWER, self._prefixes.answered_by)]
+        if self._pace.policy.is_rt_first:
+            for request in self._shares.divide(self._here.seated):
+                self._scheduler.moved(request)
+        before = self._give_memory(now)
+        selection = self._next_step(before, now)
+        before += self._fetching.fetch(now)
+        if selection is None:
+            return before
+        self._counts.count(selection.decodes)
+        before += self._memory.orders()
+        decodes = _decodes_of(selection)
+        self._all_run = len(decodes) == len(self._here.residents)
+        if not self._all_run:
+            self._count_held_back(selection)
+        begun = begin_step(self._steps, selection, decodes)
+        running = self._steps.running
+        return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
+
+    @property
+    def _awaits_copies(self) -> bool:
+        """Return whether pages are being copied between two steps: their requests are to run in the next one."""
+        return not self._memory.copies_beside and bool(self._here.num_joining or self._here.num_fetching)
+
+    def _count_held_back(self, selection: Selection) -> None:
+        prompts = map(self._here.running_of, selection.chunks)
+        num_rt = sum(running.promise.is_rt for running in prompts)
+        self._counts.count_held_back(self._here.residents.values(), selection.decodes, num_rt)
+
+    # --- Memory
+
+    def _give_memory(self, now: float) -> list[Command]:
+        """Give each decode a place for its next token; where memory is short, requests leave."""
+        policy = self._pace.policy
+        if self._memory.weighs:
+            return self._give_by_worth(now)
+        commands = self._grow(now) if policy.grows else []
+        commands += self._leaving.evict_ahead(now)
+        return [*commands, *self._swap(now)] if policy.swaps else commands
+
+    def _grow(self, now: float) -> list[Command]:
+        memory, here, commands = self._memory, self._here, list[Command]()
+        for running in memory.full():
+            while running.pairs and not memory.grow(running):
+                prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
+                leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._context(now))
+                commands += self._preempting.preempt(leaving, PreemptionCause.MEMORY, now)
+        memory.have_grown()
+        return commands
+
+    def _give_by_worth(self, now: float) -> list[Command]:
+        """Give memory to the requests for which it is worth most."""
+        memory = self._memory
+        commands, decodes, waiting = list[Command](), list(self._here.residents.values()), self._queue.waiting
+        for running in memory.worth_too_little(waiting, now):
+            commands += self._preempting.preempt(running, PreemptionCause.WORTH, now)
+        commands += self._grow(now)
+        prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
+        prompts_s = memory.pending_s((*prompts, *self._here.prompts.values()))
+        if self._scheduler.takes_prompts(prompts_s, memory.pending_s(decodes)):
+            for prompt in memory.seat_by_worth(prompts):
+                self._preempting.seat(prompt)
+        return commands
+
+    def _swap(self, now: float) -> list[Command]:
+        """Seat prompts that take memory from requests of lower levels, each of them once.
+
+        A request that left has less to do while its pages may be found again than when it is to be computed anew: two
+        of those could take the same memory from each other for ever.
+        """
+        commands, waiting, seated = list[Command](), self._queue.waiting, set[WorkerRequest]()
+        at = self._context(now)
+        while (prompt := self._scheduler.first_waiting(waiting, at)) is not None and prompt not in seated:
+            left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
+            if left is None or not self._memory.seat_prompt(prompt, waiting, now):
+                break
+            commands += left
+            self._preempting.seat(prompt)
+            seated.add(prompt)
+        return commands
+
+    def _make_room(self, before: list[Command], now: float) -> bool:
+        """Make room where nothing can run; return whether there is some. Commands for that are added to `before`."""
+        memory, at = self._memory, self._context(now)
+        if memory.gives_back(at):
+            return True
+        if not memory.needs_room:
+            return False
+        if (leaving := memory.least_needed) is not None:
+            before += self._preempting.preempt(leaving, PreemptionCause.CROWDED, now)
+        else:
+            self._preempting.crowd_out(self._scheduler.in_order(self._here.prompts.values(), at)[-1])
+        return True
+
+    @property
+    def _copies_s(self) -> float:
+        """Return the time of copies that come before the step: gaps between tokens are longer by as much."""
+        return self._writer.num_between_steps * self._pace.copy_token_s
+
+    # --- The choice
+
+    def _next_step(self, before: list[Command], now: float) -> Selection | None:
+        """Choose the next step; None where nothing can run. Commands that must come before it are added to `before`.
+
+        A choice gives prompts seats. Where the pool has pages of one, these are fetched first, and the step is chosen
+        again without it. A request that had left may get its seat by one choice and be recomputed by the next.
+        """
+        while not self._awaits_copies:
+            num_fetching = self._here.num_fetching
+            selection = self._choose(before, now)
+            if self._here.num_fetching > num_fetching:
+                continue
+            if selection.chunks or selection.decodes:
+                return selection
+            if not (selection.seated or self._make_room(before, now)):
+                return None
+        return None
+
+    def _choose(self, before: list[Command], now: float) -> Selection:
+        """Choose what may run in the next step, and give prompts seats."""
+        seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
+        scheduler, waiting = self._scheduler, self._queue.waiting
+        decodes, prompts = self._memory.runnable()
+        at, copies_s = self._context(now), self._copies_s
+        seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
+        begins = self._context(now + copies_s) if copies_s else at
+        selection = scheduler.plan(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
+        for running in selection.unseated:
+            before += self._preempting.preempt_replaced(running, next(iter(selection.seated), None))
+        num_fetching = self._here.num_fetching
+        for prompt in selection.seated:
+            self._preempting.seat(prompt)
+        if self._here.num_fetching == num_fetching:
+            scheduler.planned(selection)
+        selection, commands = self._memory.settle(selection, at)
+        before += commands
+        return selection
+
+    # --- The step after the one in flight
+
+    def _plan_ahead(self, running: StepPlan, now: float) -> list[Command]:
+        """Plan the step after the one that runs, where no result of that one changes which requests run."""
+        if not self._looks_ahead or self._steps.has_next or not self._is_settled(running, now):
+            return []
+        ahead = ahead_of(running, self._here.residents.values(), self._memory, self._limits.block_size)
+        if ahead is None:
+            return []
+        shape = ahead.shape
+        predicted_s = self._pace.cost.seconds(shape)
+        steps_s = running.predicted_s, predicted_s
+        if not self._scheduler.goes_on(ahead.going, ahead.sitting_out, steps_s, self._context(now)):
+            return []
+        selection = Selection(ahead.going, (), shape, predicted_s)
+        self._scheduler.planned(selection)
+        self._counts.count(ahead.going)
+        self.num_ahead_steps += 1
+        return begin_step(self._steps, selection, tuple(ahead.decodes))
+
+    def _is_settled(self, running: StepPlan, now: float) -> bool:
+        """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
+        has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._prefixes.asking
+        if has_prompts or self._steps.runs_in_vain or not self._all_run:
+            return False
+        first = self._joining.next_candidate(now)
+        if first is not None and self._joining.cannot_wait(first, now):
+            return False  # other requests leave for it before the next step
+        return self._leaving.has_room_for(AHEAD_STEPS + 1)
+
+
+def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
+    return tuple(
+        [  # one for each token: a call for each would cost as much again, and a keyword half as much
+            Decode(
+                of.id,
+                running.output[-1],
+                running.prefix,
+                running.kv,
+                of.sampling,
+                len(running.output),
+                running.history,
+                of.adapter,
+            )
+            for running in selection.decodes
+            for of in (running.request,)
+        ]
+    )
+
+
+class StepOutcome:
+    """Gives requests what a step brought them: tokens, their end, or the loss of an attempt (steps.Runs)."""
+
+    def __init__(
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        owners: Owners,
+        pool: PoolLink,
+        log: WorkerLog,
+        prompts: PromptKeeping,
+        keeping: AnswerKeeping,
+        folding: Folding,
+    ) -> None:
+        self._here, self._memory, self._owners = here, memory, owners
+        self._pool, self._holds, self._dropping = pool, pool.holds, memory.dropping
+        self._notes, self._counts, self._decisions = log.notes, log.counts, log.decisions
+        self._prompts, self._keeping, self._folding = prompts, keeping, folding
+
+    def find(self, request: str) -> WorkerRequest | None:
+        """Return the request of this name that may be in a step."""
+        return self._here.find(request)
+
+    def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
+        """Give requests their tokens; prompts that are through become residents."""
+        here, released = self._here, list[Command]()
+        prompts = here.prompts
+        find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
+        for running, finish in self._owners.emitted(plan.parts, result, find, began_at, now):
+            if prompts and running.state is State.PROMPT:
+                here.move(running, State.RESIDENT)
+                if finish is None:
+                    self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
+                    self._prompts.add(running)
+            if finish is not None:
+                released += self._end(running, finish)
+        released += self._holds.release_all(self._dropping.take_let_go())
+        # Behind the step in flight, and before whatever is ordered for the pairs that come free.
+        return [*self._folding.fold(), *released, *self._owners.flush()]
+
+    def _end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
+        self._notes.note_end(running)
+        self._counts.count_end(running)
+        self._decisions.note(Kind.ENDED, running.request, tokens=len(running.output), why=finish.value)
+        is_doubtful = finish is FinishReason.DOUBT and running.key in self._holds
+        spoiled = self._pool.tell_spoiled(running.known) if is_doubtful else []
+        return [*spoiled, *self._keeping.end(running, finish)]
+
+    def lose(self, ran: Chunk | Decode) -> list[Command]:
+        """Give up the attempt that this was to run a part of, if it is still here."""
+        running = self._here.find(ran.request)
+        if running is None or not running.is_at(ran):
+            return []
+        self._here.move(running, State.GONE)
+        self._memory.release_after_step(running)
+        self._owners.outputs.drop(*running.key)
+        self._notes.note("lost", running.key)
+        self._decisions.note(Kind.LOST, running.request, why="the device has too little memory for a single token")
+        return self._holds.release(running.key)

@@ -1,0 +1,120 @@
+"""A caller that stays within its part of a worker is served as promised, whatever others send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.core import Request, ServiceClass, WorkerLimits
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import Shape
+from alignedserve.scheduling.policy import Policy
+from tests.conftest import examples
+from tests.decode_worker.test_packing import LIMITS, Device, make_request, parts
+
+RT, BE = ServiceClass.RT, ServiceClass.BE
+DEFAULT = Policy(reuse=False)
+ROOMY = replace(LIMITS, num_pairs=256)
+SEATS = LIMITS.max_batch
+FLOOD = 5 * SEATS
+SIZES = (4, 16, 64, 256)
+
+
+def of(caller: str, new_request: Request) -> Request:
+    return replace(new_request, salt=caller)
+
+
+def flood(caller: str, number: int = FLOOD, tokens: int = 30, prompt: int = 4) -> list[Request]:
+    return [of(caller, make_request(f"{caller}{at}", RT, prompt, tokens)) for at in range(number)]
+
+
+def steps_until(device: Device, name: str) -> int:
+    """Return how many steps end until the request has its first token."""
+    for number in range(1, 500):
+        device.step()
+        if device.said[name]:
+            return number
+    raise AssertionError(f"{name} was never served")
+
+
+def test_a_chat_does_not_wait_for_the_seats_of_anothers_flood() -> None:
+    device = Device(DEFAULT, ROOMY)
+    device.ask(*flood("ann"))
+    for _ in range(5):
+        device.step()
+    assert len(parts(device.plans[-1])) == SEATS
+    device.ask(of("bob", make_request("bob", RT, tokens=4, at=device.now)))
+    assert steps_until(device, "bob") <= 2  # the step under way, and its own
+    device.run()
+    assert {name: number for name, number in device.said.items() if name != "bob"} == {
+        f"ann{at}": 30 for at in range(FLOOD)
+    }
+
+
+def test_a_flood_of_one_caller_is_served_in_the_order_in_which_it_came() -> None:
+    """Where nobody else wants seats, nothing differs from a deployment without keys."""
+    runs = []
+    for caller in ("", "ann"):
+        device = Device(DEFAULT, ROOMY)
+        device.ask(*(replace(one, id=one.id.removeprefix(caller)) for one in flood(caller)))
+        device.run()
+        runs.append([parts(plan) for plan in device.plans])
+    assert runs[0] == runs[1]
+
+
+def test_a_short_prompt_does_not_wait_for_anothers_long_ones() -> None:
+    limits = WorkerLimits(num_pairs=4096, block_size=4, page_size=8, max_step_tokens=64, max_batch=32)
+    cost = OnlineCost([Point(Shape.build([(size, start)]), 1.5e-4 * size) for size in SIZES for start in (0, 256)])
+    device = Device(DEFAULT, limits, cost=cost)
+    device.ask(*flood("ann", number=16, tokens=2, prompt=640))  # 1.5 s of prompts
+    for _ in range(5):
+        device.step()
+    device.ask(of("bob", make_request("bob", RT, tokens=2, at=device.now)))
+    assert steps_until(device, "bob") <= 3
+
+
+def test_what_yields_is_promised_again_when_there_is_room() -> None:
+    device = Device(DEFAULT, ROOMY)
+    device.ask(*flood("ann", SEATS + 1, tokens=200), of("bob", make_request("bob", RT, tokens=3)))
+    steps_until(device, "bob")
+    while device.said["bob"] < 3:
+        device.step()
+    device.ask(*(make_request(f"document{at}", BE, tokens=50) for at in range(SEATS)))
+    for _ in range(60):
+        device.step()
+    assert not any(name.startswith("document") for plan in device.plans[-20:] for name in parts(plan))
+    device.run()
+    assert device.said["document0"] == 50
+
+
+@pytest.mark.parametrize("callers", [2, 3])
+def test_callers_with_as_much_to_do_get_as_much(callers: int) -> None:
+    device = Device(DEFAULT, replace(ROOMY, max_batch=6))
+    for caller in "abc"[:callers]:
+        device.ask(*flood(caller, tokens=40))
+    for _ in range(90):
+        device.step()
+    got = [sum(number for name, number in device.said.items() if name[0] == caller) for caller in "abc"[:callers]]
+    assert min(got) >= 0.8 * max(got)
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(1, 12), st.integers(1, 20), st.integers(0, 8)),
+        min_size=1,
+        max_size=24,
+    )
+)
+def test_nothing_is_lost_whoever_asks_for_how_much(asked: list[tuple[str, bool, int, int, int]]) -> None:
+    device = Device(DEFAULT, LIMITS)
+    for at, (caller, is_rt, prompt, tokens, pause) in enumerate(asked):
+        for _ in range(pause):
+            if device.plan is not None:
+                device.step()
+        device.ask(of(caller, make_request(f"{caller}{at}", RT if is_rt else BE, prompt, tokens, device.now)))
+    device.run()
+    assert device.said == {f"{caller}{at}": tokens for at, (caller, _, _, tokens, _) in enumerate(asked)}

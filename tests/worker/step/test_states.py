@@ -1,0 +1,116 @@
+"""The states of a request on a worker: the moves that exist, and an error with its story for every other."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from alignedserve.scheduling.policy import DEFAULT_POLICY
+from alignedserve.worker.requests import Requests
+from alignedserve.worker.setup import running_of
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import IllegalTransition, State, diagram
+from tests.samples import next_attempt, request
+
+# Every legal move, written by hand: state, and the states that may follow.
+LEGAL = """
+NEW        COMPILING ASKING WAITING CANDIDATE
+COMPILING  ASKING WAITING GONE
+ASKING     WAITING GONE
+WAITING    FETCHING PROMPT GONE
+FETCHING   PROMPT WAITING ABANDONED GONE
+PROMPT     RESIDENT THROUGH OFFERED LEAVING WAITING GONE
+CANDIDATE  JOINING RECEIVING WAITING GONE
+JOINING    RESIDENT ABANDONED GONE
+RECEIVING  RESIDENT LEAVING JOINING WAITING ABANDONED GONE
+RESIDENT   LEAVING DEPARTING KEPT GONE
+DEPARTING  CANDIDATE RESIDENT ABANDONED GONE
+LEAVING    WAITING THROUGH ABANDONED GONE
+THROUGH    LEAVING OFFERED WAITING GONE
+OFFERED    THROUGH LEAVING ABANDONED
+KEPT       GONE
+ABANDONED  GONE
+"""
+
+
+def _legal() -> set[tuple[State, State]]:
+    lines = (line.split() for line in LEGAL.split("\n")[1:-1])
+    return {(State[before], State[state]) for before, *after in lines for state in after}
+
+
+def made(name: str = "a", attempt: int = 0) -> WorkerRequest:
+    first = request(name)
+    return running_of(DEFAULT_POLICY, next_attempt(first) if attempt else first, ())
+
+
+def test_a_request_makes_every_legal_move_and_no_other() -> None:
+    legal = _legal()
+    for before, after in product(State, State):
+        running = made()
+        running.story.append(before)
+        if (before, after) in legal:
+            running.becomes(after)
+            assert running.state is after
+        else:
+            with pytest.raises(IllegalTransition):
+                running.becomes(after)
+            assert running.state is before
+
+
+def test_an_illegal_transition_tells_the_story() -> None:
+    running = made()
+    for state in (State.WAITING, State.PROMPT, State.RESIDENT):
+        running.becomes(state)
+    with pytest.raises(IllegalTransition) as raised:
+        running.becomes(State.FETCHING)
+    assert str(raised.value) == (
+        "request a, attempt 0, cannot become FETCHING; its story: NEW -> WAITING -> PROMPT -> RESIDENT"
+    )
+
+
+def test_the_picture_has_both_ends() -> None:
+    lines = diagram().splitlines()
+    assert "    [*] --> WAITING: prompt, nothing to ask" in lines
+    assert "    KEPT --> [*]: answer in the pool" in lines
+
+
+class TestRequests:
+    def test_a_request_is_among_those_of_its_state_alone(self) -> None:
+        here, a, b = Requests(), made("a"), made("b")
+        for running in (a, b):
+            here.move(running, State.WAITING)
+        here.move(a, State.PROMPT)
+        assert (here.of(State.WAITING), here.of(State.PROMPT), here.find("a"), here.find("b")) == ([b], [a], a, None)
+        assert here.attempts() == [("a", 0), ("b", 0)]
+        here.move(a, State.GONE)
+        assert (here.of(*State), here.find("a"), here.attempts()) == ([b], None, [("b", 0)])
+
+    def test_the_first_to_come_is_first_but_for_those_that_are_put_before_or_behind(self) -> None:
+        here = Requests()
+        first, second, third = (made(name) for name in "abc")
+        here.move(first, State.WAITING)
+        here.move(second, State.WAITING)
+        here.move(third, State.WAITING, first=True)
+        assert here.of(State.WAITING) == [third, first, second]
+        here.put_last(third)
+        assert here.of(State.WAITING) == [first, second, third]
+
+    def test_requests_are_dropped_up_to_an_attempt(self) -> None:
+        here, old, new = Requests(), made("a"), made("a", attempt=1)
+        for running in (old, new):
+            here.move(running, State.WAITING)
+        assert here.drop_from((State.WAITING,), "a", 0) == [old]
+        assert (old.state, here.of(State.WAITING)) == (State.GONE, [new])
+
+    def test_a_copy_ends_for_the_state_that_its_request_is_in(self) -> None:
+        here, running = Requests(), made()
+        here.move(running, State.WAITING)
+        number = here.begin_copy(running, State.FETCHING)
+        here.pool_lost()
+        assert here.from_lost_pool == {number}
+        here.move(running, State.ABANDONED)
+        assert here.end_copy(number, State.FETCHING) is None
+        assert here.end_copy(number, State.ABANDONED) is running
+        assert here.end_copy(number, State.ABANDONED) is None
+        assert running in here.occupants()
