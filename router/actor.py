@@ -9,10 +9,10 @@ from alignedserve.architectures.model_source import cache_directory
 from alignedserve.cost.profile import fingerprint
 from alignedserve.protocol.commands import Command, Scale
 from alignedserve.protocol.events import Event
-from alignedserve.router.placing.admission import queues_of
+from alignedserve.router.placing.admission import Queues
 from alignedserve.router.prediction.length import LEARNT
 from alignedserve.router.side.hands import SideProcess
-from alignedserve.router.sizing import sizes_of
+from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.control import LauncherOrder, tell
@@ -33,8 +33,8 @@ def run(part: Part, on_start: OnStart) -> None:
         part.policy,
         config.engine.block_size,
         capacity.limits.num_tokens,
-        queues_of(server),
-        sizes_of(config.scale),
+        Queues.of_chats(server.max_queue, server.max_queue_tokens),
+        Sizes(config.scale.ranges, shrink_after_s=config.scale.shrink_after_s),
         config.topology.prompts_on,
         capacity.limits.retention,
     )

@@ -12,22 +12,41 @@ it has left, over and over.
 
 New workers have to load a model first, on machines that may have to start. Until they have come, or START_S has
 passed, the router asks for no more.
+
+What there is to do, and how near promises are to being missed, as the router sees it:
+
+    workers   figure    is the largest of
+    prefill   load      the number of workers that have a prompt
+              pressure  the next chat's predicted wait for other prompts / (PILED_TTFT x its ttft);
+                        the mean time that chats have waited / their ttft;
+                        the predicted wait of best-effort prompts / `be_wait_s`
+    decode    load      the memory that open requests will need, as predicted / the memory of a worker
+              pressure  the memory that chats alone will need / the memory of all workers;
+                        the share of chats whose next token is late / MOST_LATE;
+                        the predicted wait of best-effort requests in the pool / `be_wait_s`
+
+Colocated workers have a decode worker's load, and the pressures of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, exp, inf
+from typing import TYPE_CHECKING
 
-from alignedserve.config.config import ScaleConfig
-from alignedserve.config.topology import Range
-from alignedserve.core import Role
+from alignedserve.core import Request, Role, ServiceClass
 from alignedserve.protocol.commands import Scale
+from alignedserve.router.placing.admission import Admission
+from alignedserve.router.placing.placement import PILED_TTFT, Placement
+
+if TYPE_CHECKING:
+    from alignedserve.config.topology import Range  # of the settings, which no core loads
 
 LOOK_S = 1.0  # between two looks at the load
 START_S = 120.0  # a worker that was asked for and has not come by then will not come
 MOST_TIMES = 2.0  # the number of workers grows by this factor at most
+MOST_LATE = 0.1  # share of the chats that decode: from there on there is pressure
 _FULL = 0.8  # share of what workers carry that they should have after growing
 _SPARE = 0.7  # share of what workers carry that the remaining ones may have after shrinking
 _LEAST = 0.01  # least load that a worker is taken to carry
@@ -44,12 +63,8 @@ class Sizes:
     be_wait_s: float = 60.0  # predicted wait of best-effort requests from which there is pressure
 
 
-def sizes_of(scale: ScaleConfig) -> Sizes:
-    return Sizes(scale.ranges, shrink_after_s=scale.shrink_after_s)
-
-
 @dataclass(frozen=True, slots=True)
-class Demand:
+class WorkerDemand:
     """The work for the workers of one role."""
 
     workers: int  # present, and not about to leave
@@ -68,7 +83,7 @@ class Sizing:
     def is_on(self) -> bool:
         return bool(self._kinds)
 
-    def look(self, demands: Mapping[Role, Demand], now: float) -> Scale | None:
+    def look(self, demands: Mapping[Role, WorkerDemand], now: float) -> Scale | None:
         """Return how the numbers of workers should change, or None."""
         changes = {role: kind.look(demands[role], now) for role, kind in self._kinds.items()}
         wanted = {role: change for role, change in changes.items() if change is not None}
@@ -95,7 +110,7 @@ class _RoleSize:
         self._eased_since: float | None = None  # since when there is no pressure with this number of workers
         self._load, self._looked_at = 0.0, 0.0  # moving mean of the load, and when it was updated
 
-    def look(self, demand: Demand, now: float) -> tuple[int, str] | None:
+    def look(self, demand: WorkerDemand, now: float) -> tuple[int, str] | None:
         """Return how many workers there should be, and why; None for no change."""
         self._average(demand.load, now)
         self.wanted = max(self.wanted, demand.workers)
@@ -113,7 +128,7 @@ class _RoleSize:
         self._pressed_since = self._eased_since = None
         return count, why
 
-    def _more(self, demand: Demand, now: float) -> tuple[int, str]:
+    def _more(self, demand: WorkerDemand, now: float) -> tuple[int, str]:
         self._eased_since, num = None, demand.workers
         if self._pressed_since is None:
             self._pressed_since, self._most_load = now, 0.0
@@ -126,7 +141,7 @@ class _RoleSize:
         count = max(num + 1, ceil(min(MOST_TIMES * num, max(by_load, num * demand.pressure))))
         return self._between.nearest(count), demand.why
 
-    def _fewer(self, demand: Demand, now: float) -> tuple[int, str]:
+    def _fewer(self, demand: WorkerDemand, now: float) -> tuple[int, str]:
         self._pressed_since, num = None, demand.workers
         if self._eased_since is None:
             self._eased_since = now
@@ -142,3 +157,91 @@ class _RoleSize:
         """Update the moving mean of the load, over about a quarter of the window."""
         kept = exp(-4 * (now - self._looked_at) / self._sizes.shrink_after_s) if self._looked_at else 0.0
         self._load, self._looked_at = kept * self._load + (1 - kept) * load, now
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    """A request that does not decode yet."""
+
+    request: Request
+    in_pool: bool
+    since: float  # when the router last heard of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Pressure:
+    much: float
+    why: str
+
+
+def demands(
+    waiting: Iterable[WaitingRequest], placement: Placement, admission: Admission, be_wait_s: float, now: float
+) -> Mapping[Role, WorkerDemand]:
+    prompts, handed_on = list[Request](), list[WaitingRequest]()
+    for entry in waiting:
+        if entry.in_pool:
+            handed_on.append(entry)
+        else:
+            prompts.append(entry.request)
+    num_prefill, num_decode = (placement.num_workers(role) for role in (Role.PREFILL, Role.DECODE))
+    runs_prompts = Role.PREFILL if num_prefill else Role.DECODE
+    for_prompts = _pressures_of_prompts(prompts, runs_prompts, placement, be_wait_s, now)
+    for_decodes = _pressures_of_decodes(handed_on, num_decode, placement, admission, be_wait_s, now)
+    of_decode_workers = for_decodes if num_prefill else [*for_prompts, *for_decodes]
+    memory = placement.memory
+    load = admission.memory_wanted / memory * num_decode if memory else 0.0
+    return {
+        Role.PREFILL: _demand(num_prefill, float(placement.num_busy(Role.PREFILL)), for_prompts),
+        Role.DECODE: _demand(num_decode, load, of_decode_workers),
+    }
+
+
+def _demand(workers: int, load: float, pressures: Iterable[_Pressure]) -> WorkerDemand:
+    most = max(pressures, key=lambda pressure: pressure.much)
+    return WorkerDemand(workers, load, most.much, most.why)
+
+
+def _pressures_of_prompts(
+    prompts: Iterable[Request], role: Role, placement: Placement, be_wait_s: float, now: float
+) -> list[_Pressure]:
+    ttfts, waited, num_be = list[float](), 0.0, 0
+    for request in prompts:
+        if request.service is ServiceClass.RT and not request.emitted:
+            ttfts.append(request.slo.ttft_s)
+            waited += max(0.0, now - request.arrival_at) / request.slo.ttft_s
+        num_be += request.service is ServiceClass.BE
+    rt_s, be_s = (placement.least_wait_s(role, service, now) for service in (ServiceClass.RT, ServiceClass.BE))
+    found = [_Pressure(be_s / be_wait_s if num_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
+    if ttfts:
+        found.append(_Pressure(rt_s / (PILED_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))
+        mean = waited / len(ttfts)
+        found.append(_Pressure(mean, f"chats have waited {mean:.1f} times their ttft for a first token"))
+    return found
+
+
+def _pressures_of_decodes(
+    handed_on: Iterable[WaitingRequest],
+    num_workers: int,
+    placement: Placement,
+    admission: Admission,
+    be_wait_s: float,
+    now: float,
+) -> list[_Pressure]:
+    num_rt, num_late = placement.late
+    num_be = 0
+    for entry in handed_on:
+        if entry.request.service is ServiceClass.RT:
+            num_rt += 1
+            num_late += now - entry.since > entry.request.slo.tbt_s
+        else:
+            num_be += 1
+    share = num_late / num_rt if num_rt else 0.0
+    found = [_Pressure(share / MOST_LATE, f"{num_late} of {num_rt} chats are late with their next token")]
+    if placement.memory:
+        wanted = admission.rt_memory_wanted / placement.memory
+        found.append(_Pressure(wanted, f"chats want {wanted:.0%} of the memory of {num_workers} workers"))
+    rate = admission.ends_per_s(now)
+    if num_be and rate:
+        wait_s = num_be / rate
+        found.append(_Pressure(wait_s / be_wait_s, f"best-effort requests will wait {wait_s:.0f} s in the pool"))
+    return found

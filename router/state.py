@@ -2,7 +2,7 @@
 
 All of this is soft state. A router that has just started first gathers the members from their heartbeats. It announces
 no member before it has heard them all, since every part takes a member that is not announced for lost. Then owners
-declare their open requests, and the members that hold attempts say so (Holding). When all have answered (recovery.py),
+declare their open requests, and the members that hold attempts say so (Holding). When all have answered (members.py),
 the router gives up each declared attempt that no member holds: its owner submits the next one. Others may have been
 told to drop the present attempt, so the router does not place it again.
 
@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Estimate, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
+from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.protocol.messages import (
@@ -46,16 +47,13 @@ from alignedserve.protocol.messages import (
     Retire,
     Submit,
 )
-from alignedserve.router.demand import WaitingRequest, demands
-from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, State
-from alignedserve.router.open import OpenRequests
+from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, OpenRequests, State
+from alignedserve.router.members import GATHER_HEARTBEATS, Recovery, Roll
 from alignedserve.router.placing.admission import NOTHING_AHEAD, Admission, Queues, Refusal, WorkAhead, is_infeasible
+from alignedserve.router.placing.custom import with_length
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.prediction.length import PredictionOrders
-from alignedserve.router.prediction.own import own_predictor
-from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
-from alignedserve.router.roll import Roll
-from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
+from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, WaitingRequest, demands
 from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.scheduling.promise import promise
@@ -105,7 +103,7 @@ class RouterCore:
         self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention)
         self._predictions = PredictionOrders(limits.policy)
-        self._own_predictor = own_predictor(limits.policy)
+        self._predictor_guard = limits.policy.own.guard(PolicyKind.PREDICTOR)  # of a custom policy, if there is one
         self._sizing = Sizing(limits.sizes)
         self._decisions = DecisionRing()
         self._me = me
@@ -315,8 +313,8 @@ class RouterCore:
         if known is not None and known.request.attempt >= request.attempt:
             return []
         stated, is_line = request.estimate, self._is_line(request)
-        if self._own_predictor is not None and request.pooling is None:
-            request = self._own_predictor.predicted(request)
+        if self._predictor_guard is not None and request.pooling is None:
+            request = with_length(request, self._predictor_guard, self._limits.policy)
         if known is None and request.attempt == 0:
             ahead = self._placement.ahead_of(request, self._roll.pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, is_line)) is not None:
@@ -566,10 +564,10 @@ class RouterCore:
         for opened in self._most_urgent_first(now):
             if opened.request.deaths and not self._suspects.may_run(opened.request):
                 continue
-            name = self._placement.worker_for(opened.request, self._roll.pools, now)
-            if name is None or (worker := self._roll.get(name)) is None:
+            ahead = self._placement.ahead_of(opened.request, self._roll.pools, now)
+            if ahead.worker is None or (worker := self._roll.get(ahead.worker)) is None:
                 break
-            commands.append(self._place_on(worker, opened, now))
+            commands.append(self._place_on(worker, opened, ahead, now))
         return commands
 
     def _place_at_once(self, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
@@ -577,10 +575,10 @@ class RouterCore:
         worker = None if ahead.worker is None else self._roll.get(ahead.worker)
         if worker is None or self._suspects.is_needed or self._recovery.is_on:
             return []
-        return [self._place_on(worker, opened, now, ahead.loaded_s)]
+        return [self._place_on(worker, opened, ahead, now)]
 
-    def _place_on(self, worker: Member, opened: OpenRequest, now: float, loaded_s: float | None = None) -> Command:
-        decode = self._placement.placed(worker.name, opened.request, self._roll.pools, now, loaded_s)
+    def _place_on(self, worker: Member, opened: OpenRequest, ahead: WorkAhead, now: float) -> Command:
+        decode = self._placement.placed(worker.name, opened.request, ahead.loaded_s, now)
         self._move(opened, worker, Fact.PLACED, now)
         return Send(worker.name, Prefill(opened.request, decode))
 

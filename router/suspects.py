@@ -16,10 +16,9 @@ from collections.abc import Set
 from alignedserve.core import WORKERS, Request, Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Member, Reserve, StepLate
-from alignedserve.router.lifecycle import OpenRequest
-from alignedserve.router.open import OpenRequests
+from alignedserve.router.lifecycle import OpenRequest, OpenRequests
+from alignedserve.router.members import Roll
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.roll import Roll
 
 TRIED_TOGETHER = 16  # requests of a class with one death, for each worker: those that its death would charge again
 SUSPECT_WAITS_S = 2.0  # for a worker that is empty; then one is emptied for it ...

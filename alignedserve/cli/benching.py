@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 from alignedserve.cli.clients import here
-from alignedserve.cli.terminal.arguments import Once, above_zero, check_writable, file, filled, given, whole
+from alignedserve.cli.terminal.arguments import Once, above_zero, check_writable, file, filled, given, options_of, whole
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.errors import ConfigError
@@ -58,6 +58,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--chat",
+        dest="is_chat",
         action=Once,
         nargs=0,
         const=True,
@@ -66,6 +67,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--batch",
+        dest="as_job",
         action=Once,
         nargs=0,
         const=True,
@@ -90,6 +92,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--timeout",
+        dest="timeout_s",
         action=Once,
         type=above_zero,
         default=600.0,
@@ -126,21 +129,8 @@ def _bench(args: argparse.Namespace) -> int:
     with LeavesAtOnce():
         from alignedserve.cli.remote.bench import BenchOptions, OutputFiles, run
 
-    return run(
-        BenchOptions(
-            urls=urls,
-            model=args.model,
-            api_key=args.api_key,
-            workload=args.workload,
-            seed=args.seed,
-            is_chat=args.chat,
-            as_job=args.batch,
-            rounds=args.rounds,
-            warm_up=args.warm_up,
-            timeout_s=args.timeout,
-            files=OutputFiles(args.json, args.csv, args.page),
-        )
-    )
+    args.urls, args.files = urls, OutputFiles(args.json, args.csv, args.page)
+    return run(options_of(BenchOptions, args))
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from alignedserve.cli.terminal.arguments import (
     check_writable,
     file,
     given,
+    options_of,
     whole,
     zero_or_more,
 )
@@ -32,14 +33,18 @@ def here() -> str:
     return f"http://{settings()['server.host'].default}:{settings()['server.port'].default}"
 
 
-def add_chat(parser: argparse.ArgumentParser) -> None:
+def _add_server(parser: argparse.ArgumentParser, url: str, about: str) -> None:
     key = settings()["server.api_key"].variable
+    parser.add_argument("--url", default=url, help=f"{about} (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+
+
+def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."
     )
-    parser.add_argument("--url", default=f"{here()}/v1", help="the API's base (default: %(default)s)")
+    _add_server(parser, f"{here()}/v1", "the API's base")
     parser.add_argument("--model", help="default: the first model that the server lists")
-    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--max-tokens", type=whole(1), metavar="N", help="longest answer (default: the server's)")
     parser.add_argument("--temperature", type=zero_or_more, metavar="X", help="0 for greedy (default: the server's)")
@@ -49,56 +54,48 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 def _chat(args: argparse.Namespace) -> int:
     from alignedserve.cli.remote.chat import ChatOptions, run
 
-    return run(
-        ChatOptions(
-            url=args.url,
-            model=args.model,
-            api_key=args.api_key,
-            system=args.system,
-            max_tokens=args.max_tokens,
-            temperature=args.temperature,
-        )
-    )
+    return run(options_of(ChatOptions, args))
 
 
 # --- status
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
-    key = settings()["server.api_key"].variable
     parser.description = (
         "Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."
     )
-    parser.add_argument("--url", default=here(), help="address of the deployment (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+    _add_server(parser, here(), "address of the deployment")
     parser.add_argument(
-        "--wait", type=zero_or_more, default=0.0, metavar="S", help="wait until it is ready, at most so many seconds"
+        "--wait",
+        dest="wait_s",
+        type=zero_or_more,
+        default=0.0,
+        metavar="S",
+        help="wait until it is ready, at most so many seconds",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON, for programs")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     parser.set_defaults(run=_status, parser=parser)
 
 
 def _status(args: argparse.Namespace) -> int:
     from alignedserve.cli.remote.status import StatusOptions, run
 
-    return run(StatusOptions(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
+    return run(options_of(StatusOptions, args))
 
 
 # --- explain
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
-    key = settings()["server.api_key"].variable
     parser.description = (
         "Tells where a request waited, for how long and for whom, what ran it, and why it was refused. Parts remember "
         "the last minutes, and tell only the key that sent the request."
     )
     named = "x-request-id or id of its answer; request_id of a batch line"
     parser.add_argument("request", metavar="REQUEST", help=named)
-    parser.add_argument("--url", default=here(), help="address of the deployment (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+    _add_server(parser, here(), "address of the deployment")
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="as JSON, for programs")
+    shape.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
     shape.add_argument("--perfetto", type=file, metavar="FILE", help="write a trace for ui.perfetto.dev")
     parser.set_defaults(run=_explain, parser=parser)
 
@@ -108,7 +105,7 @@ def _explain(args: argparse.Namespace) -> int:
         check_writable(args.perfetto)
     from alignedserve.cli.remote.explain import ExplainOptions, run
 
-    return run(ExplainOptions(args.request, args.url, args.api_key, args.json, args.perfetto))
+    return run(options_of(ExplainOptions, args))
 
 
 # --- stop, scale
@@ -185,64 +182,45 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
     )
     submit.add_argument("--wait", action=Once, nargs=0, const=True, default=False, help="wait until it has ended")
     submit.add_argument("--out", action=Once, type=file, metavar="FILE", help="with --wait: file for the results")
-    submit.set_defaults(run=_batch_submit)
+    submit.set_defaults(act=_submit)
     status = _add_batch_command(what, "status", "show the progress of a batch")
     status.add_argument("id", metavar="ID")
-    status.set_defaults(run=_batch_status)
+    status.set_defaults(act=lambda batch, server, args: batch.status(server, args.id))
     listed = _add_batch_command(what, "list", "list the newest batches")
     listed.add_argument("--limit", type=whole(1), default=20, metavar="N", help="how many (default: %(default)s)")
-    listed.set_defaults(run=_batch_list)
+    listed.set_defaults(act=lambda batch, server, args: batch.listed(server, args.limit))
     cancel = _add_batch_command(what, "cancel", "end a batch; finished lines are kept")
     cancel.add_argument("id", metavar="ID")
-    cancel.set_defaults(run=_batch_cancel)
+    cancel.set_defaults(act=lambda batch, server, args: batch.cancel(server, args.id))
     download = _add_batch_command(what, "download", "download the results of a batch, and its errors beside them")
     download.add_argument("id", metavar="ID")
     download.add_argument("out", type=file, metavar="FILE", help="errors go to FILE with .errors before its suffix")
-    download.set_defaults(run=_batch_download)
+    download.set_defaults(act=_download)
 
 
 def _add_batch_command(what: Any, name: str, about: str) -> argparse.ArgumentParser:
-    key = settings()["server.api_key"].variable
     parser: argparse.ArgumentParser = what.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-    parser.add_argument("--url", default=f"{here()}/v1", help="the API's base (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
-    parser.set_defaults(parser=parser)
+    _add_server(parser, f"{here()}/v1", "the API's base")
+    parser.set_defaults(run=_batch, parser=parser)
     return parser
 
 
-def _batch_submit(args: argparse.Namespace) -> int:
+def _batch(args: argparse.Namespace) -> int:
+    from alignedserve.cli.remote import batch
+
+    return int(args.act(batch, options_of(batch.BatchOptions, args), args))
+
+
+def _submit(batch: Any, server: object, args: argparse.Namespace) -> int:
     check_goes_with(args, "--out", ("--wait",), given(args))
     if args.out is not None:
         check_writable(args.out)
-    from alignedserve.cli.remote.batch import BatchOptions, BatchSubmission, submit
-
-    asked = BatchSubmission(args.file, args.window, args.endpoint, args.weight, args.wait, args.out)
-    return submit(BatchOptions(args.url, args.api_key), asked)
+    return int(batch.submit(server, options_of(batch.BatchSubmission, args)))
 
 
-def _batch_status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.batch import BatchOptions, status
-
-    return status(BatchOptions(args.url, args.api_key), args.id)
-
-
-def _batch_list(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.batch import BatchOptions, listed
-
-    return listed(BatchOptions(args.url, args.api_key), args.limit)
-
-
-def _batch_cancel(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.batch import BatchOptions, cancel
-
-    return cancel(BatchOptions(args.url, args.api_key), args.id)
-
-
-def _batch_download(args: argparse.Namespace) -> int:
+def _download(batch: Any, server: object, args: argparse.Namespace) -> int:
     check_writable(args.out)
-    from alignedserve.cli.remote.batch import BatchOptions, download
-
-    return download(BatchOptions(args.url, args.api_key), args.id, args.out)
+    return int(batch.download(server, args.id, args.out))
 
 
 # --- store
@@ -268,13 +246,13 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def _store_check(args: argparse.Namespace) -> int:
-    from alignedserve.cli.store import StoreOptions, check
+    from alignedserve.cli.store import check
 
-    return check(StoreOptions(config_of(args).jobs))
+    return check(config_of(args).jobs)
 
 
 def _store_export(args: argparse.Namespace) -> int:
     check_writable(args.out)
-    from alignedserve.cli.store import StoreOptions, export
+    from alignedserve.cli.store import export
 
-    return export(StoreOptions(config_of(args).jobs), args.out)
+    return export(config_of(args).jobs, args.out)

@@ -21,15 +21,16 @@ from alignedserve.architectures.families.model_config import DTYPE_BYTES
 from alignedserve.architectures.named_models import NAMED
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
-from alignedserve.config.config import DeviceKind, Dtype, load, settings
+from alignedserve.config.choices import DeviceKind, Dtype
+from alignedserve.config.config import load, settings
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
-from alignedserve.machine.accelerator import decide
-from alignedserve.machine.capacity import pool_mb_within, wanted_pool_mb
-from alignedserve.machine.memory import SHARED_RECORDS
 from alignedserve.safe_path import code_command
+from alignedserve.sizing.accelerator import decide
+from alignedserve.sizing.capacity import pool_mb_within, wanted_pool_mb
+from alignedserve.sizing.memory import SHARED_RECORDS
 
 NEEDED = (  # beside torch
     *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),

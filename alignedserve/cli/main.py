@@ -73,13 +73,13 @@ class _Parser(argparse.ArgumentParser):
     """Reports what is wrong in one line, as all our errors are."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
+        super().__init__(allow_abbrev=False, formatter_class=_CommandHelp, **options)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
-class _Help(argparse.HelpFormatter):
+class _CommandHelp(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34)
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.config.config import Config, DeviceKind
+from alignedserve.cli.terminal.arguments import check_writable
+from alignedserve.config.choices import DeviceKind
+from alignedserve.config.config import Config
 from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import CostModel, Kind
 from alignedserve.cost.profile import Profile, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
-from alignedserve.machine.capacity import capacity
-from alignedserve.machine.model_folder import model_folder, with_model
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.model_folder import model_folder, with_model
 
 _HELD_OUT = 20  # steps of a kind
 _SEED = 1
@@ -32,7 +34,7 @@ class ProfileOptions:
 
 
 def run(options: ProfileOptions) -> int:
-    _check_writable(options.out)
+    check_writable(options.out)
     if options.budget_s < _LEAST_BUDGET_S:
         raise ProfileError(f"--budget {options.budget_s:g} is too short: give it {_LEAST_BUDGET_S:g} s at least")
     profile, held_out = _measure(options)
@@ -47,14 +49,6 @@ def run(options: ProfileOptions) -> int:
     else:
         print(f"{picture}: predicted against measured")
     return 0
-
-
-def _check_writable(out: Path) -> None:
-    """Refuse a file that cannot be written, before the measuring."""
-    if not out.parent.is_dir():
-        raise ProfileError(f"--out {out} cannot be written: {out.parent} is not a folder")
-    if out.is_dir():
-        raise ProfileError(f"--out {out} is a folder: name a file")
 
 
 def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:

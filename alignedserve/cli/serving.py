@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
+from alignedserve.cli.terminal.interrupt import remember_ctrl_c
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
 from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import PRESETS, Preset, preset
@@ -115,6 +117,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.print_config:
         print(_yaml(config), end="")
         return 0
+    remember_ctrl_c()
     from alignedserve.launch.launch import serve
     from alignedserve.shell.logs import never_fail_to_print
 
@@ -195,8 +198,11 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
         ("--most-open", "most requests for tokens that are open at once"),
         ("--most-logprobs", "most log-probabilities of answers open at once: choices x tokens x (1 + top_logprobs)"),
+        ("--least-ttft-ms", "shortest time to a first token that it may ask for"),
+        ("--least-tbt-ms", "shortest time between two tokens that it may ask for"),
     ):
         parser.add_argument(flag, type=whole(1), metavar="N", help=limit)
+    parser.add_argument("--least-priority", type=int, metavar="N", help="lowest number of priority, which goes first")
     parser.set_defaults(run=_key, parser=parser)
 
 
@@ -204,7 +210,7 @@ def _key(args: argparse.Namespace) -> int:
     check_writable(args.file)
     from alignedserve.gateway.access.keys import Limits, Scope, make_key
 
-    limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open, args.most_logprobs)
+    limits = Limits(**{limit.name: getattr(args, limit.name) for limit in fields(Limits)})
     print(make_key(args.file, args.name, map(Scope, args.scope), limits))
     return 0
 

@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.config.config import JobsConfig
+import msgspec
+
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.store.job import Job
@@ -17,29 +18,24 @@ from alignedserve.store.storage import Storage, find_store, is_on, open_storage
 from alignedserve.store.store import Holder, StoredFile
 
 
-@dataclass(frozen=True)
-class StoreOptions:
-    jobs: JobsConfig
-
-
-def check(options: StoreOptions) -> int:
+def check(jobs: JobsConfig) -> int:
     """Print what the store guarantees and holds; return 1 where something is damaged, missing or of a wrong size."""
-    return asyncio.run(_within(options, _check))
+    return asyncio.run(_within(jobs, _check))
 
 
-def export(options: StoreOptions, out: Path) -> int:
+def export(jobs: JobsConfig, out: Path) -> int:
     """Write all records to a file."""
 
     async def work(storage: Storage) -> int:
         return await _export(storage, out)
 
-    return asyncio.run(_within(options, work))
+    return asyncio.run(_within(jobs, work))
 
 
-async def _within(options: StoreOptions, work: Callable[[Storage], Awaitable[int]]) -> int:
-    if not is_on(options.jobs):
+async def _within(jobs: JobsConfig, work: Callable[[Storage], Awaitable[int]]) -> int:
+    if not is_on(jobs):
         raise StoreError("jobs.store is off: there is no store to look at")
-    storage = await open_storage(find_store(options.jobs), Holder("alignedserve store", 0))
+    storage = await open_storage(find_store(jobs), Holder("alignedserve store", 0))
     try:
         return await work(storage)
     finally:
@@ -56,9 +52,9 @@ async def _check(storage: Storage) -> int:
     num_results = 0
     async for kind, tree in storage.store.records():
         if kind == "file":
-            files[tree["id"]] = StoredFile.from_tree(tree)
+            files[tree["id"]] = msgspec.convert(tree, StoredFile)
         elif kind == "job":
-            jobs.append(Job.from_tree(tree))
+            jobs.append(msgspec.convert(tree, Job))
         else:
             num_results += 1
     counts = ", ".join(f"{number} {status}" for status, number in sorted(Counter(j.status.value for j in jobs).items()))

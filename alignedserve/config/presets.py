@@ -24,11 +24,10 @@ class Preset:
 
 
 _FCFS: PresetSettings = {
-    "schedule.order": "fcfs",
+    "schedule.scheduler": "fcfs",
     "schedule.chunking": "fixed",
     "schedule.room": "whole",
     "schedule.grouping": "fcfs",
-    "schedule.packing": "fcfs",
     "schedule.predictor": "constant",  # service by arrival needs no prediction
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
@@ -40,7 +39,7 @@ _NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
     "engine.max_batch": 256,  # B_curr begins at 128
-    "schedule.order": "slack",
+    "schedule.scheduler": "bros",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
@@ -50,7 +49,7 @@ _BROS: PresetSettings = {
     **_NEW,
 }
 _ALISE: PresetSettings = {
-    "schedule.order": "levels",
+    "schedule.scheduler": "alise",
     "schedule.chunking": "fixed",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
@@ -62,12 +61,10 @@ _ALISE: PresetSettings = {
     **_NEW,
 }
 _ACCELGEN: PresetSettings = {
-    "schedule.order": "slack",
-    "schedule.selection": "multi_resource",
+    "schedule.scheduler": "accelgen",
     "schedule.room": "chunks",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
-    "schedule.as_in_paper": True,
     "schedule.predictor": "constant",
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
@@ -81,7 +78,7 @@ _APT_SERVE: PresetSettings = {
     **_GROWING,
     **_RECOMPUTES,
     **_NEW,
-    "schedule.packing": "knapsack",
+    "schedule.scheduler": "apt_serve",
     "schedule.cache": "hybrid",
     "schedule.chunking": "none",
     "schedule.late": "drop_last",
@@ -108,16 +105,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {"schedule.blocks": "bidirectional"},
         ),
         "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),
-        "aligned-no-order": Preset(
-            "the default, first come, first served", {"schedule.order": "fcfs", "schedule.packing": "fcfs"}
-        ),
+        "aligned-no-order": Preset("the default, first come, first served", {"schedule.scheduler": "fcfs"}),
         "aligned-multi-resource": Preset(
             "the default, of about as urgent prompts those that best fill time and memory (AccelGen)",
-            {"schedule.selection": "multi_resource"},
+            {"schedule.scheduler": "best_fit"},
         ),
         "shortest": Preset(
             "the default with the shortest remaining first, strictly",
-            {"schedule.order": "shortest_remaining"},
+            {"schedule.scheduler": "shortest"},
         ),
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output", _FCFS
@@ -156,7 +151,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # built on Orca. Its ablation is --set schedule.evict=false, which recomputes.
         "fastserve": Preset(
             "FastServe: five levels by service, lower ones swapped out for higher ones; memory for 8,192 tokens each",
-            {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.packing": "skip_join", "engine.max_step_tokens": 8192},
+            {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.scheduler": "fastserve", "engine.max_step_tokens": 8192},
             source="FastServe §4.1, §4.2",
         ),
         # DistServe (OSDI 24) §4.3: both kinds first come, first served; decode workers pull KV when they have room, and
@@ -171,20 +166,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # BROS compares with this (§6.1): two queues, whose steps take turns.
         "round-robin": Preset(
             "real-time and best-effort requests in alternate steps, each by arrival; the newest request is recomputed",
-            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.packing": "round_robin"},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.scheduler": "round_robin"},
             source="BROS §7.1",
         ),
         # TGI's router: waiting prompts interrupt decodes when they are 1.2 times as many as those, or after 20 steps.
         "tgi": Preset(
             "TGI: by arrival, whole prompts first, as soon as 1.2 times as many prompts wait as requests decode",
-            {**_FCFS, **_NEW, "schedule.chunking": "none", "schedule.waiting_ratio": 1.2}
+            {**_FCFS, **_NEW, "schedule.scheduler": "tgi", "schedule.chunking": "none", "schedule.waiting_ratio": 1.2}
             | {"engine.max_step_tokens": 8192},
             source="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
         ),
         # ALISE and FastServe compare with it; they swap the request served most, here it is recomputed.
         "mlfq": Preset(
             "five levels by tokens already served, no prediction; the request served most is recomputed",
-            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.packing": "mlfq"},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.scheduler": "mlfq"},
             source="ALISE §4.1; FastServe §4.1",
         ),
         # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory, the candidate batch and
@@ -194,7 +189,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "AlignedServe alone: whole prompts by arrival, then decodes of about one length; no request is pinned",
             {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "schedule.grouping": "aligned"}
             | {
-                "schedule.packing": "longest",
+                "schedule.scheduler": "longest",
                 "schedule.handoff": "pool",
                 "schedule.pinning": False,
                 "schedule.candidate_share": 0.5,  # a batch takes 0.4 of a decode worker's device
@@ -267,12 +262,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "accelgen-no-order": Preset(
             "AccelGen /Order: by arrival; within three quarters of a second the best fit of tokens and memory",
-            {**_ACCELGEN, "schedule.order": "fcfs", "schedule.packing": "fcfs"},
+            {**_ACCELGEN, "schedule.scheduler": "accelgen_no_order"},
             source="AccelGen §6.3",
         ),
         "accelgen-no-batch": Preset(
             "AccelGen /Batch: budget by the tightest deadline, strictly by slack",
-            {**_ACCELGEN, "schedule.selection": "in_order"},
+            {**_ACCELGEN, "schedule.scheduler": "accelgen_no_batch"},
             source="AccelGen §6.3",
         ),
     }

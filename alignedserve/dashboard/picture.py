@@ -1,4 +1,4 @@
-"""A picture of the deployment at a moment: what the page is given, whether it is live or recorded.
+"""A picture of the deployment at a moment, as the page is given it, live or recorded; and what a gateway hears for it.
 
 Every instant is in seconds by the clock of the deployment's parts: of 1970, or of the simulated run.
 """
@@ -6,17 +6,16 @@ Every instant is in seconds by the clock of the deployment's parts: of 1970, or 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from alignedserve.core import Role, ServiceClass, TokenTimes, Usage
+from alignedserve.core import Role, Usage
+from alignedserve.metrics.recent import RecentRequests
 from alignedserve.protocol.figures import DecodeLengths, PagesFor, Stages
+from alignedserve.protocol.messages import Figures, Member
 
-SLOT_S = 10.0  # between two points of a chart
-WINDOW_S = 900.0  # that a chart shows
-MOST_SLOWEST = 8  # requests of each class in a picture
-MOST_REFUSED = 20
+FORGOTTEN_S = 900.0  # after which a part that has gone is no longer shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,62 +54,6 @@ class PoolPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Counts of a class in one slot of time."""
-
-    tokens: int = 0  # of output, as they reached the owner
-    ended: int = 0  # requests that ended
-    kept: int = 0  # of them, requests that got all that was promised
-    refused: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Counts)))
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    number: int  # times SLOT_S is its beginning; a slot in which nothing happened is left out
-    rt: Counts = Counts()
-    be: Counts = Counts()
-
-    def __add__(self, other: Slot) -> Slot:
-        return Slot(self.number, self.rt + other.rt, self.be + other.be)
-
-
-@dataclass(frozen=True, slots=True)
-class EndedRequest:
-    """A request that has ended. It is the slower, the longer it took in all."""
-
-    id: str
-    service: ServiceClass
-    tier: str
-    at: float  # of its end
-    missed: str  # the first deadline that it missed, or error; empty: it got all that was promised
-    times: TokenTimes
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedRequest:
-    id: str
-    service: ServiceClass
-    tier: str
-    at: float
-    reason: str  # one word, as in the metric of refusals
-    why: str  # as the client was told
-
-
-@dataclass(frozen=True, slots=True)
-class RequestsPicture:
-    """The requests of one owner, or of all owners together."""
-
-    slots: tuple[Slot, ...] = ()  # the oldest first; the present slot is not among them
-    slowest: tuple[EndedRequest, ...] = ()  # of each class; the slowest first
-    refused: tuple[RefusedRequest, ...] = ()  # the newest first
-
-
-@dataclass(frozen=True, slots=True)
 class JobPicture:
     id: str
     owner: str  # the key's name
@@ -141,7 +84,7 @@ class Picture:
     queues: QueuePicture | None
     workers: tuple[WorkerPicture, ...]
     pools: tuple[PoolPicture, ...]
-    requests: RequestsPicture
+    requests: RecentRequests
     jobs: JobsPicture | None = None  # None where the deployment takes none
 
     def to_json(self) -> bytes:
@@ -149,20 +92,92 @@ class Picture:
         return msgspec.json.encode(self)
 
 
-def slowest_of(ended: Iterable[EndedRequest]) -> tuple[EndedRequest, ...]:
-    """Return the slowest requests of each class, the real-time ones first."""
-    ranked = sorted(ended, key=lambda request: -request.times.all_s)
-    by_class = ([request for request in ranked if request.service is service] for service in ServiceClass)
-    return tuple(request for its in by_class for request in its[:MOST_SLOWEST])
+@dataclass(frozen=True, slots=True)
+class _SeenPart:
+    member: Member
+    is_here: bool
+    since: float
+    is_again: bool = False  # it was seen in an earlier life, or gone
 
 
-def merge_requests(owners: tuple[RequestsPicture, ...]) -> RequestsPicture:
-    """Return the requests of all these owners in one picture."""
-    slots: dict[int, Slot] = {}
-    for owner in owners:
-        for slot in owner.slots:
-            slots[slot.number] = slots[slot.number] + slot if slot.number in slots else slot
-    refused = sorted((refused for owner in owners for refused in owner.refused), key=lambda refused: -refused.at)
-    in_order = tuple(slots[number] for number in sorted(slots))
-    slowest = slowest_of(ended for owner in owners for ended in owner.slowest)
-    return RequestsPicture(in_order, slowest, tuple(refused[:MOST_REFUSED]))
+class DeploymentView:
+    """Remembers what parts of the deployment told last. Times are handed in; `hear` may be called by another thread."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, _SeenPart] = {}
+        self._told: dict[str, Figures] = {}  # part -> its newest figures
+        self.queues: QueuePicture | None = None
+        self.router_at: float | None = None  # when the router last said how many requests are where
+
+    def hear(self, figures: Figures, now: float) -> None:
+        """Take figures that a part reports."""
+        if figures.rt is not None and figures.be is not None:
+            self.queues, self.router_at = QueuePicture(figures.rt, figures.be), now
+        self._told[figures.member] = figures
+
+    def look(self, members: Iterable[Member], now: float) -> None:
+        """Note who is there now, and who has gone since the last look. A worker that was to go is forgotten at once."""
+        here = {member.name: member for member in members}
+        for name, member in here.items():
+            seen = self._parts.get(name)
+            if seen is None or not seen.is_here or seen.member != member:
+                # Its figures may be here before it is seen.
+                self._parts[name] = _SeenPart(member, True, now, is_again=seen is not None)
+        for name, seen in [*self._parts.items()]:
+            if name in here:
+                continue
+            if seen.is_here:
+                self._gone(seen, now)
+            elif now - seen.since > FORGOTTEN_S:
+                del self._parts[name]
+
+    def _gone(self, seen: _SeenPart, now: float) -> None:
+        name = seen.member.name
+        if _is_retiring(self._told.pop(name, Figures())):
+            del self._parts[name]
+        else:
+            self._parts[name] = replace(seen, is_here=False, since=now)
+
+    def picture(
+        self, at: float, state: str, models: tuple[str, ...], requests: RecentRequests, jobs: JobsPicture | None = None
+    ) -> Picture:
+        """Return the picture of this moment."""
+        told = self.parts, self.router_at, self.queues, self.workers, self.pools
+        return Picture(at, state, models, *told, requests, jobs)
+
+    @property
+    def parts(self) -> tuple[PartPicture, ...]:
+        """Return the parts by role, and by name; those of the last minutes that have gone are among them."""
+        order = list(Role)
+        seen = sorted(self._parts.values(), key=lambda part: (order.index(part.member.role), part.member.name))
+        return tuple(map(self._part, seen))
+
+    @property
+    def workers(self) -> tuple[WorkerPicture, ...]:
+        """Return the decode workers that are there; those that never had a request have told nothing."""
+        here = (part.member for part in self._parts.values() if part.is_here and part.member.role is Role.DECODE)
+        return tuple(self._worker(member.name) for member in sorted(here, key=lambda member: member.name))
+
+    def _worker(self, name: str) -> WorkerPicture:
+        told = self._told.get(name, Figures())
+        used = 0.0 if told.worker is None else told.worker.used
+        return WorkerPicture(name, told.lengths or DecodeLengths(), used)
+
+    @property
+    def pools(self) -> tuple[PoolPicture, ...]:
+        told = sorted([*self._told.items()], key=lambda item: item[0])
+        return tuple(
+            PoolPicture(name, figures.usage, figures.holders) for name, figures in told if figures.usage is not None
+        )
+
+    def _part(self, seen: _SeenPart) -> PartPicture:
+        member, told = seen.member, self._told.get(seen.member.name, Figures())
+        since = seen.since
+        if told.process is not None and not seen.is_again:  # else it may be told by an earlier life
+            since = min(since, told.process.started_at)
+        state = member.name, member.role, member.node, member.incarnation, seen.is_here, since
+        return PartPicture(*state, seen.is_again, _is_retiring(told), told.slowdown)
+
+
+def _is_retiring(told: Figures) -> bool:
+    return told.worker is not None and told.worker.is_retiring

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from alignedserve.dashboard.picture import RequestsPicture, merge_requests
-from alignedserve.dashboard.requests import RequestLog
+from alignedserve.metrics.recent import RecentRequests, RequestLog, together
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.shell.part import Part
 
@@ -21,7 +20,7 @@ def request_pictures(part: Part, log: RequestLog, now: Callable[[], float]) -> R
     """Return the pictures of all owners of this part's deployment, of which it is one."""
 
     async def say() -> bytes:
-        return msgspec.json.encode(log.picture(now()))
+        return msgspec.json.encode(log.recent(now()))
 
     return RequestPictures(log, now, siblings(part, say, "-page", _ANSWER_S))
 
@@ -40,10 +39,10 @@ class RequestPictures:
             finally:
                 ticking.cancel()
 
-    async def of_all(self) -> RequestsPicture:
+    async def of_all(self) -> RecentRequests:
         """Return the requests of all owners that answer."""
         said = await self._siblings.ask_all()
-        return merge_requests(tuple(msgspec.json.decode(picture, type=RequestsPicture) for picture in said))
+        return together(msgspec.json.decode(picture, type=RecentRequests) for picture in said)
 
     async def _tick(self) -> None:
         while True:

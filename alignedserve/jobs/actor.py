@@ -15,7 +15,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -24,16 +23,16 @@ from alignedserve.config.config import Config
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, ConfigError, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, Limits, key_ring
+from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
-from alignedserve.jobs.answering import Answering, Answers, KeyLimited, LineRequest
+from alignedserve.jobs.answering import Answering, BatchAnswers, KeyLimited, LineRequest
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.lines import (
     MOST_LINES,
+    AnsweredLine,
     BatchLine,
     FileVerdict,
-    LineAnswer,
     LinePlaces,
     LineRules,
     RawLine,
@@ -103,7 +102,7 @@ class JobRunner:
 
     def __init__(
         self,
-        answering: Answers,
+        answering: BatchAnswers,
         config: Config,
         holder: Holder,
         now: Callable[[], float],
@@ -117,7 +116,6 @@ class JobRunner:
         self._wall, self._read_keys = wall, read_keys
         self._keys = read_keys()
         self._holder = replace(holder, keys=self._keys.digest)
-        self._newer_keys: dict[str, Limits] = {}  # caller that was added to the keys since -> its limits
         self._keys_fault = ""  # why they could not be read again
         self._most_bytes = config.server.body_limit_mb * _MIB
         self._core = RunnerCore(self._config.most_open, RETRIES, self._lines_of)
@@ -146,13 +144,10 @@ class JobRunner:
 
     def _lines_of(self, caller: str) -> int:
         """Return how many lines of a caller may be open at once: 0 where its key has been revoked."""
-        limits = self._limits(caller)
+        limits = self._keys.limits(caller)
         if limits is None:
             return 0
         return self._config.most_open if limits.most_open is None else limits.most_open
-
-    def _limits(self, caller: str) -> Limits | None:
-        return self._keys.limits(caller) or self._newer_keys.get(caller)
 
     def stop(self) -> None:
         self._halt.say()
@@ -317,12 +312,12 @@ class JobRunner:
             failed = error_line(line.custom_id, "job_runner_died", _ENDS_RUNNER)
             return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, LineResult(number, False, failed)))
         request_id = f"req-{uuid4().hex}"
-        caller = Caller(job.caller, salt=job.salt, limits=self._limits(job.caller) or Limits())
+        caller = Caller(job.caller, salt=job.salt, limits=self._keys.limits(job.caller) or Limits())
         request = LineRequest(request_id, job.endpoint, line.body, command.jct_s, command.estimate, caller)
         outcome = LineOutcome.DONE
         try:
             body = await self._answering.answer(request, lambda: self._deliver(LineRuns(job.id, number)))
-            answer = LineAnswer(200, request_id, body)
+            answer = AnsweredLine(200, request_id, body)
         except KeyLimited as error:
             limited = LineEnded(job.id, number, LineOutcome.LIMITED, retry_after_s=error.retry_after_s)
             return self._deliver(limited)
@@ -331,7 +326,7 @@ class JobRunner:
                 refused = LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=error.retry_after_s)
                 return self._deliver(refused)
             outcome, fault = _line_fault(error)
-            answer = LineAnswer(fault.status, request_id, fault.body)
+            answer = AnsweredLine(fault.status, request_id, fault.body)
         result = await asyncio.to_thread(answered_line, number, line.custom_id, answer)
         self._deliver(LineEnded(job.id, number, outcome, result))
         return None
@@ -425,19 +420,16 @@ class JobRunner:
         await asyncio.sleep(POLL_S)
 
     async def _with_keys(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
-        """Return the jobs, after the keys were read again if they lack a caller: a gateway that began later knows more
-        keys. While they cannot be read, jobs of unknown callers wait: they are left out."""
-        unknown = [job for job in jobs if job.status in _MAY_RUN and self._limits(job.caller) is None]
-        if not unknown:
-            return tuple(jobs)
+        """Return the jobs, after the keys were read again.
+
+        While they cannot be read, jobs of unknown callers wait: they are left out."""
         try:
-            keys, self._keys_fault = await asyncio.to_thread(self._read_keys), ""
+            self._keys, self._keys_fault = await asyncio.to_thread(self._read_keys), ""
         except ConfigError as error:
             if str(error) != self._keys_fault:
-                log.error("batches of keys that are not known yet wait: %s", error)
+                log.error("the keys are as they were, and batches of others wait: %s", error)
             self._keys_fault = str(error)
-            return tuple(job for job in jobs if job not in unknown)
-        self._newer_keys |= {job.caller: limits for job in unknown if (limits := keys.limits(job.caller))}
+            return tuple(job for job in jobs if job.status not in _MAY_RUN or self._keys.limits(job.caller) is not None)
         return tuple(jobs)
 
     async def _write(self) -> None:
@@ -516,13 +508,13 @@ def run(part: Part, on_start: OnStart) -> None:
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
-    read_keys = partial(key_ring, config.server.api_key, config.server.keys_file)
+    keys_file = KeysFile(config.server.api_key, config.server.keys_file)
     ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER)
     answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)
     pictures = request_pictures(part, metrics.log, owner.now)
     holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation, model)
     open_lines = OpenLines(data_folder(config.jobs), holder)
-    runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, read_keys=read_keys)
+    runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, read_keys=keys_file.read)
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
     with contextlib.closing(traces), owner.running():

@@ -18,19 +18,18 @@ from alignedserve.gateway.access.keys import MOST_OPEN, Caller
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.limits import REFUSALS, Tab
 from alignedserve.gateway.openai.errors import ApiError, no_such_model
-from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, join_pieces
 from alignedserve.gateway.openai.requests import Origin, make_requests
 from alignedserve.gateway.openai.shapes import make_shape
+from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.chats import make_lone_chat
 from alignedserve.gateway.responses.items import PREFIX
 from alignedserve.gateway.responses.types import ResponseRequest
-from alignedserve.gateway.vectors.answers import embedding_answer
+from alignedserve.gateway.vectors.answers import all_of, embedding_answer, read_vector
 from alignedserve.gateway.vectors.requests import make_embedding_requests
-from alignedserve.gateway.vectors.running import all_of, read_vector
 from alignedserve.gateway.vectors.types import EmbeddingRequest
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
@@ -62,7 +61,7 @@ class LineRequest:
     caller: Caller
 
 
-class Answers(Protocol):
+class BatchAnswers(Protocol):
     """The interface of what answers lines, as the job runner uses it."""
 
     @property

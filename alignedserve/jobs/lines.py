@@ -176,7 +176,7 @@ def _parse_object(raw: RawLine, most_bytes: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class LineAnswer:
+class AnsweredLine:
     """The answer to a line; iterators in its body stand for long lists (writing.py)."""
 
     status: int
@@ -184,7 +184,7 @@ class LineAnswer:
     body: dict[str, Any]
 
 
-def answered_line(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
+def answered_line(number: int, custom_id: str, answer: AnsweredLine) -> LineResult:
     """Return the result of a line, whose text may have megabytes: to be called in a thread."""
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     text = _format_line(custom_id, response, None)

@@ -27,7 +27,7 @@ log = logging.getLogger("alignedserve.jobs")
 NAME = "open-lines"
 
 
-class _Note(msgspec.Struct, frozen=True):
+class _LinesNote(msgspec.Struct, frozen=True):
     holder: str
     life: int
     open: list[Line]
@@ -43,7 +43,7 @@ class OpenLines:
     def read(self) -> dict[Line, int]:
         """Return the blame of each line that was open when a job runner died."""
         try:
-            note = msgspec.json.decode(self._path.read_bytes().partition(b"\n")[0], type=_Note)
+            note = msgspec.json.decode(self._path.read_bytes().partition(b"\n")[0], type=_LinesNote)
         except (OSError, msgspec.DecodeError):
             return {}
         blame = dict(note.blame)
@@ -57,7 +57,7 @@ class OpenLines:
 
     def write(self, open: Collection[Line], blame: Mapping[Line, int]) -> None:
         """Note the open lines, before they run."""
-        note = _Note(self._holder.name, self._holder.life, sorted(open), sorted(blame.items()))
+        note = _LinesNote(self._holder.name, self._holder.life, sorted(open), sorted(blame.items()))
         written = msgspec.json.encode(note) + b"\n"
         if written == self._written:
             return

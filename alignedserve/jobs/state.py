@@ -79,7 +79,7 @@ KEY_REVOKED = Problem("key_revoked", "the API key that asked for this batch has 
 KEY_NEEDED = Problem("key_needed", "this batch was asked for without an API key, and now the server takes keys only")
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     NEW = "new"  # its next command must be chosen
     WAITING = "waiting"  # for the answer to a command
     RUNNING = "running"
@@ -94,7 +94,7 @@ class _OpenLine:
 @dataclass
 class _OpenJob:
     job: Job
-    phase: Phase = Phase.NEW
+    phase: JobPhase = JobPhase.NEW
     pending: array[int] = field(default_factory=partial(array, "I"))  # lines that can run, the next line last
     waits_until: float = 0.0  # for places and tokens of its key
     later: list[tuple[float, int]] = field(default_factory=list)  # a heap: (when to try it again, line)
@@ -117,7 +117,7 @@ class _OpenJob:
         return self.job.expires_at - max((1 - AIM) * self.window_s, LAST_LINES * line_s)
 
     def may_run(self, now: float) -> bool:
-        return self.phase is Phase.RUNNING and now >= self.waits_until
+        return self.phase is JobPhase.RUNNING and now >= self.waits_until
 
     @property
     def num_left(self) -> int:
@@ -196,10 +196,10 @@ class RunnerCore:
             case JobIndexed(id, lines) if opened := self._jobs.get(id):
                 commands += self._begin_lines(opened, lines, now, wall)
             case JobSaved(job) if opened := self._jobs.get(job.id):
-                opened.job, opened.phase = job, Phase.NEW
+                opened.job, opened.phase = job, JobPhase.NEW
                 commands += self._continue_job(opened, wall)
             case JobCommandFailed(id) if opened := self._jobs.get(id):
-                opened.phase = Phase.NEW
+                opened.phase = JobPhase.NEW
             case LineRuns(id, line) if (opened := self._jobs.get(id)) and line in opened.running:
                 self._place(opened.running[line], now)
             case LineEnded(id, line) if (opened := self._jobs.get(id)) and line in opened.running:
@@ -254,16 +254,16 @@ class RunnerCore:
             opened = self._jobs.setdefault(job.id, _OpenJob(job))
             if job.revision >= opened.job.revision:
                 opened.job = job
-            if opened.phase is Phase.RUNNING and job.status is JobStatus.CANCELLING:
+            if opened.phase is JobPhase.RUNNING and job.status is JobStatus.CANCELLING:
                 commands += self._stop(opened, JobStatus.CANCELLED)
-            elif opened.phase is Phase.NEW:
+            elif opened.phase is JobPhase.NEW:
                 commands += self._continue_job(opened, wall)
         return commands
 
     def _forget_ended(self, open_ids: Container[str]) -> list[JobCommand]:
         """Forget jobs that have ended in the store, though their last command failed: its answer was lost."""
         self._blame = {line: weight for line, weight in self._blame.items() if line[0] in open_ids}
-        ended = [id for id, opened in self._jobs.items() if opened.phase is Phase.NEW and id not in open_ids]
+        ended = [id for id, opened in self._jobs.items() if opened.phase is JobPhase.NEW and id not in open_ids]
         for id in ended:
             del self._jobs[id]
         return [DropLines(id) for id in ended]
@@ -275,7 +275,7 @@ class RunnerCore:
             self._ended[job.status] += 1
             del self._jobs[job.id]
             return []
-        opened.phase = Phase.WAITING
+        opened.phase = JobPhase.WAITING
         match job.status:
             case JobStatus.CANCELLING:
                 return [AssembleJob(job, JobStatus.CANCELLED)]
@@ -302,18 +302,18 @@ class RunnerCore:
         """Let the job's lines run, unless it was cancelled meanwhile."""
         if opened.job.status is not JobStatus.IN_PROGRESS:
             return self._continue_job(opened, wall)
-        opened.phase, opened.pending, opened.rate = Phase.RUNNING, array("I", reversed(lines)), Rate(now)
+        opened.phase, opened.pending, opened.rate = JobPhase.RUNNING, array("I", reversed(lines)), Rate(now)
         return self._finalize_if_done(opened, wall)
 
     def _finalize_if_done(self, opened: _OpenJob, wall: float) -> list[JobCommand]:
-        if opened.phase is not Phase.RUNNING or opened.num_left:
+        if opened.phase is not JobPhase.RUNNING or opened.num_left:
             return []
-        opened.phase = Phase.WAITING
+        opened.phase = JobPhase.WAITING
         return [SaveJob(opened.job.move(JobStatus.FINALIZING, wall))]
 
     def _stop(self, opened: _OpenJob, status: JobStatus) -> list[JobCommand]:
         """End the job with the results that it has, without waiting for its open lines."""
-        opened.phase = Phase.WAITING
+        opened.phase = JobPhase.WAITING
         del opened.pending[:]
         opened.later.clear()
         opened.running.clear()
@@ -450,7 +450,9 @@ class RunnerCore:
     def _check_time(self, now: float, wall: float) -> list[JobCommand]:
         """Stop the jobs whose window is over; publish forecasts if it is time."""
         expired = [
-            opened for opened in self._jobs.values() if opened.phase is Phase.RUNNING and wall >= opened.job.expires_at
+            opened
+            for opened in self._jobs.values()
+            if opened.phase is JobPhase.RUNNING and wall >= opened.job.expires_at
         ]
         commands = [command for opened in expired for command in self._stop(opened, JobStatus.EXPIRED)]
         if now - self._forecast_at >= FORECAST_S:
@@ -463,7 +465,7 @@ class RunnerCore:
         expected_ends = finishes(list(self._demands()), tokens_per_s, wall) if tokens_per_s else {}
         forecasts: dict[str, Forecast] = {}
         for opened in self._jobs.values():
-            if opened.rate is None or opened.phase is not Phase.RUNNING:
+            if opened.rate is None or opened.phase is not JobPhase.RUNNING:
                 continue
             finish_at = expected_ends.get(opened.job.id)
             opened.is_late = self._is_late(opened, finish_at, now)
@@ -492,7 +494,7 @@ class RunnerCore:
         known = [tokens for opened in self._jobs.values() if (tokens := opened.tokens_per_line) is not None]
         usual = sum(known) / len(known) if known else PRIOR_TOKENS
         for opened in self._jobs.values():
-            if opened.phase is Phase.RUNNING and opened.num_left:
+            if opened.phase is JobPhase.RUNNING and opened.num_left:
                 job, tokens = opened.job, opened.num_left * (opened.tokens_per_line or usual)
                 yield JobDemand(job.id, job.expires_at, opened.aim(self._line_s), job.weight, tokens)
 

@@ -1,6 +1,6 @@
 """Starting a deployment and keeping it alive, on one machine or a Ray cluster.
 
-cluster.py       The launcher for a Ray cluster that is there already: each part is an actor on a node.
+cluster.py       Join a Ray cluster that is there already, and plan where the parts go.
 ending.py        The bound on the end of a deployment on Ray, whatever does not answer.
 fork_server.py   A process that has loaded what other processes need, and forks them.
 keeper.py        What all launchers share: start parts again that have ended, add and retire workers, stop.
@@ -9,7 +9,7 @@ local.py         The launcher that runs each part as a process of this machine.
 node_types.py    Which nodes a cluster may get, by the file that `ray up` was given.
 placing.py       Which nodes of a cluster have room for which parts; or why none has.
 plan.py          Which parts a deployment has, and what each has for itself on one machine.
-ray_actors.py    The launcher that runs each part as a Ray actor.
+ray_actors.py    The launcher that runs each part as a Ray actor, here or on the nodes of a cluster.
 ready.py         Find out whether a deployment takes requests, and what its user may try first.
 scaling.py       Which workers `alignedserve scale` starts, and which it retires.
 start.py         Start one part in this process: its core, its shell and its hands.

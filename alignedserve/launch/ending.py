@@ -24,7 +24,7 @@ SAID_S = 1.0  # for the last line to be written: a terminal may be paused
 _BEGUN = 0  # no signal has this number
 
 
-class Ending:
+class BoundedEnd:
     """Ends this process when the end of its deployment takes too long, and soon after a second signal."""
 
     def __init__(self, drain_s: float) -> None:

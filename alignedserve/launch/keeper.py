@@ -19,9 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from alignedserve.config.config import Config, LogFormat
+from alignedserve.cli.terminal.interrupt import RemembersCtrlC
+from alignedserve.config.choices import LogFormat
+from alignedserve.config.config import Config
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.scaling import change, check
 from alignedserve.launch.start_screen import StartScreen
@@ -116,8 +119,9 @@ _KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | PartTask | _TimeToLook | _
 class Keeper(ABC):
     """Starts every part, starts a part again that has ended, and stops them all."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec]) -> None:
-        self._config, self._specs = config, list(specs)
+    def __init__(self, config: Config, specs: Sequence[PartSpec], machine: LaunchMachine | None = None) -> None:
+        """`machine` gives each worker a device and a port; on the nodes of a cluster Ray does."""
+        self._config, self._specs, self._machine = config, list(specs), machine
         self._lives: dict[str, _PartLife] = {}
         self._keys = DeploymentKeys.new()
         router, interval_s = self._specs[0].router, config.wire.heartbeat_s
@@ -150,12 +154,10 @@ class Keeper(ABC):
     def end(self, part: str) -> None:
         """End the part now, whatever it is doing; do nothing if it has ended already."""
 
-    def forget(self, part: str) -> None:  # noqa: B027  (most have nothing to forget)
+    def forget(self, part: str) -> None:
         """Free what was kept for a part that has ended for good."""
-
-    def another(self, spec: PartSpec) -> PartSpec:
-        """Complete the spec of a part that was not planned with what it alone uses here."""
-        return spec
+        if self._machine is not None:
+            self._machine.leave(part)
 
     def make_place(self, worker: str) -> NewPlace:
         """Make a place for a worker that was not planned."""
@@ -176,9 +178,11 @@ class Keeper(ABC):
         self._events.put(_PartEnded(spec.name, spec.incarnation, how, failure))
 
     def hear_signals(self) -> None:
-        """Stop at SIGINT and SIGTERM."""
+        """Stop at SIGINT and SIGTERM, also at one that came before and was lost."""
         for number in STOPS:
-            signal.signal(number, lambda *_: self._events.put(None))
+            before = signal.signal(number, lambda *_: self._events.put(None))
+            if isinstance(before, RemembersCtrlC) and before.has_come:
+                self._events.put(None)
 
     def run(self) -> int:
         """Run until a signal says stop, or nothing can be served; return the exit code."""
@@ -400,7 +404,7 @@ class Keeper(ABC):
         role = Role(worker.partition("-")[0])
         like = next(spec.worker for spec in self._specs if spec.role is role)
         ranks = [replace(spec, name=f"{worker}{rank_suffix(spec.rank)}") for spec in self._ranks(like)]
-        self._specs += map(self.another, ranks)
+        self._specs += ranks if self._machine is None else map(self._machine.place, ranks)
         self._added.add(worker)
         self._start(worker, quick_deaths=0)
 

@@ -1,7 +1,7 @@
 """Start a deployment and keep it alive until it is told to stop.
 
-plan.py says which parts there are, and a Keeper (keeper.py) keeps them: as processes of this machine (local.py); with
-`launcher: ray` as actors of a Ray of its own (ray_actors.py), or on the nodes of a cluster (cluster.py).
+plan.py says which parts there are, and a Keeper (keeper.py) keeps them: as processes of this machine (local.py), or
+with `launcher: ray` as actors (ray_actors.py) of a Ray of its own, or on the nodes of a cluster (cluster.py).
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.config.config import Config, Launcher
+from alignedserve.config.choices import Launcher
+from alignedserve.config.config import Config
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.keeper import say
 from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
-from alignedserve.launch.plan import Machine, check_open_files, plan
-from alignedserve.machine.accelerator import decide
-from alignedserve.machine.model_folder import dummy_warning, model_folder, with_model
+from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
+from alignedserve.sizing.accelerator import decide
+from alignedserve.sizing.model_folder import dummy_warning, model_folder, with_model
 from alignedserve.store.storage import check_storage
 from alignedserve.tracing.traces import check_collector
 
@@ -60,7 +61,7 @@ def _serve_here(config: Config, servers: ForkServers) -> int:
     folder = model_folder(config)
     jobs = check_storage(config.jobs, named, config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
-    with closing(Machine(config.engine.tensor_parallel_size)) as machine:
+    with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
         specs = plan(config, machine)
         try:
             if config.launcher is Launcher.RAY:

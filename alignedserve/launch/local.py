@@ -16,7 +16,7 @@ from alignedserve.core import WORKERS, Role
 from alignedserve.launch import start
 from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
 from alignedserve.launch.keeper import Keeper, say
-from alignedserve.launch.plan import Machine
+from alignedserve.launch.plan import LaunchMachine
 from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
@@ -91,10 +91,9 @@ class OnThisMachine(Keeper):
     """Keeps every part as a child process."""
 
     def __init__(
-        self, config: Config, specs: Sequence[PartSpec], machine: Machine, servers: ForkServers | None = None
+        self, config: Config, specs: Sequence[PartSpec], machine: LaunchMachine, servers: ForkServers | None = None
     ) -> None:
-        super().__init__(config, specs)
-        self._machine = machine
+        super().__init__(config, specs, machine)
         self._servers = dict(servers or {})
         self._adopts = bool(servers)
         self._known = {server.pid for server in self._servers.values()}
@@ -167,12 +166,6 @@ class OnThisMachine(Keeper):
                 if ended.si_pid in known:  # another thread waits for it
                     return
                 os.waitpid(ended.si_pid, 0)
-
-    def another(self, spec: PartSpec) -> PartSpec:
-        return self._machine.place(spec)
-
-    def forget(self, part: str) -> None:
-        self._machine.leave(part)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:

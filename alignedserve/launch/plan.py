@@ -13,10 +13,6 @@ from alignedserve.config.config import Config, dump
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
-from alignedserve.machine.adapters import check_names
-from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import SHARED_RECORDS, check_machine, shared_memory, use_of, with_pool_memory
-from alignedserve.machine.model_folder import model_folder
 from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
@@ -24,6 +20,10 @@ from alignedserve.shell.control import door_of
 from alignedserve.shell.inboxes import PREFIX, inbox, remove_dead_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
+from alignedserve.sizing.adapters import check_names
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import SHARED_RECORDS, check_machine, shared_memory, use_of, with_pool_memory
+from alignedserve.sizing.model_folder import model_folder
 from alignedserve.store.storage import is_on
 
 LOOPBACK = "127.0.0.1"
@@ -45,7 +45,7 @@ def parts_of(config: Config) -> list[tuple[Role, str]]:
     return names + ([(Role.JOBS, "jobs-0")] if is_on(config.jobs) else [])
 
 
-class Machine:
+class LaunchMachine:
     """The machine on which all parts run: it gives each worker a device and its ranks a port."""
 
     def __init__(self, ranks: int) -> None:
@@ -90,7 +90,7 @@ def check_open_files(config: Config) -> None:
         )
 
 
-def plan(config: Config, machine: Machine) -> list[PartSpec]:
+def plan(config: Config, machine: LaunchMachine) -> list[PartSpec]:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = model_folder(config)
     model = read_config(folder)

@@ -1,33 +1,46 @@
 """The launcher that runs each part as a Ray actor.
 
-Ray places the actors and sees them die; messages and KV do not travel through it. Here a deployment has a Ray of its
-own, on this machine only, which begins and ends with it; cluster.py starts the same actors on the nodes of a cluster.
+Ray places the actors and sees them die; messages and KV do not travel through it. Without an address a deployment has
+a Ray of its own, on this machine only, which begins and ends with it; cluster.py joins a cluster that is there, and
+plans where parts go. A part that has ended is started again where there is room. The parts of a lost node come back on
+other nodes, or on the node that replaces it.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import os
 import secrets
 import socket
 import sys
+import threading
 import time
 import traceback
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config, parse
+from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
-from alignedserve.launch.ending import Ending
-from alignedserve.launch.keeper import Keeper, say
-from alignedserve.launch.plan import Machine
+from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
+from alignedserve.launch.keeper import Keeper, NewPlace, PartTask, say
+from alignedserve.launch.node_types import NodeType, may_come
+from alignedserve.launch.placing import ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
+from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.start import start
+from alignedserve.protocol.messages import rank_of
 from alignedserve.safe_path import ABOVE
 from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.inboxes import PREFIX
 from alignedserve.shell.listener import bind
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import PartSpec, Stoppable
@@ -35,6 +48,9 @@ from alignedserve.shell.part import PartSpec, Stoppable
 log = logging.getLogger("alignedserve.parts")
 
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
+LOOK_S = 0.5  # between two looks at the nodes of a cluster
+_LEAST = {"memory": 1.0}  # for a part that needs nothing: Ray reserves no less
+CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 ANSWER_S = 2.0  # for actors to answer that they stop
 LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
 
@@ -102,24 +118,193 @@ def _here(spec: PartSpec) -> PartSpec:
     return replace(spec, node=ray.get_runtime_context().get_node_id()[-12:], host=ray.util.get_node_ip_address())
 
 
-class OnRay(Keeper):
-    """Keeps every part as an actor; a subclass says where."""
+@dataclass(frozen=True)
+class _NodePlace:
+    """The place of a part on a node that Ray chooses."""
 
-    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], ending: Ending) -> None:
-        super().__init__(config, specs)
+    group: Any  # Ray's placement group
+    bundle: int | None  # its number in the group; None: the part has no bundle, and runs beside the group on its node
+    needs: Resources
+
+
+class OnRay(Keeper):
+    """Keeps every part as an actor: on a Ray of the deployment's own, on this machine, or on the nodes of a cluster."""
+
+    def __init__(
+        self,
+        ray: Any,
+        config: Config,
+        specs: Sequence[PartSpec],
+        ending: BoundedEnd,
+        groups: Sequence[Group],
+        *,
+        types: Sequence[NodeType] = (),
+        machine: LaunchMachine | None = None,
+    ) -> None:
+        """`machine` is this one where Ray is the deployment's own; `types` are those of a cluster's nodes to come."""
+        super().__init__(config, specs, machine)
         self._ray, self._ending = ray, ending
+        self._groups, self._types = groups, types
         self._actors: dict[str, Any] = {}
+        self._places: dict[str, _NodePlace] = {}
         ending.left = self._alive.copy
 
     def hear_signals(self) -> None:
         super().hear_signals()
         self._ending.hear_signals()
 
-    @abstractmethod
-    def place(self, part: str) -> dict[str, Any]:
+    def run(self) -> int:
+        if self._machine is not None:
+            for group in self._groups:
+                self._reserve(group)
+            return super().run()
+        self.hear_signals()
+        self._clean()  # what a killed launcher's parts have left
+        try:
+            self._wait_for_room()
+            return super().run()
+        finally:
+            for held in {place.group.id: place.group for place in self._places.values()}.values():
+                self._ray.util.remove_placement_group(held)
+            self._clean()
+
+    def _wait_for_room(self) -> None:
+        """Reserve room for all groups, and say which of them wait for it."""
+        deadline = time.monotonic() + self._config.ray.place_s
+        for group, held in [(group, self._reserve(group)) for group in self._groups]:
+            if held.wait(LOOK_S):
+                continue
+            say(waits(group, self._free()))
+            if not held.wait(max(0.0, deadline - time.monotonic())):
+                raise NoPlace(waits(group, self._free()))
+
+    # --- Places
+
+    def _reserve(self, group: Group) -> Any:
+        """Reserve room for the group on one node, and on another node if that node is lost."""
+        bundles = [dict(needs) if any(needs.values()) else _LEAST for needs in group.values()]
+        held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK")
+        for bundle, (part, needs) in enumerate(group.items()):
+            self._places[part] = _NodePlace(held, bundle, needs)
+        return held
+
+    def _place(self, part: str) -> dict[str, Any]:
         """Return the options of the part's actor: its resources and its place."""
+        place = self._places.get(part)
+        if place is None:  # it runs beside the launcher, or it was not planned and Ray is our own
+            return {"num_cpus": 0, "scheduling_strategy": self._on(self._ray.get_runtime_context().get_node_id())}
+        needs, strategies = dict(place.needs), self._ray.util.scheduling_strategies
+        return {
+            "num_cpus": needs.pop("CPU"),
+            "num_gpus": needs.pop("GPU", 0),
+            "resources": needs,
+            "scheduling_strategy": self._on(self._node_of(place.group))
+            if place.bundle is None
+            else strategies.PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.bundle),
+        }
+
+    def _on(self, node: str | None) -> Any:
+        return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+
+    def make_place(self, worker: str) -> NewPlace:
+        """Make a place for a worker. A worker that shares a pool's memory goes to that node. Where KV may travel, a
+        prefill worker goes anywhere; a decode worker goes to a new node, with a pool, if no pool's node has room."""
+        if self._machine is not None:
+            return NewPlace()
+        placing, role = placing_of(self._ray, self._config, self._types), Role(worker.partition("-")[0])
+        parts, pools = placing.parts(role, worker), self._pools()
+        if not pools or (role is Role.PREFILL and placing.may_travel):
+            return self._room_for(parts)
+        with_room = next((pool for pool in pools.values() if self._has_room(pool, placing.whole(role))), None)
+        if with_room is None and role is Role.DECODE and placing.has_pools:
+            pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
+            return self._room_for({pool: placing.needs(Role.POOL), **parts}, pool)
+        if with_room is None and self._config.topology.colocated:
+            return self._room_for(parts)  # it does without a pool
+        beside = with_room or next(iter(pools.values()))  # where it waits for room
+        self._places |= {part: _NodePlace(beside.group, None, needs) for part, needs in parts.items()}
+        return NewPlace() if with_room is not None else NewPlace(lacks=waits(parts, self._free()))
+
+    def _room_for(self, group: Group, *pools: str) -> NewPlace:
+        """Reserve room for the group on a node that Ray chooses."""
+        free = self._free()
+        self._reserve(group)
+        return NewPlace(pools, "" if fit_one(group, free) else waits(group, free))
+
+    def _pools(self) -> dict[str, _NodePlace]:
+        return {name: place for name, place in self._places.items() if name.startswith(Role.POOL.value)}
+
+    def _has_room(self, pool: _NodePlace, needs: Resources) -> bool:
+        """Return whether the pool's node has so much free beside all that is reserved there."""
+        node = self._node_of(pool.group)
+        free = self._ray._private.state.available_resources_per_node().get(node, {}) if node is not None else {}
+        return all(free.get(name, 0.0) >= number for name, number in needs.items())
+
+    def goes_with(self, worker: str) -> Sequence[str]:
+        """Return the parts that end with this worker. A pool ends with the decode workers of its node and they end with
+        it, but the last pool stays."""
+        pools, place = self._pools(), self._places.get(worker)
+        if place is None or worker.startswith(Role.PREFILL.value):
+            return ()
+        there = [name for name, other in self._places.items() if other.group.id == place.group.id and not rank_of(name)]
+        decode = [name for name in there if name.startswith(Role.DECODE.value) and name != worker]
+        if worker in pools:
+            return decode
+        return [name for name in there if name in pools] if len(pools) > 1 and not decode else ()
+
+    def _node_of(self, group: Any) -> str | None:
+        """Return the node on which Ray has put the group, if it has."""
+        nodes = self._ray.util.placement_group_table(group)["bundles_to_node_id"]
+        return next(iter(nodes.values()), None) or None
+
+    def _free(self) -> list[ClusterNode]:
+        """Return what is free on each node; Ray has no public call for that."""
+        per_node = self._ray._private.state.available_resources_per_node()
+        names = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        return [ClusterNode(names[node], free) for node, free in per_node.items() if node in names]
+
+    def _tell_why(self, spec: PartSpec) -> None:
+        """Say why the part has no place yet, if it has none."""
+        if self._lives[spec.name].began_at == math.inf:
+            ranks = [rank.name for rank in self._ranks(spec.worker)]
+            say(waits({name: self._places[name].needs for name in ranks}, self._free()))
+
+    def _clean(self) -> None:
+        """Remove what no process holds any more from the shared memory of the nodes."""
+        clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_stale)
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        runs = [
+            clean.options(scheduling_strategy=self._on(node)).remote(self._config.kvpool.directory) for node in nodes
+        ]
+        self._ray.wait(runs, num_returns=len(runs), timeout=AT_ONCE_S / 2 if self._is_hurried else CLEAN_S)
+
+    # --- Actors
 
     def start(self, spec: PartSpec) -> None:
+        if spec.rank and not spec.ranks_at:
+            return  # it is started once rank 0 has a place and says where the ranks meet
+        place = self._places.get(spec.name)
+        if place is not None and place.bundle is None:
+            threading.Thread(
+                target=self._start_beside, args=(spec, place), name=f"start-{spec.name}", daemon=True
+            ).start()
+        else:
+            self._start_actor(spec)
+        if spec.name in self._places:
+            self.after(self._config.ray.place_s, PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec)))
+
+    def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
+        """Start the part when its pool has a node: the pool's node may just have been lost."""
+        try:
+            while not place.group.wait(LOOK_S) or self._node_of(place.group) is None:
+                if self._places.get(spec.name) is not place:
+                    return
+        except Exception as error:  # Ray raises errors of many kinds
+            self.ended(spec, error)
+        else:
+            self.later(spec, partial(self._start_actor, spec))
+
+    def _start_actor(self, spec: PartSpec) -> None:
         if not any(node["Alive"] for node in self._ray.nodes()):
             raise AlignedServeError("Ray has died, and every part with it")
         if spec.name in self._actors:
@@ -130,16 +315,38 @@ class OnRay(Keeper):
             "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts deaths
             "max_task_retries": 0,
             "max_concurrency": 2,  # `stop`, while `run` runs
-            **self.place(spec.name),
+            **self._place(spec.name),
         }
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
-        self.launch(actor, spec)
+        self._launch(actor, spec)
 
-    def launch(self, actor: Any, spec: PartSpec) -> None:
+    def _launch(self, actor: Any, spec: PartSpec) -> None:
+        """Have the actor run the part. Where the node of several ranks is not known before, rank 0 says where they
+        meet."""
+        if spec.ranks_at or len(self._ranks(spec.worker)) == 1:
+            self._run_part(actor, spec)
+        else:
+            actor.meeting.remote().future().add_done_callback(lambda asked: self._met(actor, spec, asked))
+
+    def _run_part(self, actor: Any, spec: PartSpec) -> None:
         """Have the actor run the part, and hear when that has ended."""
         actor.run.remote(spec.ranks_at).future().add_done_callback(lambda run: self._ended(spec, run))
+
+    def _met(self, actor: Any, spec: PartSpec, asked: Future[str]) -> None:
+        error = asked.exception()
+        if error is None:
+            self.later(spec, lambda: self._launch_ranks(actor, replace(spec, ranks_at=asked.result())))
+        else:
+            self.ended(spec, type(error).__name__)
+
+    def _launch_ranks(self, actor: Any, first: PartSpec) -> None:
+        self._run_part(actor, first)
+        for rank in self._ranks(first.worker):
+            if rank.rank:
+                name, number, device = rank.name, rank.rank, rank.device
+                self.start(replace(first, name=name, rank=number, device=device))
 
     def _ended(self, spec: PartSpec, run: Future[str]) -> None:
         error = run.exception()
@@ -177,53 +384,29 @@ class OnRay(Keeper):
         if part in self._actors:
             with suppress(Exception):  # Ray raises errors of many kinds; its end is not heard, and said when all ends
                 self._ray.kill(self._actors[part])
+        elif part in self._retiring:  # it still waits for its place
+            self.ended(self._lives[part].spec, "no place")
 
     def forget(self, part: str) -> None:
         """End the actor of a part that has ended: its process, and what is reserved for it, may still be there."""
-        self.end(part)
-        self._actors.pop(part, None)
-
-
-class _OnOwnRay(OnRay):
-    """Keeps the parts on a Ray that begins and ends with the deployment."""
-
-    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
-        super().__init__(ray, config, specs, Ending(config.server.drain_s))
-        self._machine = machine
-        self._group: Any = None
-        self._bundles = {spec.name: number for number, spec in enumerate(specs)}
-
-    def run(self) -> int:
-        self.hear_signals()  # also while Ray starts, which takes seconds
-        _start(self._ray, processes=len(self._bundles))
-        try:
-            # The parts of a node share its memory, so they are placed together.
-            self._group = self._ray.util.placement_group([{"CPU": 1} for _ in self._bundles], strategy="STRICT_PACK")
-            return super().run()
-        finally:
-            self._ending.begin()
-            time.sleep(LOGS_S)
-            self._ray.shutdown()
-
-    def place(self, part: str) -> dict[str, Any]:
-        if part not in self._bundles:
-            return {"num_cpus": 0}  # it was not planned: Ray has as many CPUs as planned parts
-        return {"num_cpus": 1, "scheduling_strategy": in_group(self._ray, self._group, self._bundles[part])}
-
-    def another(self, spec: PartSpec) -> PartSpec:
-        return self._machine.place(spec)
-
-    def forget(self, part: str) -> None:
+        if part in self._actors:
+            self.end(part)
+            del self._actors[part]
         super().forget(part)
-        self._machine.leave(part)
+        place = self._places.pop(part, None)
+        if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
+            with suppress(Exception):  # Ray raises errors of many kinds; a group that is left ends with our job
+                self._ray.util.remove_placement_group(place.group)
 
 
-def in_group(ray: Any, group: Any, bundle: int) -> Any:
-    strategies = ray.util.scheduling_strategies
-    return strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+def placing_of(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
+    nodes = [ClusterNode(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
+    ranks = config.engine.tensor_parallel_size
+    return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, may_come(types, nodes))
 
 
-def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: Machine) -> int:
+def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: LaunchMachine) -> int:
     """Serve until stopped, and return the exit code."""
     # A key for this deployment only; otherwise Ray shares one key among all and keeps it in the home directory.
     os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -231,7 +414,17 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: Machine) ->
         import ray
     except ImportError:
         raise no_ray() from None
-    return _OnOwnRay(ray, config, specs, machine).run()
+    group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
+    ending = BoundedEnd(config.server.drain_s)
+    keeper = OnRay(ray, config, specs, ending, [group], machine=machine)
+    keeper.hear_signals()  # also while Ray starts, which takes seconds
+    _start(ray, processes=len(specs))
+    try:
+        return keeper.run()
+    finally:
+        ending.begin()
+        time.sleep(LOGS_S)
+        ray.shutdown()
 
 
 def job_config(ray: Any) -> Any:
@@ -257,3 +450,7 @@ def _start(ray: Any, processes: int) -> None:
         )
     except Exception as error:  # Ray raises errors of many kinds here
         raise AlignedServeError(f"Ray does not start: {error}") from error
+
+
+def _remove_stale(directory: str) -> None:
+    remove_stale(Path(directory), PREFIX)

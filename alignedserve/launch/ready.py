@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.config.config import Config
-from alignedserve.machine.model_folder import model_folder
+from alignedserve.sizing.model_folder import model_folder
 
 READY_LOOK_S = 0.05  # between two looks at whether it can
 

@@ -13,7 +13,7 @@ from typing import Any
 _LIBRARY = "libnvidia-ml.so.1"  # part of NVIDIA's driver
 
 
-class _Memory(ctypes.Structure):
+class _NvmlMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
@@ -43,7 +43,7 @@ def _visible(count: int, environment: Mapping[str, str]) -> list[int]:
 
 
 def _size(nvml: Any, number: int) -> int | None:
-    device, memory = ctypes.c_void_p(), _Memory()
+    device, memory = ctypes.c_void_p(), _NvmlMemory()
     if nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
         return None
     if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):

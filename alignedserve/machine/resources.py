@@ -13,7 +13,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
-class Memory:
+class MachineMemory:
     """The memory of the machine or container, in bytes."""
 
     total: int
@@ -34,7 +34,7 @@ def usable_cores() -> float:
     return cores
 
 
-def memory() -> Memory | None:
+def memory() -> MachineMemory | None:
     """Return the memory, or None on a system that does not report it."""
     machine = _table(_MEMINFO, ":")
     if "MemAvailable" not in machine:
@@ -46,7 +46,7 @@ def memory() -> Memory | None:
             limits.append(int(limit))
             taken = int(current) - _reclaimable(group) if current.isdigit() else 0
             available = min(available, max(0, int(limit) - taken))
-    return Memory(machine["MemTotal"] << 10, available, min(limits, default=None))
+    return MachineMemory(machine["MemTotal"] << 10, available, min(limits, default=None))
 
 
 def allow_open_files(wanted: int) -> int:

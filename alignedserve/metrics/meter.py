@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from alignedserve.core import NO_OPENING, Opening, Request, TokenTimes
-from alignedserve.dashboard.picture import EndedRequest, RefusedRequest
+from alignedserve.metrics.recent import EndedRequest, RefusedRequest
 from alignedserve.metrics.requests import FAILED, REFUSED, RequestMetrics
 from alignedserve.metrics.window import ALL, DeadlineOutcome
 from alignedserve.owner.client import Overloaded
@@ -59,7 +59,7 @@ class RequestMeter:
 
     def deliver(self, tokens: int, opening: Opening = NO_OPENING) -> None:
         """Count tokens that have reached the owner; the opening comes with the first of them."""
-        counters = self._of.counters
+        counters = self._of
         if not self.num_output:
             num_prompt = len(self._request.prompt)
             counters.prompt_tokens.inc(num_prompt)
@@ -77,16 +77,16 @@ class RequestMeter:
         before, self._written_at = self._written_at, now
         if self._first_at is None:
             self._first_at = now
-            self._of.histograms.ttft.observe(now - self._request.arrival_at)
+            self._of.ttft.observe(now - self._request.arrival_at)
             return
         gap_s = now - before
         self._num_late += gap_s > self._request.slo.tbt_s
         if gap_s > self._longest_gap_s:
             self._longest_gap_s = gap_s
-        self._of.histograms.gap.observe(gap_s)
+        self._of.gap.observe(gap_s)
 
     def _count_times(self) -> None:
-        request, of, now = self._request, self._of.histograms, self._now()
+        request, of, now = self._request, self._of, self._now()
         first_at = now if self._first_at is None else self._first_at
         all_s, to_first_s, decode_s = now - request.arrival_at, first_at - request.arrival_at, now - first_at
         prefill_s = max(0.0, to_first_s - self._waited_s)
@@ -118,7 +118,7 @@ class RequestMeter:
         if missed:
             self._metrics.count_missed(service, missed)
         else:
-            self._of.counters.attained.inc()
+            self._of.attained.inc()
         self._metrics.count_outcome(DeadlineOutcome(service, ALL, self._tier, not missed))
 
     def _times(self) -> TokenTimes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from alignedserve.metrics.exposition import label, line
 from alignedserve.metrics.series import PART
@@ -17,6 +17,7 @@ from alignedserve.protocol.figures import RATIOS, SPREADS, STEP_S, STEP_TOKENS, 
 from alignedserve.protocol.messages import Figures
 
 Values: TypeAlias = Iterable[tuple[str, float]]  # each with labels of its own, if any
+T = TypeVar("T")
 _WORKER, _POOL = "worker", "pool"
 FALLBACKS = (
     "fallbacks",
@@ -26,19 +27,19 @@ _BATCHES = "0", "1", "2+"
 
 
 @dataclass(frozen=True)
-class PartMetric:
+class PartMetric(Generic[T]):
     """A gauge or a counter."""
 
     kind: str
     name: str
     about: str
     of: str  # the label with the part's name; the router has none
-    read: Callable[[Figures], Values]  # nothing where the part has no such metric
+    read: Callable[[T], Values]  # nothing where the part has no such metric
 
-    def lines(self, full_name: str, common: str, part: str, figures: Figures) -> Iterator[str]:
-        whose = f',{self.of}="{part}"' if self.of else ""
-        for labels, value in self.read(figures):
-            yield line(full_name, f"{common}{',' if labels else ''}{labels}{whose}", value)
+    def lines(self, full_name: str, common: str, part: str, told: T) -> Iterator[str]:
+        whose = label(self.of, part) if self.of else ""
+        for labels, value in self.read(told):
+            yield line(full_name, ",".join(filter(None, (common, labels, whose))), value)
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ _STEP_COUNTS: tuple[tuple[str, str, Callable[[DecodeSteps], Values]], ...] = (
     ),
 )
 
-PART_METRICS = (
+PART_METRICS: tuple[PartMetric[Figures], ...] = (
     PartMetric(
         "gauge",
         "kv_pool_pages",

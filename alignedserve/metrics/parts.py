@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 from alignedserve.fallbacks import Fallback
 from alignedserve.metrics.exposition import block, label
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
@@ -37,7 +37,7 @@ class PartMetrics:
         told = self._there()
         processes = [(part, figures.process) for part, figures in told if figures.process is not None]
         yield from process_blocks(processes)
-        metrics: tuple[PartMetric | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
+        metrics: tuple[PartMetric[Figures] | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
         for metric in metrics:
             yield self._block(metric, told)
 
@@ -51,7 +51,7 @@ class PartMetrics:
         processes = [(part, figures.process) for part, figures in self._there()]
         return {part: process.weights for part, process in processes if process and process.weights}
 
-    def _block(self, metric: PartMetric | WorkerHistogram, told: _Told) -> str:
+    def _block(self, metric: PartMetric[Figures] | WorkerHistogram, told: _Told) -> str:
         name = f"{self._prefix}{metric.name}"
         lines = (line for part, figures in told for line in metric.lines(name, self._model, part, figures))
         return block(name, metric.kind, metric.about, lines)

@@ -3,21 +3,24 @@
 A request counts in the process that owns it: in its gateway, or in the job runner if it is a line of a batch.
 """
 
+# ruff: noqa: RUF009  (fields are made by functions)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from time import monotonic
+from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import DEADLINES, ServiceClass
-from alignedserve.dashboard.requests import RequestLog
 from alignedserve.fallbacks import fallbacks
 from alignedserve.metrics.exposition import in_turns
 from alignedserve.metrics.part_tables import FALLBACKS
 from alignedserve.metrics.processes import process_blocks
+from alignedserve.metrics.recent import RequestLog
 from alignedserve.metrics.series import MetricFamily, Series
 from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, DeadlineOutcome
 from alignedserve.shell.process import own_process
@@ -37,81 +40,67 @@ _LATENCY_BUCKETS = (
 _LENGTH_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
-# Field of ClassHistograms -> name, meaning and buckets of a histogram.
-_TIMES: dict[str, tuple[str, str, tuple[float, ...]]] = {
-    "ttft": (
-        "time_to_first_token_seconds",
-        "Time from a request's arrival until its first token was written to the client.",
-        _TTFT_BUCKETS,
-    ),
-    "gap": ("inter_token_latency_seconds", "Time between the writes of two chunks to a client.", _GAP_BUCKETS),
-    "token_time": (
-        "request_time_per_output_token_seconds",
-        "Mean time of a request for each token after its first.",
-        _GAP_BUCKETS,
-    ),
-    "latency": ("e2e_request_latency_seconds", "Time from a request's arrival to its end.", _LATENCY_BUCKETS),
-    "queue": (
-        "request_queue_time_seconds",
-        "Time from a request's arrival until its prompt began to run.",
-        _LATENCY_BUCKETS,
-    ),
-    "prefill": ("request_prefill_time_seconds", "Time from then until its first token.", _LATENCY_BUCKETS),
-    "decode": ("request_decode_time_seconds", "Time from its first token to its last.", _LATENCY_BUCKETS),
-    "inference": ("request_inference_time_seconds", "Time of prefill and decode together.", _LATENCY_BUCKETS),
-}
-_SIZES: dict[str, tuple[str, str, tuple[float, ...]]] = {
-    "prompt_length": ("request_prompt_tokens", "Tokens of a request's prompt.", _LENGTH_BUCKETS),
-    "output_length": ("request_generation_tokens", "Tokens of a request's output.", _LENGTH_BUCKETS),
-    "longest_choice": (
-        "request_max_num_generation_tokens",
-        "Tokens of the longest output among the choices of a body.",
-        _LENGTH_BUCKETS,
-    ),
-    "computed": (
-        "request_prefill_kv_computed_tokens",
-        "Tokens of a request's prompt that no cache had.",
-        _LENGTH_BUCKETS,
-    ),
-    "longest_output": ("request_params_max_tokens", "Most tokens of output that a request allows.", _LENGTH_BUCKETS),
-    "choices": ("request_params_n", "Choices that the body of a request asks for.", _CHOICES_BUCKETS),
-}
+
+def _counter(name: str, about: str) -> Any:
+    return field(metadata={"make": Series.counter, "declared": (name, about)})
 
 
-@dataclass(frozen=True, slots=True)
-class ClassCounters:
-    prompt_tokens: Counter
-    cached_tokens: Counter
-    queries: Counter
-    hits: Counter
-    generated: Counter
-    attained: Counter
-
-
-@dataclass(frozen=True, slots=True)
-class ClassHistograms:
-    ttft: Histogram
-    gap: Histogram
-    token_time: Histogram
-    latency: Histogram
-    queue: Histogram
-    prefill: Histogram
-    decode: Histogram
-    inference: Histogram
-    prompt_length: Histogram
-    output_length: Histogram
-    longest_choice: Histogram
-    computed: Histogram
-    longest_output: Histogram
-    choices: Histogram
+def _histogram(name: str, about: str, buckets: tuple[float, ...]) -> Any:
+    return field(metadata={"make": Series.histogram, "declared": (name, about, buckets)})
 
 
 @dataclass(frozen=True, slots=True)
 class ClassMetrics:
     """The metrics of one service class, looked up once: to look one up costs more than to count a token."""
 
-    counters: ClassCounters
-    histograms: ClassHistograms
+    prompt_tokens: Counter = _counter("prompt_tokens", "Prompt tokens of requests that got output.")
+    cached_tokens: Counter = _counter("prompt_tokens_cached", "Of these, tokens whose KV a device or the pool had.")
+    queries: Counter = _counter("prefix_cache_queries", "Prompt tokens that were looked up.")
+    hits: Counter = _counter("prefix_cache_hits", "Of those, the tokens that were found.")
+    generated: Counter = _counter("generation_tokens", "Output tokens that reached their owner.")
+    attained: Counter = _counter("slo_attained", "Requests that ended within all of their deadlines.")
+    ttft: Histogram = _histogram(
+        "time_to_first_token_seconds",
+        "Time from a request's arrival until its first token was written to the client.",
+        _TTFT_BUCKETS,
+    )
+    gap: Histogram = _histogram(
+        "inter_token_latency_seconds", "Time between the writes of two chunks to a client.", _GAP_BUCKETS
+    )
+    token_time: Histogram = _histogram(
+        "request_time_per_output_token_seconds", "Mean time of a request for each token after its first.", _GAP_BUCKETS
+    )
+    latency: Histogram = _histogram(
+        "e2e_request_latency_seconds", "Time from a request's arrival to its end.", _LATENCY_BUCKETS
+    )
+    queue: Histogram = _histogram(
+        "request_queue_time_seconds", "Time from a request's arrival until its prompt began to run.", _LATENCY_BUCKETS
+    )
+    prefill: Histogram = _histogram(
+        "request_prefill_time_seconds", "Time from then until its first token.", _LATENCY_BUCKETS
+    )
+    decode: Histogram = _histogram(
+        "request_decode_time_seconds", "Time from its first token to its last.", _LATENCY_BUCKETS
+    )
+    inference: Histogram = _histogram(
+        "request_inference_time_seconds", "Time of prefill and decode together.", _LATENCY_BUCKETS
+    )
+    prompt_length: Histogram = _histogram("request_prompt_tokens", "Tokens of a request's prompt.", _LENGTH_BUCKETS)
+    output_length: Histogram = _histogram("request_generation_tokens", "Tokens of a request's output.", _LENGTH_BUCKETS)
+    longest_choice: Histogram = _histogram(
+        "request_max_num_generation_tokens",
+        "Tokens of the longest output among the choices of a body.",
+        _LENGTH_BUCKETS,
+    )
+    computed: Histogram = _histogram(
+        "request_prefill_kv_computed_tokens", "Tokens of a request's prompt that no cache had.", _LENGTH_BUCKETS
+    )
+    longest_output: Histogram = _histogram(
+        "request_params_max_tokens", "Most tokens of output that a request allows.", _LENGTH_BUCKETS
+    )
+    choices: Histogram = _histogram(
+        "request_params_n", "Choices that the body of a request asks for.", _CHOICES_BUCKETS
+    )
 
 
 class RequestMetrics:
@@ -133,42 +122,21 @@ class RequestMetrics:
         self._window = AttainmentWindow(now)
         AttainmentGauge(self.series, self._window)
         self.log = RequestLog()  # for the live page
-        counters, histograms = self._counters(), self._histograms()
-        self.of = {service: self._of_class(service, counters, histograms) for service in ServiceClass}
+        self.of = self._by_class()
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event
             self._open.of(service.value)
             for why in (REFUSED, FAILED, *(deadline.value for deadline in DEADLINES[service])):
                 self._missed.of(why, service.value)
 
-    def _counters(self) -> dict[str, MetricFamily[Counter]]:
-        """Return the counters, each under its field of ClassCounters."""
-        known = {
-            "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that got output."),
-            "cached_tokens": ("prompt_tokens_cached", "Of these, tokens whose KV a device or the pool had."),
-            "queries": ("prefix_cache_queries", "Prompt tokens that were looked up."),
-            "hits": ("prefix_cache_hits", "Of those, the tokens that were found."),
-            "generated": ("generation_tokens", "Output tokens that reached their owner."),
-            "attained": ("slo_attained", "Requests that ended within all of their deadlines."),
+    def _by_class(self) -> dict[ServiceClass, ClassMetrics]:
+        made: dict[str, MetricFamily[Any]] = {
+            declared.name: declared.metadata["make"](self.series, *declared.metadata["declared"], "class")
+            for declared in fields(ClassMetrics)
         }
-        return {field: self.series.counter(name, about, "class") for field, (name, about) in known.items()}
-
-    def _histograms(self) -> dict[str, MetricFamily[Histogram]]:
-        """Return the histograms, each under its field of ClassHistograms."""
-        histogram = self.series.histogram
-        times = {field: histogram(name, about, buckets, "class") for field, (name, about, buckets) in _TIMES.items()}
-        sizes = {field: histogram(name, about, buckets, "class") for field, (name, about, buckets) in _SIZES.items()}
-        return times | sizes
-
-    def _of_class(
-        self,
-        service: ServiceClass,
-        counters: dict[str, MetricFamily[Counter]],
-        histograms: dict[str, MetricFamily[Histogram]],
-    ) -> ClassMetrics:
-        return ClassMetrics(
-            ClassCounters(**{field: counter.of(service.value) for field, counter in counters.items()}),
-            ClassHistograms(**{field: histogram.of(service.value) for field, histogram in histograms.items()}),
-        )
+        return {
+            service: ClassMetrics(**{name: family.of(service.value) for name, family in made.items()})
+            for service in ServiceClass
+        }
 
     def blocks(self) -> Iterator[str]:
         """Yield the series of this process and of its own requests, a family at a time."""
@@ -191,11 +159,11 @@ class RequestMetrics:
 
     def count_choices(self, service: ServiceClass, choices: int) -> None:
         """Count the choices that a body asks for."""
-        self.of[service].histograms.choices.observe(choices)
+        self.of[service].choices.observe(choices)
 
     def count_longest_choice(self, service: ServiceClass, tokens: int) -> None:
         """Count the longest output among the choices of a body, of which all have ended."""
-        self.of[service].histograms.longest_choice.observe(tokens)
+        self.of[service].longest_choice.observe(tokens)
 
     def count_end(self, service: ServiceClass, finish: str) -> None:
         """Count a request that ended as it was to, or whose client left (abort)."""

@@ -17,7 +17,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a fifth of all lines, which nobody asks for
 

@@ -54,9 +54,7 @@ class ArrivalQueues(Generic[T]):
 
     def _hand_out(self) -> None:
         self._is_waking = False  # before the first is taken: later arrivals wake the loop again
-        for _ in range(_AT_ONCE):
-            if not self._arrived:
-                return
+        for _ in range(min(len(self._arrived), _AT_ONCE)):
             request, arrival = self._arrived.popleft()
             if (queue := self._waiting.get(request)) is not None:
                 queue.put_nowait(arrival)

@@ -11,7 +11,7 @@ sees the ids of the files can download them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -162,16 +162,3 @@ class Job:
             raise ValueError(f"{self.id} cannot become {to.value}: it is {self.status.value}")
         instant: dict[str, Any] = {f"{to.value}_at": int(at)}
         return replace(self, status=to, **instant, **changes)
-
-    def to_tree(self) -> dict[str, Any]:
-        return asdict(self) | {"endpoint": self.endpoint.value, "status": self.status.value}
-
-    @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> Job:
-        parts = {
-            "endpoint": Endpoint(tree["endpoint"]),
-            "status": JobStatus(tree["status"]),
-            "counts": LineCounts(**tree["counts"]),
-            "problems": tuple(Problem(**problem) for problem in tree["problems"]),
-        }
-        return cls(**{**tree, **parts})

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 from redis.asyncio import Redis
@@ -53,6 +53,7 @@ from alignedserve.store.store import (
 
 OLDEST = (6, 0)  # version of Redis
 ANSWER_S, TRIES = 5.0, 6  # of a command; the pauses between all tries take about 6 s
+T = TypeVar("T", StoredFile, Job, StoredResponse)
 ROWS = 100  # rows of a list or of results that are read together
 
 # Every script has the prefix as its key, and begins with these lines.
@@ -175,6 +176,15 @@ return 'done'
 _FORGET_RESPONSE = f"""{_FORGETS_RESPONSE}
 return forget(ARGV[1], ARGV[2])
 """
+_FORGET_EXPIRED = rf"""{_FORGETS_RESPONSE}
+local expired = redis.call('ZRANGEBYSCORE', p..':response_expiry', '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+for _, id in ipairs(expired) do
+  local record = redis.call('HGET', p..':responses', id)
+  -- The owner stands in front: a record may have megabytes, and nobody reads on.
+  forget(id, string.match(record, '^{{"id":"[^"]*","owner":"([^"\\]*)"') or cjson.decode(record).owner)
+end
+return #expired == tonumber(ARGV[2]) and 'more' or 'done'
+"""
 _LEASE = """
 local name, life, for_ms, model, keys = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local time = redis.call('TIME')
@@ -209,7 +219,7 @@ async def _set_kept_until(store: RedisStore) -> None:
     """Keep jobs that ended under older versions for 30 days more."""
     until = int(time.time()) + 30 * 86_400
     async for kind, tree in store.records():
-        if kind == "job" and not Job.from_tree(tree).is_open:
+        if kind == "job" and not msgspec.convert(tree, Job).is_open:
             await store._ask(store.redis.zadd(store._key("ended"), {tree["id"]: until}, nx=True))
 
 
@@ -283,18 +293,15 @@ class RedisStore:
             raise OverQuota(await self.usage(file.owner))
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
-        text = await self._ask(self.redis.hget(self._key("files"), id))
-        found = None if text is None else StoredFile.from_tree(json.loads(text))
-        return found if found is not None and found.owner == owner else None
+        return await self._record("files", StoredFile, owner, id)
 
     async def files(
         self, owner: str, page: ListPage, purpose: Purpose | None = None, now: float = 0.0
     ) -> Listing[StoredFile] | None:
-        def read(text: str) -> StoredFile | None:
-            file = StoredFile.from_tree(json.loads(text))
-            return file if purpose in (None, file.purpose) and not file.has_expired(now) else None
+        def is_shown(file: StoredFile) -> bool:
+            return purpose in (None, file.purpose) and not file.has_expired(now)
 
-        return await self._listing("files", read, owner, page)
+        return await self._listing("files", StoredFile, owner, page, is_shown)
 
     async def remove_file(self, owner: str, id: str) -> bool:
         file = await self.file(owner, id)
@@ -302,7 +309,7 @@ class RedisStore:
 
     async def expired_files(self, now: float) -> Sequence[StoredFile]:
         ids = await self._ask(self.redis.zrange(self._key("expiry"), "-inf", str(now), byscore=True))
-        return [StoredFile.from_tree(json.loads(text)) for text in await self._records("files", ids)]
+        return [msgspec.json.decode(text, type=StoredFile) for text in await self._records("files", ids)]
 
     async def usage(self, owner: str) -> OwnerUsage:
         files = await self._ask(self.redis.zcard(self._key(f"files:{owner}")))
@@ -314,35 +321,29 @@ class RedisStore:
 
     async def add_job(self, job: Job, most_open: int | None = None) -> None:
         limit = "" if most_open is None else most_open
-        if await self._script(_ADD_JOB, job.id, job.owner, json.dumps(job.to_tree()), limit) == "over":
+        if await self._script(_ADD_JOB, job.id, job.owner, msgspec.json.encode(job), limit) == "over":
             raise OverQuota(await self.usage(job.owner))
 
     async def job(self, owner: str, id: str) -> Job | None:
-        text = await self._ask(self.redis.hget(self._key("jobs"), id))
-        found = None if text is None else _job(text)
-        return found if found is not None and found.owner == owner else None
+        return await self._record("jobs", Job, owner, id)
 
     async def jobs(self, owner: str, page: ListPage, now: float = 0.0) -> Listing[Job] | None:
-        def read(text: str) -> Job | None:
-            job = _job(text)
-            return job if job.is_kept(now) else None
-
-        return await self._listing("jobs", read, owner, page)
+        return await self._listing("jobs", Job, owner, page, lambda job: job.is_kept(now))
 
     async def forget_jobs(self, now: float) -> None:
         ids = await self._ask(self.redis.zrange(self._key("ended"), "-inf", str(now), byscore=True))
         for text in await self._records("jobs", ids):
-            job = _job(text)
+            job = msgspec.json.decode(text, type=Job)
             await self._script(_FORGET_JOB, job.id, job.owner)
 
     async def open_jobs(self) -> Sequence[Job]:
         ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
-        return [_job(text) for text in await self._records("jobs", ids)]
+        return [msgspec.json.decode(text, type=Job) for text in await self._records("jobs", ids)]
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         saved = replace(job, revision=job.revision + 1)
         kept_until = "" if saved.kept_until is None else saved.kept_until
-        state = (job.revision, int(saved.is_open), json.dumps(saved.to_tree()), kept_until)
+        state = (job.revision, int(saved.is_open), msgspec.json.encode(saved), kept_until)
         head = (_fence(fence), job.id, job.owner, *state)
         new = [value for file in files for value in (file.id, *_file_values(file))]
         match await self._script(_SAVE_JOB, *head, *new):
@@ -385,38 +386,34 @@ class RedisStore:
         return LineCounts(**{name: int(value) for name, value in sums.items()})
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
-        texts: Any = {job: json.dumps(asdict(forecast)) for job, forecast in forecasts.items()}
+        texts: Any = {job: msgspec.json.encode(forecast) for job, forecast in forecasts.items()}
         await self._ask(self.redis.hset(self._key("forecasts"), mapping=texts))
 
     async def forecast(self, job: str) -> Forecast | None:
         text = await self._ask(self.redis.hget(self._key("forecasts"), job))
-        return None if text is None else Forecast(**json.loads(text))
+        return None if text is None else msgspec.json.decode(text, type=Forecast)
 
     # --- Responses
 
     async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
-        text = response.to_text()
-        values = (response.id, response.owner, text, len(text.encode()), response.expires_at, most_bytes)
+        text = msgspec.json.encode(response)
+        values = (response.id, response.owner, text, len(text), response.expires_at, most_bytes)
         await self._script(_ADD_RESPONSE, *values)
 
     async def save_response(self, response: StoredResponse) -> bool:
-        text = response.to_text()
-        return await self._script(_SAVE_RESPONSE, response.id, response.owner, text, len(text.encode())) == "done"
+        text = msgspec.json.encode(response)
+        return await self._script(_SAVE_RESPONSE, response.id, response.owner, text, len(text)) == "done"
 
     async def response(self, owner: str, id: str) -> StoredResponse | None:
-        text = await self._ask(self.redis.hget(self._key("responses"), id))
-        found = None if text is None else StoredResponse.from_text(text)
-        return found if found is not None and found.owner == owner else None
+        return await self._record("responses", StoredResponse, owner, id)
 
     async def remove_response(self, owner: str, id: str) -> bool:
         found = await self.response(owner, id)
         return found is not None and await self._script(_FORGET_RESPONSE, id, owner) == "done"
 
     async def forget_responses(self, now: float) -> None:
-        ids = await self._ask(self.redis.zrange(self._key("response_expiry"), "-inf", str(now), byscore=True))
-        for text in await self._records("responses", ids):
-            response = StoredResponse.from_text(text)
-            await self._script(_FORGET_RESPONSE, response.id, response.owner)
+        while await self._script(_FORGET_EXPIRED, now, ROWS) == "more":
+            pass
 
     # --- The lease
 
@@ -483,7 +480,7 @@ class RedisStore:
             await self._ask(self.redis.set(self._key("schema"), number))
 
     async def _listing(
-        self, table: str, read: Callable[[str], Record | None], owner: str, page: ListPage
+        self, table: str, kind: type[Record], owner: str, page: ListPage, is_shown: Callable[[Record], bool]
     ) -> Listing[Record] | None:
         order, start = self._key(f"{table}:{owner}"), 0
         if page.after is not None:
@@ -498,16 +495,22 @@ class RedisStore:
             if not ids:
                 break
             start += ROWS
-            records = [read(text) for text in await self._records(table, ids)]
-            found += [record for record in records if record is not None]
+            records = [msgspec.json.decode(text, type=kind) for text in await self._records(table, ids)]
+            found += filter(is_shown, records)
         return Listing(tuple(found[: page.limit]), len(found) > page.limit)
 
+    async def _record(self, table: str, kind: type[T], owner: str, id: str) -> T | None:
+        text = await self._ask(self.redis.hget(self._key(table), id))
+        found = None if text is None else msgspec.json.decode(text, type=kind)
+        return found if found is not None and found.owner == owner else None
+
     async def _records(self, table: str, ids: Sequence[Any]) -> list[str]:
-        """Return the records of those ids that still exist."""
-        if not ids:
-            return []
-        texts = await self._ask(self.redis.hmget(self._key(table), [str(id) for id in ids]))
-        return [text for text in texts if text is not None]
+        """Return the records of those ids that still exist, ROWS of them in an answer."""
+        found: list[str | None] = []
+        for start in range(0, len(ids), ROWS):
+            some = [str(id) for id in ids[start : start + ROWS]]
+            found += await self._ask(self.redis.hmget(self._key(table), some))
+        return [text for text in found if text is not None]
 
     async def _setting(self, name: str) -> str | None:
         """Return a setting of Redis; None if Redis does not show it, as managed services do not."""
@@ -553,11 +556,7 @@ def _durability(aof: bool, fsync: str | None) -> tuple[tuple[str, ...], tuple[st
 
 
 def _file_values(file: StoredFile) -> tuple[Any, ...]:
-    return file.bytes, "" if file.expires_at is None else file.expires_at, json.dumps(file.to_tree())
-
-
-def _job(text: str) -> Job:
-    return Job.from_tree(json.loads(text))
+    return file.bytes, "" if file.expires_at is None else file.expires_at, msgspec.json.encode(file)
 
 
 def _fence(fence: int | None) -> str:

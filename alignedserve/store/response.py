@@ -31,7 +31,7 @@ class StoredResponse:
     @property
     def output(self) -> list[msgspec.Raw]:
         """The items of the answer as models see them: without log-probabilities."""
-        items = msgspec.json.decode(self.answer, type=_Output).output
+        items = msgspec.json.decode(self.answer, type=_AnswerOutput).output
         return [msgspec.Raw(msgspec.json.encode(_without_logprobs(item))) for item in items]
 
     @property
@@ -47,19 +47,12 @@ class StoredResponse:
     def has_expired(self, now: float) -> bool:
         return self.expires_at <= now
 
-    def to_text(self) -> str:
-        return msgspec.json.encode(self).decode()  # an answer with log-probabilities may have megabytes
-
-    @classmethod
-    def from_text(cls, text: str) -> StoredResponse:
-        return msgspec.json.decode(text, type=cls)
-
 
 class _Status(msgspec.Struct):
     status: str
 
 
-class _Output(msgspec.Struct):
+class _AnswerOutput(msgspec.Struct):
     output: list[dict[str, msgspec.Raw]]
 
 

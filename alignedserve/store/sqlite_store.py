@@ -120,11 +120,10 @@ class SqliteStore:
     # --- Files
 
     async def begin_file(self, id: str, holder: Holder, now: float) -> None:
-        values = (id, holder.name, holder.life, now)
-        await self._write(lambda: self._execute("INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", *values))
+        await self._do("INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", id, holder.name, holder.life, now)
 
     async def forget_file(self, id: str) -> None:
-        await self._write(lambda: self._execute("DELETE FROM begun WHERE id = ?", id))
+        await self._do("DELETE FROM begun WHERE id = ?", id)
 
     async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
         sql = "SELECT id FROM begun WHERE (holder = ? AND life <> ?) OR at < ?"
@@ -140,8 +139,7 @@ class SqliteStore:
         await self._write(add)
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
-        row = await self._first("SELECT record FROM files WHERE id = ? AND owner = ?", id, owner)
-        return None if row is None else _file(row[0])
+        return await self._record("files", StoredFile, owner, id)
 
     async def files(
         self, owner: str, page: ListPage, purpose: Purpose | None = None, now: float = 0.0
@@ -149,7 +147,7 @@ class SqliteStore:
         condition = _not_past("expires_at", now)
         if purpose is not None:
             condition += f" AND purpose = '{purpose.value}'"
-        return await self._listing("files", _file, owner, page, condition)
+        return await self._listing("files", StoredFile, owner, page, condition)
 
     async def remove_file(self, owner: str, id: str) -> bool:
         def remove() -> bool:
@@ -163,7 +161,7 @@ class SqliteStore:
 
     async def expired_files(self, now: float) -> Sequence[StoredFile]:
         rows = await self._all("SELECT record FROM files WHERE expires_at <= ? ORDER BY expires_at", now)
-        return [_file(row[0]) for row in rows]
+        return [msgspec.json.decode(row[0], type=StoredFile) for row in rows]
 
     async def usage(self, owner: str) -> OwnerUsage:
         return await self._run(lambda: self._usage(owner))
@@ -183,17 +181,17 @@ class SqliteStore:
         await self._write(add)
 
     async def job(self, owner: str, id: str) -> Job | None:
-        row = await self._first("SELECT record FROM jobs WHERE id = ? AND owner = ?", id, owner)
-        return None if row is None else _job(row[0])
+        return await self._record("jobs", Job, owner, id)
 
     async def jobs(self, owner: str, page: ListPage, now: float = 0.0) -> Listing[Job] | None:
-        return await self._listing("jobs", _job, owner, page, _not_past("kept_until", now))
+        return await self._listing("jobs", Job, owner, page, _not_past("kept_until", now))
 
     async def forget_jobs(self, now: float) -> None:
-        await self._write(lambda: self._execute("DELETE FROM jobs WHERE kept_until <= ?", now))
+        await self._do("DELETE FROM jobs WHERE kept_until <= ?", now)
 
     async def open_jobs(self) -> Sequence[Job]:
-        return [_job(row[0]) for row in await self._all("SELECT record FROM jobs WHERE is_open ORDER BY number")]
+        rows = await self._all("SELECT record FROM jobs WHERE is_open ORDER BY number")
+        return [msgspec.json.decode(row[0], type=Job) for row in rows]
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         saved = replace(job, revision=job.revision + 1)
@@ -219,11 +217,7 @@ class SqliteStore:
         def add() -> int:
             self._check_fence(fence)
             sql = "INSERT OR IGNORE INTO results VALUES (?, ?, ?)"
-            new = [
-                result
-                for result in results
-                if self._execute(sql, job, result.line, msgspec.json.encode(result).decode()).rowcount
-            ]
+            new = [result for result in results if self._execute(sql, job, result.line, _text(result)).rowcount]
             counts = sum((result.counts for result in new), LineCounts())
             sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in asdict(counts))
             sql = f"INSERT INTO counts VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job) DO UPDATE SET {sums}"
@@ -260,18 +254,18 @@ class SqliteStore:
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
         def update() -> None:
             for job, forecast in forecasts.items():
-                self._execute("UPDATE jobs SET forecast = ? WHERE id = ?", json.dumps(asdict(forecast)), job)
+                self._execute("UPDATE jobs SET forecast = ? WHERE id = ?", _text(forecast), job)
 
         await self._write(update)
 
     async def forecast(self, job: str) -> Forecast | None:
         row = await self._first("SELECT forecast FROM jobs WHERE id = ?", job)
-        return None if row is None or row[0] is None else Forecast(**json.loads(row[0]))
+        return None if row is None or row[0] is None else msgspec.json.decode(row[0], type=Forecast)
 
     # --- Responses
 
     async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
-        text = response.to_text()
+        text = _text(response)
         values = (response.id, response.owner, len(text.encode()), response.expires_at, text)
         sums = "SELECT number, SUM(bytes) OVER (ORDER BY number DESC) AS size FROM responses WHERE owner = ?"
         oldest = f"DELETE FROM responses WHERE number IN (SELECT number FROM ({sums}) WHERE size > ?)"
@@ -286,22 +280,18 @@ class SqliteStore:
         await self._write(add)
 
     async def save_response(self, response: StoredResponse) -> bool:
-        text = response.to_text()
+        text = _text(response)
         sql = "UPDATE responses SET bytes = ?, record = ? WHERE id = ? AND owner = ?"
-        return await self._write(
-            lambda: self._execute(sql, len(text.encode()), text, response.id, response.owner).rowcount > 0
-        )
+        return await self._do(sql, len(text.encode()), text, response.id, response.owner) > 0
 
     async def response(self, owner: str, id: str) -> StoredResponse | None:
-        row = await self._first("SELECT record FROM responses WHERE id = ? AND owner = ?", id, owner)
-        return None if row is None else StoredResponse.from_text(row[0])
+        return await self._record("responses", StoredResponse, owner, id)
 
     async def remove_response(self, owner: str, id: str) -> bool:
-        sql = "DELETE FROM responses WHERE id = ? AND owner = ?"
-        return await self._write(lambda: self._execute(sql, id, owner).rowcount > 0)
+        return await self._do("DELETE FROM responses WHERE id = ? AND owner = ?", id, owner) > 0
 
     async def forget_responses(self, now: float) -> None:
-        await self._write(lambda: self._execute("DELETE FROM responses WHERE expires_at <= ?", now))
+        await self._do("DELETE FROM responses WHERE expires_at <= ?", now)
 
     # --- The lease
 
@@ -321,7 +311,7 @@ class SqliteStore:
 
     async def release(self, holder: Holder) -> None:
         sql = "UPDATE lease SET holder = NULL, life = NULL, until = NULL WHERE holder = ? AND life = ?"
-        await self._write(lambda: self._execute(sql, holder.name, holder.life))
+        await self._do(sql, holder.name, holder.life)
 
     async def last_lease(self) -> LastLease | None:
         model, holder, until, keys = await self._first("SELECT model, holder, until, keys FROM lease")
@@ -396,7 +386,7 @@ class SqliteStore:
     # --- For the event loop
 
     async def _listing(
-        self, table: str, read: Callable[[str], Record], owner: str, page: ListPage, condition: str
+        self, table: str, kind: type[Record], owner: str, page: ListPage, condition: str
     ) -> Listing[Record] | None:
         where = f"owner = ?{condition}"
         values: list[Any] = [owner]
@@ -409,13 +399,22 @@ class SqliteStore:
         order = "DESC" if page.newest_first else "ASC"
         sql = f"SELECT record FROM {table} WHERE {where} ORDER BY number {order} LIMIT ?"
         rows = await self._all(sql, *values, page.limit + 1)
-        return Listing(tuple(read(row[0]) for row in rows[: page.limit]), len(rows) > page.limit)
+        found = tuple(msgspec.json.decode(row[0], type=kind) for row in rows[: page.limit])
+        return Listing(found, len(rows) > page.limit)
+
+    async def _record(self, table: str, kind: type[T], owner: str, id: str) -> T | None:
+        row = await self._first(f"SELECT record FROM {table} WHERE id = ? AND owner = ?", id, owner)
+        return None if row is None else msgspec.json.decode(row[0], type=kind)
 
     async def _first(self, sql: str, *values: Any) -> Any:
         return await self._run(lambda: self._execute(sql, *values).fetchone())
 
     async def _all(self, sql: str, *values: Any) -> list[Any]:
         return await self._run(lambda: self._execute(sql, *values).fetchall())
+
+    async def _do(self, sql: str, *values: Any) -> int:
+        """Execute one statement, and return how many rows it has changed."""
+        return await self._write(lambda: self._execute(sql, *values).rowcount)
 
     async def _write(self, work: Callable[[], T]) -> T:
         def work_in_transaction() -> T:
@@ -479,13 +478,5 @@ def _not_past(column: str, now: float) -> str:
     return f" AND COALESCE({column} > {float(now)!r}, 1)"
 
 
-def _text(record: StoredFile | Job) -> str:
-    return json.dumps(record.to_tree())
-
-
-def _file(text: str) -> StoredFile:
-    return StoredFile.from_tree(json.loads(text))
-
-
-def _job(text: str) -> Job:
-    return Job.from_tree(json.loads(text))
+def _text(record: object) -> str:
+    return msgspec.json.encode(record).decode()

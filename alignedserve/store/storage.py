@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull, StoreTaken
 from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore

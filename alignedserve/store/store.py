@@ -10,7 +10,7 @@ runner's writes carry it. So a runner that was frozen while another took over is
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -40,13 +40,6 @@ class StoredFile:
 
     def has_expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
-
-    def to_tree(self) -> dict[str, Any]:
-        return asdict(self) | {"purpose": self.purpose.value}
-
-    @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> StoredFile:
-        return cls(**(tree | {"purpose": Purpose(tree["purpose"])}))
 
 
 @dataclass(frozen=True)

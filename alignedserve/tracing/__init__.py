@@ -1,5 +1,4 @@
-"""Traces by OpenTelemetry: a span for each request that this process owns, and one for each of its stages.
+"""Traces by OpenTelemetry.
 
-request_trace.py  Follow a request, and say its spans when it has ended.
-traces.py         Send spans to a collector by OTLP, where one is configured.
+traces.py  Follow requests, and send a span of each and of its stages to a collector, where one is configured.
 """

@@ -7,13 +7,16 @@ The router refuses a request that passes one of these bounds:
     first token     of a real-time request: it would come too late because of the prompts before it, of decodes beside
                     it, or of memory. In a burst it may come several times too late; once the queue stands, not at all
 
+Where several callers have chats, each has an equal part of the queue, of the prompts' time and of the memory: what
+others have beyond theirs gives way to a caller that stays within its own, here and on workers.
+
 Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few of them here
 (jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
 clients that were refused before it.
 
 While there is room for its prompt now, behind those that wait for memory already, a request waits for none, however
 much is predicted to be wanted later. From then on predictions count: real-time requests together need the memory that
-suffices in nine of ten moments (holdings.py), and where the decode workers have less, the next one waits until enough
+suffices in nine of ten moments (held.py), and where the decode workers have less, the next one waits until enough
 has come free, at the recent rate; in a burst it does not wait for a little that lacks. Best-effort requests do not
 count: they give their memory to real-time ones. Later attempts are never refused: their clients were admitted before.
 """
@@ -25,12 +28,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf, log
 
-from alignedserve.config.config import ServerConfig
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
-from alignedserve.policies.facts import LoadAhead
-from alignedserve.policies.guard import USUAL_DECIDES
-from alignedserve.router.placing.holdings import Held, Holdings
-from alignedserve.router.placing.own import own_admission
+from alignedserve.policies.kinds import LoadAhead, PolicyKind
+from alignedserve.router.placing.custom import facts_of
+from alignedserve.router.placing.held import HeldMemory, Holdings
 from alignedserve.scheduling.policy import Policy
 
 _MOST = 4096  # clients that are remembered; from there on each is told the longest time anyway
@@ -78,6 +79,7 @@ _RECENT_S = 30.0  # what came free so long ago counts half
 _SOON_S = 1.0  # the shortest wait that a client is asked for ...
 _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
 _NONE = Returns()
+_USUAL = object()  # the answer where no custom policy has one
 # A queue that empties now and then is a burst: requests that come in it are served, if late. A queue that stands is too
 # much load: without refusals every request would be late.
 _CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
@@ -102,17 +104,13 @@ class Queues:
     rt: Bound = Bound()
     be: Bound = Bound()
 
+    @classmethod
+    def of_chats(cls, requests: int, tokens: int) -> Queues:
+        """Return the bounds of both queues, given those of chats: a batch may wait longer."""
+        return cls(Bound(requests, tokens), Bound(2 * requests, 4 * tokens))
+
     def bound(self, service: ServiceClass) -> Bound:
         return self.rt if service is ServiceClass.RT else self.be
-
-
-_BE_REQUESTS, _BE_TOKENS = 2, 4  # best-effort requests that may wait, times the chats: a batch may wait longer
-
-
-def queues_of(server: ServerConfig) -> Queues:
-    """Return the bounds of both queues: the settings are those of real-time requests."""
-    requests, tokens = server.max_queue, server.max_queue_tokens
-    return Queues(Bound(requests, tokens), Bound(_BE_REQUESTS * requests, _BE_TOKENS * tokens))
 
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
@@ -126,7 +124,7 @@ class WorkAhead:
     num_workers: int = 1  # workers that share the prompts
     lacks: int | None = None  # tokens of memory for it, on the worker that would run it; None: it goes on to any
     free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known, or
-    # not asked: only chats, and policies of one's own, look at it
+    # not asked: only chats, and custom policies, look at it
     num_decoding: int = 1  # workers that share the memory
     worker: str | None = None  # that would run it
     loaded_s: float = 0.0  # time of its own prompt there, behind and beside what the worker has
@@ -184,11 +182,14 @@ class Admission:
 
     def __init__(self, policy: Policy, most_open: int, queues: Queues, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
-        self._own = own_admission(policy)  # decides in place of the time to the first token
+        self._custom = policy.own.guard(PolicyKind.ADMISSION)  # decides in place of the time to the first token
         self._holdings = Holdings(policy, retention)  # memory of all open requests
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
+        self._open_by: Counter[str] = Counter()  # caller -> its open real-time requests,
+        self._queued_by: Counter[str] = Counter()  # ... those of them that have not begun,
+        self._tokens_by: Counter[str] = Counter()  # ... and the tokens of their prompts
         self._seatless: dict[str, int] = {}  # real-time requests that wait for memory -> tokens that they have so far
         self._seatless_tokens = 0
         self._freed = Freed()  # memory of real-time requests
@@ -214,9 +215,11 @@ class Admission:
 
     def opened(self, request: Request) -> None:
         """Count the request; a later attempt or another estimate takes the place of the earlier one."""
+        if request.service is ServiceClass.RT and self._holdings.held_by(request.id) is None:
+            self._open_by[request.caller] += 1
         self._holdings.put(request)
 
-    def held_by(self, request: str) -> Held | None:
+    def held_by(self, request: str) -> HeldMemory | None:
         """Return the memory that an open request will hold."""
         return self._holdings.held_by(request)
 
@@ -225,6 +228,9 @@ class Admission:
             self._queued[request.id] = request
             self._num_queued[request.service] += 1
             self._tokens_queued[request.service] += len(request.prompt)
+            if request.service is ServiceClass.RT:
+                self._queued_by[request.caller] += 1
+                self._tokens_by[request.caller] += len(request.prompt)
             self.waits(request)
 
     def began(self, request: str) -> None:
@@ -233,6 +239,9 @@ class Admission:
         if queued is not None:
             self._num_queued[queued.service] -= 1
             self._tokens_queued[queued.service] -= len(queued.prompt)
+            if queued.service is ServiceClass.RT:
+                _take(self._queued_by, queued.caller, 1)
+                _take(self._tokens_by, queued.caller, len(queued.prompt))
 
     def waits(self, request: Request) -> None:
         """Note that the request has no memory on a decode worker, and wants some."""
@@ -254,7 +263,8 @@ class Admission:
         """Forget the request, however it ended."""
         self.began(request.id)
         self.joined(request.id)
-        self._holdings.remove(request.id)
+        if self._holdings.remove(request.id) is not None and request.service is ServiceClass.RT:
+            _take(self._open_by, request.caller, 1)
 
     def ends_per_s(self, now: float) -> float:
         """Return how many requests ended per second lately."""
@@ -283,7 +293,23 @@ class Admission:
         The request waits for prompts and for memory at the same time.
         """
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
-        return max(ahead.prompts_s + returning_s, self._memory_s(request, ahead, before, now)) + ahead.prompt_s
+        prompts_s = ahead.prompts_s * self._part_before(request)
+        return max(prompts_s + returning_s, self._memory_s(request, ahead, before, now)) + ahead.prompt_s
+
+    def _part_before(self, request: Request) -> float:
+        """Return the part of the prompts that wait which runs before that of a new chat.
+
+        Workers give each caller an equal part of a step (caller_shares.py). So until the chat's prompt is through, no
+        other caller has more of its own computed than the chat's caller, this prompt included."""
+        tokens = self._tokens_by
+        if (len(tokens) < 2 and request.caller in tokens) or request.service is not ServiceClass.RT:
+            return 1.0
+        own, all_tokens = tokens[request.caller] + len(request.prompt), tokens.total()
+        return sum(min(of_one, own) for of_one in tokens.values()) / all_tokens if all_tokens else 1.0
+
+    def _is_within(self, wanted: float, capacity: float, num_callers: int) -> bool:
+        """Return whether a caller stays within its part: others' requests beyond theirs give way to it."""
+        return num_callers > 1 and wanted <= capacity / num_callers
 
     def _too_many(self, before: Returns, now: float) -> Refusal | None:
         if self.num_open < self._most_open:
@@ -299,6 +325,14 @@ class Admission:
         """
         service = request.service
         bound, num, tokens = self._queues.bound(service), self._num_queued[service], self._tokens_queued[service]
+        if (
+            service is ServiceClass.RT
+            and num
+            and self._is_within(
+                self._queued_by[request.caller] + 1, bound.requests, len(self._queued_by.keys() | {request.caller})
+            )
+        ):
+            return None
         if num >= bound.requests:
             why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
             over = num + 1 - bound.requests + before.requests
@@ -312,17 +346,18 @@ class Admission:
     def _overload(
         self, request: Request, ahead: WorkAhead, before: Returns, now: float, is_line: bool
     ) -> Refusal | None:
-        """Refuse a request because of the load, as a policy of one's own says or, without one, because it comes too
+        """Refuse a request because of the load, as a custom policy says or, without one, because it comes too
         late. Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
         usual = self._too_late(request, ahead, before, now)
-        if self._own is None or is_line:
+        if self._custom is None or is_line:
             return usual
         first_s, num_waiting = self.first_token_s(request, ahead, now), self._num_queued[request.service]
         load = LoadAhead(first_s, ahead.prompt_s, self.num_open, num_waiting, ahead.free)
-        again_s = self._own.retry_after_s(request, load)
-        if again_s is USUAL_DECIDES:
+        again_s = self._custom.ask(facts_of(request, self._policy), load, usual=_USUAL)
+        if again_s is _USUAL:
             return usual
-        return None if again_s is None else Refusal(Rejection.POLICY, self._own.why, again_s)
+        why = f"the policy {self._custom.name} refuses it"
+        return None if again_s is None else Refusal(Rejection.POLICY, why, again_s)
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a real-time request that others make late.
@@ -338,7 +373,8 @@ class Admission:
         wait_s = self.first_token_s(request, ahead, now) - alone_s
         usual_s = max(ttft_s, alone_s)
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
-        if now - self._asked_at > _OVERLOAD_S or wait_s <= _CALM * left_s:
+        is_calm = wait_s <= _CALM * left_s and self._part_before(request) == 1.0
+        if now - self._asked_at > _OVERLOAD_S or is_calm:
             self._calm_at = now
         self._asked_at = now
         standing_s = _STANDING_MEMORY_S if wait_s > ahead.prompts_s else _STANDING_S
@@ -359,11 +395,20 @@ class Admission:
 
     def _memory_s(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> float:
         """Predict the seconds until there is memory for the request."""
-        if self._has_room(request, ahead):
+        if self._has_room(request, ahead) or self._is_within_memory(request, ahead):
             return 0.0
         sharers = _memory_sharers(ahead)
         lacks, rate = self._lacks(request, ahead) + before.memory / sharers, self._freed.rate(now) / sharers
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
+
+    def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:
+        """Return whether the chat's caller stays within its part of the decode workers' memory, as its chats need on
+        average what all do."""
+        num_callers = len(self._open_by.keys() | {request.caller})
+        if num_callers < 2:
+            return False
+        own = self._holdings.rt_tokens * self._open_by[request.caller] / self._open_by.total()
+        return self._is_within(own + self._holdings.usual(request), ahead.memory, num_callers)
 
     def _has_room(self, request: Request, ahead: WorkAhead) -> bool:
         """Return whether memory for the prompt is free now, behind requests that wait for memory."""
@@ -384,6 +429,12 @@ class Admission:
             return predicted
         waiting = self._wants_now(request, ahead) - ahead.free
         return max(predicted, waiting * (ahead.num_decoding if ahead.lacks is None else 1))
+
+
+def _take(counted: Counter[str], caller: str, number: int) -> None:
+    counted[caller] -= number
+    if counted[caller] <= 0:
+        del counted[caller]
 
 
 def _memory_sharers(ahead: WorkAhead) -> int:

@@ -3,7 +3,7 @@
 A prompt goes to the worker with the earliest predicted first token, behind the prompts that run before it there: a
 prefill worker, or a decode worker where these run the prompts (colocated). Where promises decide the order, only
 real-time prompts run before a real-time one. Workers do not compute again what their device, or the pool of their node,
-has of a prompt's beginning (beginnings.py): it gets the prompt, unless another is through earlier all the same.
+has of a prompt's beginning (held.py): it gets the prompt, unless another is through earlier all the same.
 
 From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
 decode worker has most room: the KV travels there by the collective transport, and the request stays there.
@@ -22,15 +22,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
-from alignedserve.policies.facts import WorkerChoice
-from alignedserve.policies.kinds import PolicyKind
+from alignedserve.policies.kinds import PolicyKind, WorkerChoice
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
-from alignedserve.router.placing.beginnings import Beginnings, pieces_of
-from alignedserve.router.placing.holdings import Held, Holdings
-from alignedserve.router.placing.loads import Loads
-from alignedserve.router.placing.own import own_placement
-from alignedserve.router.placing.rooms import Rooms
+from alignedserve.router.placing.custom import CustomPlacement
+from alignedserve.router.placing.held import Beginnings, HeldMemory, Holdings, pieces_of
+from alignedserve.router.placing.ranking import Loads, Rooms
 from alignedserve.scheduling.lengths import mean_and_upper
 from alignedserve.scheduling.policy import Grouping, Policy
 
@@ -103,7 +100,7 @@ class Placement:
         the role of the workers that run the prompts."""
         self._retention = retention
         self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
-        self._own = own_placement(policy)  # names the worker in place of what follows
+        self._custom = CustomPlacement(policy)  # names the worker in place of what follows
         self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # of all requests; otherwise of real-time ones
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
         self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
@@ -182,7 +179,7 @@ class Placement:
     def pool_lost(self, pool: str) -> None:
         self._beginnings.forget(pool)
 
-    def came(self, member: str, request: Request, held: Held | None = None) -> None:
+    def came(self, member: str, request: Request, held: HeldMemory | None = None) -> None:
         """Note that a request has come to the member. `held` is the memory that it will hold, if that is known."""
         self._num_at[member] += 1
         self._holdings_of(member).put(request, held)
@@ -192,7 +189,7 @@ class Placement:
         """Note that a request has left one member for another."""
         self.came(to, request, self.left(before, request))
 
-    def left(self, member: str, request: Request) -> Held | None:
+    def left(self, member: str, request: Request) -> HeldMemory | None:
         """Note that a request has left the member, and return the memory that it would have held."""
         self._num_at[member] -= 1
         self._pieces.pop(request.id, None)
@@ -250,7 +247,9 @@ class Placement:
     # --- Placement
 
     def ahead_of(self, request: Request, pools: Pools, now: float) -> WorkAhead:
-        """Return the work that the request would find before it, if it were placed now."""
+        """Return the worker that would run the prompt if it were placed now, and the work that it would find there.
+
+        Admission decides by it, and `placed` takes the same answer: the worker is looked for once."""
         known, memory = self._known(request, pools), self.memory
         worker = self._worker_for(request, known, now)
         if worker is None:
@@ -294,18 +293,15 @@ class Placement:
         """Return how many workers run prompts."""
         return self._num_workers[self._prompts_on]
 
-    def worker_for(self, request: Request, pools: Pools, now: float) -> str | None:
-        """Return the worker that a policy of one's own names for the prompt, or the usual one."""
-        return self._worker_for(request, self._known(request, pools), now)
-
     def _worker_for(self, request: Request, known: Known, now: float) -> str | None:
+        """Return the worker that a custom policy names for the prompt, or the usual one."""
         own = None
-        if self._own is not None and self.num_for_prompts:
-            own = self._own.worker(request, self._choices(request, known, now))
+        if self._custom.decides and self.num_for_prompts:
+            own = self._custom.worker(request, self._choices(request, known, now))
         return self._usual_worker(request, known, now) if own is None else own
 
     def _choices(self, request: Request, known: Known, now: float) -> tuple[WorkerChoice, ...]:
-        """Return the workers that a policy of one's own may name."""
+        """Return the workers that a custom policy may name."""
         return tuple(
             WorkerChoice(
                 name,
@@ -349,17 +345,15 @@ class Placement:
                     first, first_s = worker, token_s
         return first  # among equals the least loaded
 
-    def placed(self, worker: str, request: Request, pools: Pools, now: float, more_s: float | None = None) -> str:
-        """Add the prompt, with its time if that is known, to the worker's backlog, and return the decode worker that it
-        should go on to, if any."""
+    def placed(self, worker: str, request: Request, loaded_s: float, now: float) -> str:
+        """Add the prompt, with the time that it takes there, to the worker's backlog, and return the decode worker that
+        it should go on to, if any."""
         if (prompts := self._prompts.get(worker)) is not None:
-            if more_s is None:
-                more_s = self._loaded_s(worker, request, self._known(request, pools))
             passed_s, prompts.at = now - prompts.at, now
-            prompts.all_s = max(0.0, prompts.all_s - passed_s) + more_s
+            prompts.all_s = max(0.0, prompts.all_s - passed_s) + loaded_s
             prompts.rt_s = max(0.0, prompts.rt_s - passed_s)
             if request.service is ServiceClass.RT:
-                prompts.rt_s += more_s
+                prompts.rt_s += loaded_s
         if self._policy.reuse:
             self._pieces[request.id] = pieces = self._pieces_of(request)
             self._beginnings.came(pieces, worker)
@@ -424,12 +418,12 @@ class Placement:
 
     def _saved(self, worker: str, request: Request, known: Known) -> float:
         """Return the tokens that the worker need not compute, less those that it could in the time to copy them."""
-        work, token_s = self._work(worker, request, known), self._token_s(worker)
+        work, token_s = self._work(worker, request, known), self._told(worker).prompt_token_s
         return len(request.tokens) - work.tokens - (work.copy_s / token_s if token_s else 0.0)
 
     def _prompt_s(self, worker: str, request: Request, known: Known) -> float:
         """Return the time of the prompt alone: to compute what neither device nor pool has of it, and to copy."""
-        return self._work(worker, request, known).seconds(self._token_s(worker))
+        return self._work(worker, request, known).seconds(self._told(worker).prompt_token_s)
 
     def _loaded_s(self, worker: str, request: Request, known: Known) -> float:
         """Return the time of the prompt behind and beside what the worker has."""
@@ -438,10 +432,6 @@ class Placement:
     def _loaded_token_s(self, told: Backlog, request: Request) -> float:
         is_first = self._policy.ordering.puts_first(request.service)
         return told.rt_loaded_token_s if is_first else told.loaded_token_s
-
-    def _token_s(self, worker: str) -> float:
-        """Return the time of a prompt token on this worker."""
-        return self._told(worker).prompt_token_s
 
     def _told(self, worker: str) -> Backlog:
         return self._prompts.get(worker, _NO_PROMPTS).told

@@ -1,7 +1,6 @@
 """Predictions of how long outputs will be.
 
 length.py      what the router's core asks of the predictor, and what it has it learn
-own.py         a policy of one's own that predicts
 neighbours.py  past prompts, and those most similar to another prompt
 fitting.py     fits the regression to the newest past prompts
 ridge.py       a regression, for prompts that no past prompt is like

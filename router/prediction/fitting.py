@@ -19,7 +19,7 @@ _AT_ONCE = 1024  # prompts whose products are summed at a time
 
 
 @dataclass
-class _Counted:
+class _CountedOutputs:
     """What the sums have of each entry: how often it counts, and with which output."""
 
     serials: Ints  # of the entries that were in these rows
@@ -27,14 +27,14 @@ class _Counted:
     lengths: Ints
 
     @classmethod
-    def nothing(cls, num: int) -> _Counted:
+    def nothing(cls, num: int) -> _CountedOutputs:
         return cls(np.zeros(num, np.int64), np.zeros(num, np.int64), np.ones(num, np.int64))
 
-    def longer(self, num: int) -> _Counted:
+    def longer(self, num: int) -> _CountedOutputs:
         """Return the same for so many entries."""
         new = self.nothing(num - len(self.often))
         columns = (self.serials, new.serials), (self.often, new.often), (self.lengths, new.lengths)
-        return _Counted(*map(np.concatenate, columns))
+        return _CountedOutputs(*map(np.concatenate, columns))
 
 
 class NewestPrompts:
@@ -42,7 +42,7 @@ class NewestPrompts:
 
     def __init__(self, past: PastPrompts, ridge: Ridge, inputs: Callable[[Ints], Floats]) -> None:
         self._past, self._ridge, self._inputs = past, ridge, inputs
-        self._counted = _Counted.nothing(0)
+        self._counted = _CountedOutputs.nothing(0)
 
     def fit(self, newest: Ints) -> None:
         """Fit the regression to these entries."""
@@ -53,22 +53,22 @@ class NewestPrompts:
         self._counted = now
         self._ridge.fit()
 
-    def _before(self) -> _Counted:
+    def _before(self) -> _CountedOutputs:
         """Return what the sums have. They begin anew where an entry that they count has made room for another."""
         counted = self._counted.longer(len(self._past))
         gone = (counted.serials != self._past.serial[: len(self._past)]) & (counted.often > 0)
         if not gone.any():
             return counted
         self._ridge.forget()
-        return _Counted.nothing(len(self._past))
+        return _CountedOutputs.nothing(len(self._past))
 
-    def _now(self, newest: Ints) -> _Counted:
-        past, now = self._past, _Counted.nothing(len(self._past))
+    def _now(self, newest: Ints) -> _CountedOutputs:
+        past, now = self._past, _CountedOutputs.nothing(len(self._past))
         now.serials[newest], now.often[newest] = past.serial[newest], past.num_seen[newest]
         now.lengths[newest] = whole(past.means[newest])
         return now
 
-    def _count(self, rows: Ints, counted: _Counted, sign: int) -> None:
+    def _count(self, rows: Ints, counted: _CountedOutputs, sign: int) -> None:
         for at in range(0, len(rows), _AT_ONCE):
             some = rows[at : at + _AT_ONCE]
             self._ridge.count(self._inputs(some), counted.lengths[some], sign * counted.often[some])

@@ -23,7 +23,7 @@ MOST_BETWEEN = 256  # ... or so many more, since older outputs tell less
 
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
-class _Open:
+class _AskedLength:
     """The order that asks for an open request's length, and whether it is the router that predicts it."""
 
     order: Predict
@@ -49,7 +49,7 @@ class FitTimes:
 class PredictionOrders:
     def __init__(self, policy: Policy) -> None:
         self._is_on = policy.predictor in LEARNT
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _AskedLength] = {}
         self._fits = FitTimes()
 
     @property
@@ -63,7 +63,7 @@ class PredictionOrders:
             return []
         order = Predict(request.id, request.attempt, sketch, len(request.prompt))
         is_predicted = request.estimate is None  # a length that the client gave is learnt all the same
-        self._open[request.id] = _Open(order, is_predicted, request.service is ServiceClass.BE)
+        self._open[request.id] = _AskedLength(order, is_predicted, request.service is ServiceClass.BE)
         return [order] if is_predicted else []
 
     def ended(self, request: Request, num_output: int) -> list[Command]:

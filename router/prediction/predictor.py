@@ -41,7 +41,7 @@ _FORMAT = 1
 _SPREAD = 3.0  # length of the vectors that the regression gets
 
 
-class Encoder(Protocol):
+class PromptEncoder(Protocol):
     dimensions: int
 
     def vectors(self, sketches: Sequence[Sketch]) -> Vectors: ...
@@ -59,7 +59,7 @@ class HashEncoder:
 
 
 class LengthModel:
-    def __init__(self, encoder: Encoder, capacity: int = CAPACITY) -> None:
+    def __init__(self, encoder: PromptEncoder, capacity: int = CAPACITY) -> None:
         self._encoder = encoder
         self.past = PastPrompts(encoder.dimensions, capacity)
         self._ridge = Ridge(encoder.dimensions + 1)

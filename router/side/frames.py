@@ -1,40 +1,29 @@
-"""Frames in the pipes of the router's side process: msgpack arrays, each after its length."""
+"""Frames in the pipes of the router's side process: msgpack, each after its length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import IO, Any
 
-from msgspec import msgpack
+import msgspec
 
-from alignedserve.core import Sketch
 from alignedserve.protocol.commands import Learn, Predict, Retrain
 from alignedserve.protocol.events import Predicted
 
 PredictorOrder = Predict | Learn | Retrain
+_ORDERS: dict[str, Any] = {kind.__name__: kind for kind in (Predict, Learn, Retrain)}
 _HEADER = 4
 
 
 def write(order: PredictorOrder) -> bytes:
-    match order:
-        case Predict(request, attempt, sketch, num_prompt):
-            return _frame(["predict", request, attempt, sketch.counts, sketch.text, num_prompt])
-        case Learn(sketch, num_prompt, num_output):
-            return _frame(["learn", sketch.counts, sketch.text, num_prompt, num_output])
-        case Retrain():
-            return _frame(["retrain"])
+    return _frame([type(order).__name__, order])
 
 
 def read(file: IO[bytes]) -> Iterator[PredictorOrder]:
     """Yield orders until the file ends."""
-    for frame in frames(file):
-        match frame:
-            case ["predict", request, attempt, counts, text, num_prompt]:
-                yield Predict(request, attempt, Sketch(counts, text), num_prompt)
-            case ["learn", counts, text, num_prompt, num_output]:
-                yield Learn(Sketch(counts, text), num_prompt, num_output)
-            case _:
-                yield Retrain()
+    for name, values in frames(file):
+        order: PredictorOrder = msgspec.convert(values, _ORDERS[name])
+        yield order
 
 
 def frames(file: IO[bytes]) -> Iterator[list[Any]]:
@@ -43,11 +32,11 @@ def frames(file: IO[bytes]) -> Iterator[list[Any]]:
         frame = file.read(size)
         if len(frame) < size:
             return
-        yield msgpack.decode(frame)
+        yield msgspec.msgpack.decode(frame)
 
 
 def _frame(values: list[object]) -> bytes:
-    packed: bytes = msgpack.encode(values)
+    packed: bytes = msgspec.msgpack.encode(values)
     return len(packed).to_bytes(_HEADER, "little") + packed
 
 

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from alignedserve.protocol.commands import Learn, Predict
 from alignedserve.protocol.events import Predicted
-from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel
+from alignedserve.router.prediction.predictor import HashEncoder, LengthModel, PromptEncoder
 from alignedserve.router.side.frames import PredictorOrder, answer, read
 from alignedserve.scheduling.policy import Predictor
 
@@ -102,7 +102,7 @@ def _drain(
     return orders, True
 
 
-def make_encoder(predictor: Predictor) -> Encoder:
+def make_encoder(predictor: Predictor) -> PromptEncoder:
     if predictor is Predictor.MINILM:
         from alignedserve.router.side.minilm import MiniLM
 

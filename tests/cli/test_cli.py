@@ -15,7 +15,8 @@ import yaml
 
 from alignedserve import NO_LAB
 from alignedserve.cli import main as cli
-from alignedserve.config.config import Config, Launcher, dump, parse, settings
+from alignedserve.config.choices import Launcher
+from alignedserve.config.config import Config, dump, parse, sections, settings
 from alignedserve.config.setting import Reach
 from alignedserve.errors import ModelError
 
@@ -98,6 +99,14 @@ def test_help_shows_the_common_settings_and_help_all_every_setting(
     common = {path for path, names in flags.items() if names & usual}
     assert common == {path for path in flags if settings()[path].reach is Reach.COMMON}
     assert 20 <= len(common) <= 30
+    assert served == []
+
+
+def test_help_all_says_what_each_section_is_for(served: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help-all"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(str(section.__doc__).splitlines()[0] in shown for section in sections().values())
     assert served == []
 
 

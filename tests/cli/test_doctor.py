@@ -15,13 +15,14 @@ import torch
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
 from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, Presence
-from alignedserve.config.config import DeviceKind
+from alignedserve.config.choices import DeviceKind
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
-from alignedserve.machine import accelerator, resources
-from alignedserve.machine.accelerator import Choice
-from alignedserve.machine.resources import Memory
+from alignedserve.machine import resources
+from alignedserve.machine.resources import MachineMemory
+from alignedserve.sizing import accelerator
+from alignedserve.sizing.accelerator import DeviceChoice
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
@@ -52,7 +53,7 @@ def test_a_sound_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_weights_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "memory", lambda: Memory(10**11, 32 * 10**9, None))
+    monkeypatch.setattr(resources, "memory", lambda: MachineMemory(10**11, 32 * 10**9, None))
     assert _found("weights").what == (
         "a billion parameters take 2.0 GB in bfloat16, 16 billion fit;"
         " 1.1 GB with --quantization int8, 30 billion fit; 0.6 GB with --quantization int4, 51 billion fit"
@@ -131,19 +132,19 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("choice", "gpus", "state", "said"),
     [
         (
-            Choice(DeviceKind.CPU, "no driver of a GPU is here"),
+            DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here"),
             [],
             Presence.FOUND,
             "auto takes cpu: no driver of a GPU is here; steps of up to 64 requests and 512 tokens",
         ),
         (
-            Choice(DeviceKind.CUDA, "torch sees H200"),
+            DeviceChoice(DeviceKind.CUDA, "torch sees H200"),
             ["H200, 139 GiB"],
             Presence.FOUND,
             "auto takes cuda: torch sees H200; steps of up to 256 requests and 2048 tokens",
         ),
         (
-            Choice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch sees no GPU: too old", is_fallback=True),
+            DeviceChoice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch sees no GPU: too old", is_fallback=True),
             [],
             Presence.ABSENT,
             "auto takes cpu: /dev/nvidiactl is here, but torch sees no GPU: too old; steps of up to 64 requests",
@@ -151,7 +152,7 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_it_says_which_device_auto_takes_and_why(
-    monkeypatch: pytest.MonkeyPatch, choice: Choice, gpus: list[str], state: Presence, said: str
+    monkeypatch: pytest.MonkeyPatch, choice: DeviceChoice, gpus: list[str], state: Presence, said: str
 ) -> None:
     monkeypatch.setattr(accelerator, "choose", lambda: choice)
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", gpus, _KERNELS))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from alignedserve.cli.terminal.interrupt import LeavesAtOnce
+from alignedserve.shell.exit_code import ExitCode
+
 ROOT = Path(__file__).resolve().parents[2]
+ENDED_S = 120.0  # on a busy machine
 
 # Each program sends SIGINT, as a terminal does, to the command and to all that it has started, at the moment it waits
 # for.
@@ -46,6 +52,16 @@ def interrupted(self):
     return verdict
 Connection.recv = interrupted
 """
+IN_A_FINALIZER = """
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            Finalized()
+sys.meta_path.insert(0, Interrupt())
+"""
 INTERRUPT_ALL = "os.killpg(0, signal.SIGINT)"
 KILL_A_PROCESS = "os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)"
 THEN_RUN = """
@@ -65,6 +81,7 @@ def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
+        timeout=ENDED_S,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -83,6 +100,27 @@ def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
 def test_while_modules_are_imported(module: str, line: str, tmp_path: Path) -> None:
     assert _interrupted(IMPORTING.format(module=module), line, tmp_path) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("meaning", [signal.default_int_handler, signal.SIG_IGN, lambda *_: None])
+def test_after_imports_ctrl_c_means_what_it_meant_before(meaning: Any) -> None:
+    before = signal.signal(signal.SIGINT, meaning)
+    try:
+        with LeavesAtOnce():
+            within = signal.getsignal(signal.SIGINT)
+        assert (within is meaning) == (meaning is not signal.default_int_handler)
+        assert signal.getsignal(signal.SIGINT) is meaning
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_launcher_hears_a_ctrl_c_that_python_drops(tmp_path: Path) -> None:
+    """Python prints an exception in a finalizer, and goes on."""
+    moment = IN_A_FINALIZER.format(module="alignedserve.launch.keeper")
+    line = f"serve demo --port 0 --pool-directory {tmp_path} --pool-memory-mb 64 --jobs-directory {tmp_path}"
+    status, _, err = _interrupted(moment, line, tmp_path)
+    assert "Exception ignored in" in err
+    assert (status, "it stops:" in err) == (ExitCode.STOPPED, True)
 
 
 @pytest.mark.parametrize("line", ["simulate --out new/folder", "simulate --seeds 1,2 --jobs 1", "fuzz"])

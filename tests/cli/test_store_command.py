@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.store.job import Endpoint, Job
 from alignedserve.store.storage import open_storage
 from alignedserve.store.store import Holder, Purpose, StoredFile

@@ -10,24 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.config.config import (
-    Config,
-    Dtype,
-    EngineConfig,
-    Graphs,
-    Launcher,
-    LogConfig,
-    LogFormat,
-    LogLevel,
-    PoolConfig,
-    ServerConfig,
-    TransportName,
-    WireConfig,
-    dump,
-    load,
-    parse,
-    settings,
-)
+from alignedserve.config.choices import Dtype, Graphs, Launcher, LogFormat, LogLevel, TransportName
+from alignedserve.config.config import Config, dump, load, parse, settings
+from alignedserve.config.sections import EngineConfig, LogConfig, PoolConfig, ServerConfig, WireConfig
 from alignedserve.config.topology import Topology
 from alignedserve.errors import ConfigError
 from alignedserve.scheduling.policy import Compression, Predictor
@@ -223,21 +208,21 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
     [
         (
             {"schedule.order": "shortest_remaining", "schedule.selection": "multi_resource"},
-            "schedule: selection multi_resource compares requests about as urgent: it needs order due, slack or fcfs",
+            "schedule: there is no scheduler with order shortest_remaining, packing rt_be, selection multi_resource",
         ),
         (
             {"schedule.order": "fcfs"},
-            "schedule: packing rt_be goes by order due, slack, shortest_remaining or levels, and every other by fcfs",
+            "schedule: there is no scheduler with order fcfs, packing rt_be",
         ),
-        ({"schedule.packing": "mlfq"}, "schedule: packing rt_be goes by order due"),
+        ({"schedule.packing": "mlfq"}, "schedule: there is no scheduler with order due, packing mlfq"),
         (
             {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
-            "schedule: packing round_robin needs chunking fixed or none, selection in_order, and not room chunks",
+            "schedule: scheduler round_robin goes not with chunking slo: set chunking to none or fixed",
         ),
         ({"schedule.packing": "backpack"}, "--set: schedule.packing must be"),
         (
             {"schedule.packing": "knapsack", "schedule.order": "fcfs"},
-            "schedule: packing knapsack needs chunking fixed or none, selection in_order, and not room chunks",
+            "schedule: scheduler apt_serve goes not with chunking slo: set chunking to none or fixed",
         ),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         (
@@ -254,11 +239,11 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
         ),
         (
             {"schedule.cache": "hybrid", "schedule.blocks": "bidirectional", "schedule.room": "growing"},
-            "schedule: cache hybrid has requests that are kept or dropped whole: it needs blocks plain",
+            "schedule: blocks bidirectional goes not with cache hybrid: set cache to kv",
         ),
         (
             {"schedule.cache": "hybrid", "schedule.room": "chunks"},
-            "schedule: cache hybrid decides once what a prompt is kept as: it needs room whole or growing",
+            "schedule: cache hybrid goes not with room chunks: set room to whole or growing",
         ),
         (
             {
@@ -267,12 +252,11 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
                 "schedule.packing": "fcfs",
                 "schedule.selection": "in_order",
             },
-            "schedule: cache hybrid goes by how long requests have waited: "
-            "it needs packing knapsack, or rt_be by slack",
+            "schedule: cache hybrid goes not with scheduler fcfs: set scheduler to aligned or best_fit",
         ),
         (
             {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
-            "schedule: blocks bidirectional gives memory block by block: it needs room growing",
+            "schedule: blocks bidirectional goes not with room whole: set room to growing",
         ),
         (
             {
@@ -283,7 +267,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
                 "schedule.chunking": "fixed",
                 "schedule.selection": "in_order",
             },
-            "schedule: packing mlfq has whole pairs, and recomputes: it needs blocks plain",
+            "schedule: scheduler mlfq goes not with blocks bidirectional: set blocks to plain",
         ),
         (
             {

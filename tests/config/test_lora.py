@@ -12,7 +12,7 @@ from alignedserve.cli.serving import add_serve, config_of
 from alignedserve.config.config import Config, dump, load, parse
 from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.errors import AdapterError, ConfigError
-from alignedserve.machine.adapters import adapter_room, as_named, check_names, first_adapters
+from alignedserve.sizing.adapters import adapter_room, as_named, check_names, first_adapters
 from tests.adapters import make_adapter
 from tests.models import gqa
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.core import Usage
-from alignedserve.dashboard.deployment import FORGOTTEN_S, DeploymentView
-from alignedserve.dashboard.picture import PartPicture, QueuePicture
+from alignedserve.dashboard.picture import FORGOTTEN_S, DeploymentView, PartPicture, QueuePicture
 from alignedserve.protocol.figures import DecodeLengths, Lengths, PagesFor, ProcessFigures, Stages, WorkerLoad
 from alignedserve.protocol.messages import Figures
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member

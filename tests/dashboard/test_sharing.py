@@ -9,9 +9,8 @@ import msgspec
 import uvloop
 
 from alignedserve.core import ServiceClass
-from alignedserve.dashboard.picture import Counts, RequestsPicture, Slot
-from alignedserve.dashboard.requests import RequestLog
 from alignedserve.dashboard.sharing import RequestPictures
+from alignedserve.metrics.recent import Counts, RecentRequests, RequestLog, Slot
 from alignedserve.owner.siblings import Siblings
 from tests.gateway.conftest import PATIENT_S
 from tests.owner.test_siblings import NAMES, sockets_in
@@ -23,19 +22,19 @@ def owner(number: int, folder: Path, tokens: int) -> RequestPictures:
     log.tick(1.0)
 
     async def say() -> bytes:
-        return msgspec.json.encode(log.picture(20.0))
+        return msgspec.json.encode(log.recent(20.0))
 
     told = Siblings(NAMES[number], sockets_in(folder), say, PATIENT_S)
     return RequestPictures(log, lambda: 20.0, told)
 
 
 def test_owners_that_are_there_are_added_up(tmp_path: Path) -> None:
-    async def shown() -> RequestsPicture:
+    async def shown() -> RecentRequests:
         first, second = owner(0, tmp_path, 3), owner(1, tmp_path, 4)  # the third owner has not started
         async with first.listening(), second.listening():
             return await asyncio.wait_for(second.of_all(), PATIENT_S)
 
-    assert uvloop.run(shown()) == RequestsPicture((Slot(0, be=Counts(tokens=7)),))
+    assert uvloop.run(shown()) == RecentRequests((Slot(0, be=Counts(tokens=7)),))
 
 
 def test_tokens_count_without_a_page(tmp_path: Path) -> None:
@@ -54,4 +53,4 @@ def test_tokens_count_without_a_page(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
     uvloop.run(asyncio.wait_for(counted(), PATIENT_S))
-    assert log.picture(20.0).slots == (Slot(0, Counts(tokens=5)),)
+    assert log.recent(20.0).slots == (Slot(0, Counts(tokens=5)),)

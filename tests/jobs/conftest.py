@@ -15,7 +15,8 @@ import httpx
 import pytest
 from openai.types import Batch
 
-from alignedserve.config.config import Config, JobsConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.app import make_app

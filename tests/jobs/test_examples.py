@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-from alignedserve.gateway.openai.parsing import parse_body
+from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import ChatRequest
 from alignedserve.jobs.lines import FileVerdict, LineRules, check_file
 from alignedserve.store.job import Endpoint

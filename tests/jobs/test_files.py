@@ -162,7 +162,7 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
 
 REMOVES = """
 import asyncio, os, signal, sys
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.store.storage import open_storage
 from alignedserve.store.store import Holder
 
@@ -200,7 +200,7 @@ def test_bytes_of_a_removal_that_was_killed_in_the_middle_are_swept_and_no_other
 
 ADDS_AND_REMOVES = """
 import asyncio, sys
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.store.storage import open_storage
 from alignedserve.store.store import Holder, Purpose, StoredFile
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import Config, JobsConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import JobsConfig
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import Service, ended, line, rows, submit, until, upload

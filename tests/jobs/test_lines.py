@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from alignedserve.gateway.batches import batch_object
 from alignedserve.jobs.lines import (
     MOST_PROBLEMS,
+    AnsweredLine,
     FileVerdict,
-    LineAnswer,
     LineRules,
     answered_line,
     check_file,
@@ -143,10 +143,10 @@ def test_whatever_bytes_there_are_they_are_read_as_python_splits_them(data: byte
     ids=["chat", "response"],
 )
 def test_the_tokens_of_an_answer_count_for_its_line(usage: dict[str, Any]) -> None:
-    result = answered_line(3, "c", LineAnswer(200, "r", {"usage": usage}))
+    result = answered_line(3, "c", AnsweredLine(200, "r", {"usage": usage}))
     counted = result.input_tokens, result.cached_tokens, result.output_tokens, result.reasoning_tokens
     assert counted == (9, 4, 7, 5)
-    assert answered_line(3, "c", LineAnswer(200, "r", {"usage": {"prompt_tokens": 9}})).reasoning_tokens == 0
+    assert answered_line(3, "c", AnsweredLine(200, "r", {"usage": {"prompt_tokens": 9}})).reasoning_tokens == 0
 
 
 def test_a_batch_says_how_much_of_its_output_was_reasoning() -> None:

@@ -8,7 +8,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from alignedserve.config.config import Config, DeviceKind, load
+from alignedserve.config.choices import DeviceKind
+from alignedserve.config.config import Config, load
 from alignedserve.launch import cluster
 from alignedserve.launch.cluster import decide_by_nodes
 from alignedserve.launch.node_types import NodeType

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import Config, DeviceKind, load, parse
+from alignedserve.config.choices import DeviceKind
+from alignedserve.config.config import Config, load, parse
 from alignedserve.launch import launch
-from alignedserve.launch.plan import Machine, plan
+from alignedserve.launch.plan import LaunchMachine, plan
 from alignedserve.launch.ready import url_of
-from alignedserve.machine import accelerator
-from alignedserve.machine.accelerator import Choice
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
+from alignedserve.sizing import accelerator
+from alignedserve.sizing.accelerator import DeviceChoice
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
         {},
         None,
     )
-    with closing(Machine(ranks=2)) as machine:
+    with closing(LaunchMachine(ranks=2)) as machine:
         specs = plan(config, machine)
     assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
         ("router", "router", 0),
@@ -69,7 +70,7 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
 
 def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
     config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
-    with closing(Machine(ranks=1)) as machine:
+    with closing(LaunchMachine(ranks=1)) as machine:
         specs = {spec.name: spec for spec in plan(config, machine)}
         assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
         machine.leave("decode-0")
@@ -80,7 +81,7 @@ def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path:
 class _Kept:
     """A launcher that starts nothing, and keeps what it was given."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec], _machine: Machine, _servers: object) -> None:
+    def __init__(self, config: Config, specs: Sequence[PartSpec], _machine: LaunchMachine, _servers: object) -> None:
         kept[:] = [config, *specs]
 
     def run(self) -> int:
@@ -93,10 +94,10 @@ kept: list[Config | PartSpec] = []
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (Choice(DeviceKind.CPU, "no driver of a GPU is here"), ""),
-        (Choice(DeviceKind.CUDA, "torch sees H100"), "alignedserve: workers compute on GPUs: torch sees H100\n"),
+        (DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here"), ""),
+        (DeviceChoice(DeviceKind.CUDA, "torch sees H100"), "alignedserve: workers compute on GPUs: torch sees H100\n"),
         (
-            Choice(DeviceKind.CPU, "torch sees no GPU", is_fallback=True),
+            DeviceChoice(DeviceKind.CPU, "torch sees no GPU", is_fallback=True),
             "alignedserve: warning: workers compute on the CPU: torch sees no GPU; engine.device cpu says that this is"
             " wanted\n",
         ),
@@ -106,7 +107,7 @@ def test_what_auto_stands_for_is_decided_once_and_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    choice: Choice,
+    choice: DeviceChoice,
     said: str,
 ) -> None:
     monkeypatch.setattr(accelerator, "choose", lambda: choice)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import Config, ScaleConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import ScaleConfig
 from alignedserve.config.topology import Range, Topology
 from alignedserve.core import Role
 from alignedserve.launch.scaling import Change, change, check

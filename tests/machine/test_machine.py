@@ -47,21 +47,21 @@ def test_quotas_limit_the_cores_from_the_own_group_to_the_outermost(groups: Path
 
 
 def test_memory_of_a_machine_without_limits(groups: Path) -> None:
-    assert machine.memory() == machine.Memory(1000 * MIB, 800 * MIB, None)
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 800 * MIB, None)
     limit(groups / "a", "max", 700)
-    assert machine.memory() == machine.Memory(1000 * MIB, 800 * MIB, None)
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 800 * MIB, None)
 
 
 def test_the_tightest_group_says_what_is_available(groups: Path) -> None:
     limit(groups / "a", 500, 450)
-    assert machine.memory() == machine.Memory(1000 * MIB, 50 * MIB, 500 * MIB)
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 50 * MIB, 500 * MIB)
     limit(groups / "a" / "b", 400, 100)
-    assert machine.memory() == machine.Memory(1000 * MIB, 50 * MIB, 400 * MIB)
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 50 * MIB, 400 * MIB)
 
 
 def test_files_that_were_read_make_room_shared_memory_does_not(groups: Path) -> None:
     limit(groups / "a", 500, 450, anon=100, file=300, shmem=120)
-    assert machine.memory() == machine.Memory(1000 * MIB, 230 * MIB, 500 * MIB)
+    assert machine.memory() == machine.MachineMemory(1000 * MIB, 230 * MIB, 500 * MIB)
 
 
 def test_a_system_that_does_not_tell(groups: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.errors import ProcessLost
-from alignedserve.machine.processes import processes
+from alignedserve.lab.processes import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,7 +63,7 @@ def test_the_block_ends_while_processes_write_results_that_nobody_reads() -> Non
 def test_no_process_outlives_a_command_that_is_killed() -> None:
     code = (
         "import os, signal\n"
-        "from alignedserve.machine.processes import processes\n"
+        "from alignedserve.lab.processes import processes\n"
         "from tests.machine.test_processes import tenth\n"
         "with processes(2) as started:\n"
         "    for _ in started.in_order(tenth, range(9)):\n"

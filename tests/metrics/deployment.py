@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
 from alignedserve.fallbacks import Fallback
 from alignedserve.jobs.metrics import JobCollector

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 from tests.metrics.deployment import exposed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"

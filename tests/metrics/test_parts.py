@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import replace
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import PreemptionCause, Role, ServiceClass, Usage
 from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.parts import PartMetrics

@@ -8,7 +8,7 @@ from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import AttemptLost, Cancel, Figures, Heartbeat, Inquire, Members, Message, Submit
-from alignedserve.router.recovery import RECOVERY_S
+from alignedserve.router.members import RECOVERY_S
 from alignedserve.router.state import RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, request, said
 

@@ -447,3 +447,63 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]
     found.closed(freed)
     assert found.first_token_s(rt("new"), WorkAhead(memory=wanted), NOW + 60) == 0.0
     assert found.first_token_s(rt("new"), WorkAhead(memory=wanted - 1), NOW + 60) > 0.0
+
+
+class TestCallers:
+    """What a caller's chats make late are its own, and others' only as far as these stay within their part."""
+
+    def of(self, caller: str, new_request: Request) -> Request:
+        return replace(new_request, salt=caller)
+
+    def flooded(self, number: int = 40, **fields: int) -> Admission:
+        """Return an admission with chats of ann's in its queue, which stands."""
+        found = stands(admission(queues=Queues(Bound(requests=50))))
+        take_in(found, *(self.of("ann", rt(f"ann-{at}", **fields)) for at in range(number)))
+        return found
+
+    def test_a_callers_flood_refuses_no_chat_of_anothers(self) -> None:
+        found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
+        assert refused(found, self.of("ann", rt("more")), ahead).reason is Rejection.LATE
+        assert found.refusal(self.of("bob", rt("chat")), ahead, NOW) is None
+
+    def test_a_chat_waits_for_as_much_of_others_as_it_has_itself(self) -> None:
+        found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
+        assert found.first_token_s(self.of("ann", rt("more")), ahead, NOW) == pytest.approx(4.1)
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead, NOW) == pytest.approx(0.2)
+        take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(40)))
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead, NOW) == pytest.approx(4.1)
+
+    def test_what_wait_for_memory_a_caller_within_its_part_has_none(self) -> None:
+        ahead = WorkAhead(prompt_s=0.1, memory=4000, free=0.0)
+        found = self.flooded()
+        for at in range(20):  # memory comes free, but slowly
+            found.ended(self.of("ann", rt(f"ann-{at}")), NOW - 10 + at / 10)
+        assert refused(found, self.of("ann", rt("more")), ahead).reason is Rejection.LATE
+        assert found.refusal(self.of("bob", rt("chat")), ahead, NOW) is None
+
+    def test_a_full_queue_has_a_place_for_who_has_none(self) -> None:
+        found = self.flooded(50)
+        assert refused(found, self.of("ann", rt("more"))).reason is Rejection.QUEUED
+        assert found.refusal(self.of("bob", rt("chat")), IDLE, NOW) is None
+        take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(25)))
+        assert refused(found, self.of("bob", rt("one too many"))).reason is Rejection.QUEUED
+
+    def test_who_has_gone_has_no_part(self) -> None:
+        found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
+        take_in(found, self.of("bob", rt("bob")))
+        found.began("bob")
+        found.closed(self.of("bob", rt("bob")))
+        for at in range(40):
+            found.closed(self.of("ann", rt(f"ann-{at}")))
+        assert found.first_token_s(self.of("bob", rt("chat")), ahead, NOW) == pytest.approx(4.1)
+        assert refused(found, self.of("bob", rt("chat")), ahead).reason is Rejection.LATE
+
+    @given(st.lists(st.sampled_from("aab"), max_size=30))
+    def test_without_keys_all_count_together(self, names: str) -> None:
+        alone, shared = admission(), admission()
+        for at, caller in enumerate(names):
+            take_in(alone, rt(str(at)))
+            take_in(shared, self.of(caller, rt(str(at))))
+        ahead = WorkAhead(prompts_s=1.0, prompt_s=0.1)
+        assert alone.first_token_s(rt("chat"), ahead, NOW) == pytest.approx(1.1)
+        assert shared.first_token_s(self.of("a", rt("chat")), ahead, NOW) <= 1.1 + 1e-9

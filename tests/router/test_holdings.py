@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Fold, Request, Retention, ServiceClass, Sight
-from alignedserve.router.placing.holdings import Holdings
+from alignedserve.router.placing.held import Holdings
 from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 

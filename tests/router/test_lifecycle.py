@@ -17,10 +17,10 @@ from alignedserve.router.lifecycle import (
     Fact,
     IllegalTransition,
     OpenRequest,
+    OpenRequests,
     State,
     diagram,
 )
-from alignedserve.router.open import OpenRequests
 from tests.samples import member, request
 
 ENDS = [state for state in State if state not in OPEN]

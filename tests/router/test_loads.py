@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.router.placing.loads import Least, Loads
+from alignedserve.router.placing.ranking import Least, Loads
 
 WORKERS = st.sampled_from(["decode-0", "decode-1", "decode-2"])
 Put = tuple[float, int, str]  # (when the worker is through, tokens that its requests hold, worker)

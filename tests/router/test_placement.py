@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from alignedserve.core import Estimate, Request, Role, ServiceClass, Slo
 from alignedserve.cost.model import CopyCost
 from alignedserve.protocol.messages import Backlog, Report
-from alignedserve.router.placing.beginnings import Beginnings, pieces_of
+from alignedserve.router.placing.held import Beginnings, pieces_of
 from alignedserve.router.placing.placement import Placement
-from alignedserve.router.placing.rooms import Rooms
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Packing, Policy
+from alignedserve.router.placing.ranking import Rooms
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy, SchedulerName
 from tests.samples import member, request
 
 POOL = {"local": "pool-0"}
@@ -45,42 +45,46 @@ def tell(
     of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s, TOKEN_S, TOKEN_S, copying), free_pairs, NOW)
 
 
+def place(of: Placement, worker: str, prompt: Request, now: float, takes_s: float | None = None) -> str:
+    return of.placed(worker, prompt, len(prompt.prompt) * TOKEN_S if takes_s is None else takes_s, now)
+
+
 class TestWhere:
     def test_a_chat_goes_where_chats_are_through_first_a_document_where_all_are(self) -> None:
         found = placement("prefill-0", "prefill-1")
         tell(found, "prefill-0", all_s=9.0, rt_s=0.1)
         tell(found, "prefill-1", all_s=1.0, rt_s=0.5)
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
-        assert found.worker_for(be(), POOL, NOW) == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        assert found.ahead_of(be(), POOL, NOW).worker == "prefill-1"
 
     def test_first_come_first_served_a_chat_waits_for_documents_too(self) -> None:
-        found = placement("prefill-0", "prefill-1", policy=Policy(order=Order.FCFS, packing=Packing.FCFS))
+        found = placement("prefill-0", "prefill-1", policy=Policy(SchedulerName.FCFS))
         tell(found, "prefill-0", all_s=9.0, rt_s=0.1)
         tell(found, "prefill-1", all_s=1.0, rt_s=0.5)
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
 
     def test_what_was_placed_since_counts(self) -> None:
         found = placement("prefill-0", "prefill-1")
         tell(found, "prefill-0", all_s=0.0)
         tell(found, "prefill-1", all_s=0.05, rt_s=0.05)
-        found.placed("prefill-0", rt(), POOL, NOW)
+        place(found, "prefill-0", rt(), NOW)
         found.came("prefill-0", rt())
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
         assert found.ahead_of(rt(), POOL, NOW).prompts_s == pytest.approx(0.05)
 
     def test_colocated_decode_workers_run_prompts_with_and_without_a_pool(self) -> None:
         found = placement("decode-0", prompts_on=Role.DECODE)
-        assert found.worker_for(rt(), {}, NOW) == found.worker_for(be(), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(), {}, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "decode-0"
 
     def test_where_prefill_workers_run_prompts_these_wait_for_one(self) -> None:
         found = placement("decode-0")
         assert not found.num_for_prompts
-        assert found.worker_for(rt(), {}, NOW) is found.worker_for(rt(), POOL, NOW) is None
+        assert found.ahead_of(rt(), {}, NOW).worker is found.ahead_of(rt(), POOL, NOW).worker is None
 
     def test_a_worker_that_is_lost_gets_nothing(self) -> None:
         found = placement("prefill-0", "prefill-1")
         found.lost("prefill-0")
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
 
 
 class TestTime:
@@ -96,9 +100,9 @@ class TestTime:
     def test_what_is_placed_is_added_to_what_is_left(self) -> None:
         found = placement("prefill-0")
         tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
-        found.placed("prefill-0", rt(500), POOL, NOW + 1.5)
+        place(found, "prefill-0", rt(500), NOW + 1.5)
         assert found.ahead_of(rt(), POOL, NOW + 1.5).prompts_s == pytest.approx(1.0)
-        found.placed("prefill-0", replace(rt(500), salt="unlike"), POOL, NOW + 60.0)
+        place(found, "prefill-0", replace(rt(500), salt="unlike"), NOW + 60.0)
         assert found.ahead_of(rt(), POOL, NOW + 60.0).prompts_s == pytest.approx(0.5)
 
     def test_a_worker_that_will_be_through_is_as_good_as_an_idle_one(self) -> None:
@@ -107,8 +111,8 @@ class TestTime:
         found.came("prefill-1", rt())
         tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
         tell(found, "prefill-1", all_s=0.0)
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
-        assert found.worker_for(rt(), POOL, NOW + 1.8) == "prefill-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW + 1.8).worker == "prefill-0"
 
     def test_others_beside_it_slow_a_prompt_down(self) -> None:
         """The time that the prompt takes longer than alone is a wait for others; its own time is that of the model."""
@@ -142,7 +146,9 @@ class TestMemoryOfAWorker:
         found.came("decode-0", self.named("a", upper=300))
         for name in "bc":
             found.came("decode-1", self.named(name, upper=10))
-        assert found.worker_for(self.named("new"), {}, NOW) == "decode-1", "two short ones hold less than a long one"
+        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1", (
+            "two short ones hold less than a long one"
+        )
 
     def test_what_it_lacks_is_of_the_worker_that_would_run_it(self) -> None:
         found = self.colocated()
@@ -161,7 +167,7 @@ class TestMemoryOfAWorker:
         assert self.lacks(found) == 4 * 135 + sqrt(4) * 35 - 450
         found.left("decode-1", self.named("decode-1-0"))
         found.left("decode-1", self.named("decode-1-1"))
-        assert found.worker_for(self.named("new"), {}, NOW) == "decode-1"
+        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1"
         assert self.lacks(found) == 0
 
     def test_another_estimate_counts(self) -> None:
@@ -169,9 +175,9 @@ class TestMemoryOfAWorker:
         found.came("decode-0", self.named("a"))
         found.came("decode-1", self.named("b"))
         found.expects("decode-0", self.named("a", upper=1000))
-        assert found.worker_for(self.named("new"), {}, NOW) == "decode-1"
+        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1"
         found.expects("decode-1", self.named("b", upper=2000))
-        assert found.worker_for(self.named("new"), {}, NOW) == "decode-0"
+        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-0"
         assert self.lacks(found) == pytest.approx(100 + 500 + 135 + hypot(500, 35) - 450, abs=1)
 
     def test_documents_give_way_to_chats(self) -> None:
@@ -195,37 +201,37 @@ class TestHelp:
         return found
 
     def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
-        assert self.piled_up().worker_for(rt(), POOL, NOW) == "decode-0"
+        assert self.piled_up().ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     def test_best_effort_requests_wait(self) -> None:
         """Chats would wait in the pool for a decode worker that runs best-effort prompts."""
-        assert self.piled_up().worker_for(be(), POOL, NOW) == "prefill-0"
+        assert self.piled_up().ahead_of(be(), POOL, NOW).worker == "prefill-0"
 
     def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
         found = self.piled_up()
         found.came("pool-0", rt())
-        assert found.worker_for(rt(), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
-        assert self.piled_up(free_pairs=13).worker_for(rt(), POOL, NOW) == "decode-0"
-        assert self.piled_up(free_pairs=12).worker_for(rt(), POOL, NOW) == "prefill-0"
+        assert self.piled_up(free_pairs=13).ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert self.piled_up(free_pairs=12).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
 
     def test_not_where_the_first_token_comes_soon_all_the_same(self) -> None:
         """0.3 s of waiting and 0.1 s of its own are less than half of its ttft, a longer prompt takes more."""
         found = self.piled_up()
         tell(found, "prefill-0", all_s=1.9, rt_s=0.3)
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
-        assert found.worker_for(rt(300), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        assert found.ahead_of(rt(300), POOL, NOW).worker == "decode-0"
 
     def test_not_where_it_would_come_later(self) -> None:
         found = self.piled_up()
         tell(found, "decode-0", all_s=0.7, rt_s=0.7)
-        assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
         tell(found, "decode-0", all_s=0.5, rt_s=0.5)
-        assert found.worker_for(rt(), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     def test_it_can_be_turned_off(self) -> None:
-        assert self.piled_up(Policy(helps=False)).worker_for(rt(), POOL, NOW) == "prefill-0"
+        assert self.piled_up(Policy(helps=False)).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
 
 
 class TestBands:
@@ -306,29 +312,29 @@ class TestNodes:
 
     def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
         found = self.two()
-        assert [found.placed(f"prefill-{number}", rt(), POOL, NOW) for number in (1, 1, 0)] == [
+        assert [place(found, f"prefill-{number}", rt(), NOW) for number in (1, 1, 0)] == [
             "decode-1",
             "decode-1",
             "decode-0",
         ]
         tell(found, "decode-1", all_s=0.0, free_pairs=3)
-        assert found.placed("prefill-1", rt(), POOL, NOW) == "decode-0"
+        assert place(found, "prefill-1", rt(), NOW) == "decode-0"
 
     def test_from_a_node_without_decode_workers_it_goes_where_most_room_is(self) -> None:
         found = self.two()
-        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-0"
-        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-1"
+        assert place(found, "prefill-2", rt(), NOW) == "decode-0"
+        assert place(found, "prefill-2", rt(), NOW) == "decode-1"
         found.lost("decode-1")
-        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-0"
+        assert place(found, "prefill-2", rt(), NOW) == "decode-0"
         found.lost("decode-0")
-        assert found.placed("prefill-2", rt(), POOL, NOW) == ""
+        assert place(found, "prefill-2", rt(), NOW) == ""
 
     def test_another_life_may_be_on_another_node(self) -> None:
         found = self.two()
         found.met(replace(member("decode-1"), node="n2"))
         tell(found, "decode-1", all_s=0.0, free_pairs=50)
-        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-1"
-        assert found.placed("prefill-1", rt(), POOL, NOW) == "decode-0"
+        assert place(found, "prefill-2", rt(), NOW) == "decode-1"
+        assert place(found, "prefill-1", rt(), NOW) == "decode-0"
 
 
 POOLS = {"n0": "pool-0", "n1": "pool-1"}
@@ -348,10 +354,10 @@ class TestBeginnings:
 
     def test_it_goes_where_its_first_token_comes_first(self) -> None:
         found = self.two()
-        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-1", "0.2 s for others, and 0.51 s"
-        assert found.worker_for(rt(120), POOLS, NOW) == "prefill-0", "no whole piece"
+        assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-1", "0.2 s for others, and 0.51 s"
+        assert found.ahead_of(rt(120), POOLS, NOW).worker == "prefill-0", "no whole piece"
         tell(found, "prefill-1", all_s=0.6, rt_s=0.6)
-        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
+        assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     def test_it_is_expected_to_take_what_is_not_known(self) -> None:
         assert self.two().ahead_of(rt(1000), POOLS, NOW).prompt_s == pytest.approx(0.488 + 0.05 * 0.512)
@@ -359,7 +365,7 @@ class TestBeginnings:
     def test_so_is_what_comes_after_it(self) -> None:
         found = self.two()
         tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
-        found.placed("prefill-1", rt(500), POOLS, NOW)
+        place(found, "prefill-1", rt(500), NOW, 0.5 - 0.95 * 0.384)
         found.came("prefill-1", rt())
         assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.5 - 0.95 * 0.384)
 
@@ -380,24 +386,24 @@ class TestBeginnings:
         found = self.two()
         found.kept(rt(7900), "n1", POOLS)
         tell(found, "prefill-1", all_s=wait_s, rt_s=wait_s, copying=CopyCost(0.9 * TOKEN_S))
-        assert found.worker_for(rt(8000), POOLS, NOW) == goes_to
+        assert found.ahead_of(rt(8000), POOLS, NOW).worker == goes_to
 
     def test_another_salt_is_another_beginning(self) -> None:
-        assert self.two().worker_for(replace(rt(1000), salt="other"), POOLS, NOW) == "prefill-0"
+        assert self.two().ahead_of(replace(rt(1000), salt="other"), POOLS, NOW).worker == "prefill-0"
 
     def test_not_where_its_pool_is_gone(self) -> None:
         found = self.two()
         found.pool_lost("pool-1")
-        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
+        assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     def test_nor_where_prompts_are_not_reused(self) -> None:
-        assert self.two(Policy(reuse=False)).worker_for(rt(1000), POOLS, NOW) == "prefill-0"
+        assert self.two(Policy(reuse=False)).ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     @pytest.mark.parametrize("lost", ["prefill-1", "decode-1"])
     def test_nor_where_nobody_runs_it_or_goes_on_with_it(self, lost: str) -> None:
         found = self.two()
         found.lost(lost)
-        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
+        assert found.ahead_of(rt(1000), POOLS, NOW).worker == "prefill-0"
 
     def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
         known, request = Beginnings(), rt(1000)
@@ -425,23 +431,25 @@ class TestDevices:
         for name in ("decode-0", "decode-1"):
             found.met(member(name))
             tell(found, name, all_s=0.0, free_pairs=1000)
-        found.placed("decode-1", rt(600), POOL, NOW)
+        place(found, "decode-1", rt(600), NOW)
         tell(found, "decode-1", all_s=0.0)
         return found
 
     def test_it_goes_to_that_worker_unless_another_is_through_earlier(self) -> None:
         found = self.two()
         tell(found, "decode-1", all_s=0.4, rt_s=0.4)
-        assert found.worker_for(rt(1000), POOL, NOW) == "decode-1", "0.4 s for others, 0.512 s that it need not compute"
+        assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-1", (
+            "0.4 s for others, 0.512 s that it need not compute"
+        )
         tell(found, "decode-1", all_s=0.6, rt_s=0.6)
-        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-0"
 
     def test_to_copy_what_the_node_s_pool_has_takes_some_time(self) -> None:
         found = self.two()
         found.kept(rt(600), "local", POOL)
-        assert found.worker_for(rt(1000), POOL, NOW) == "decode-1", "nothing is to be copied there"
+        assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-1", "nothing is to be copied there"
         tell(found, "decode-1", all_s=0.1, rt_s=0.1)
-        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-0"
 
     @pytest.mark.parametrize(("num_more", "goes_to"), [(1, "decode-1"), (4, "decode-0")])
     def test_a_worker_that_holds_much_more_than_others_gets_no_more_of_them(self, num_more: int, goes_to: str) -> None:
@@ -449,10 +457,10 @@ class TestDevices:
         found = self.two()
         for number in range(num_more):
             found.came("decode-1", replace(rt(1000), id=f"here-{number}"))
-        assert found.worker_for(rt(1000), POOL, NOW) == goes_to
+        assert found.ahead_of(rt(1000), POOL, NOW).worker == goes_to
 
     def test_a_worker_that_has_started_again_has_nothing(self) -> None:
         found = self.two()
         found.renewed("decode-1")
         tell(found, "decode-1", all_s=0.1, rt_s=0.1)
-        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+        assert found.ahead_of(rt(1000), POOL, NOW).worker == "decode-0"

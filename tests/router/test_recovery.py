@@ -7,7 +7,7 @@ import pytest
 from alignedserve.protocol.commands import Send, SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import AttemptLost, Declare, Died, Figures, Holding, Prefill, Progress, Submit
-from alignedserve.router.recovery import SETTLE_S
+from alignedserve.router.members import SETTLE_S
 from alignedserve.router.state import RouterCore
 from tests.router.routers import HOLDERS, REBUILT, RECOVERED_AT, A, B, beat, cancels, recovering
 from tests.samples import next_attempt, said

@@ -7,8 +7,8 @@ from dataclasses import replace
 from alignedserve.core import Retention, Role
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Member, Members
-from alignedserve.router.placing.rooms import Rooms
-from alignedserve.router.roll import Roll
+from alignedserve.router.members import Roll
+from alignedserve.router.placing.ranking import Rooms
 from tests.samples import ROUTER_MEMBER, member
 
 

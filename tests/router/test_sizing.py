@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Scale
-from alignedserve.router.sizing import LOOK_S, START_S, Demand, Sizes, Sizing
+from alignedserve.router.sizing import LOOK_S, START_S, Sizes, Sizing, WorkerDemand
 
 
 def sizing(least: int = 1, most: int = 8) -> Sizing:
@@ -33,7 +33,7 @@ class Deployment:
             self.now += LOOK_S
             self.workers += sum(at <= self.now for at in self.coming)
             self.coming = [at for at in self.coming if at > self.now]
-            scale = self.sizing.look({Role.DECODE: Demand(self.workers, *demand(self.workers), "why")}, self.now)
+            scale = self.sizing.look({Role.DECODE: WorkerDemand(self.workers, *demand(self.workers), "why")}, self.now)
             if scale is not None:
                 self._scale(scale)
 

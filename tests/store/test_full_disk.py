@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.store import redis_store
 from alignedserve.store.redis_store import RedisStore

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreTaken
 from alignedserve.store.job import Endpoint, Job, JobStatus
 from alignedserve.store.storage import check_shared, check_storage, holder_of, open_storage

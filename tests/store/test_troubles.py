@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import BytesGone, StoreError, StoreFull
 from alignedserve.store import redis_store
 from alignedserve.store.blobs import Blobs
@@ -21,7 +21,7 @@ from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import check_storage, holder_of, open_storage
 from alignedserve.store.store import Holder, ListPage
 from tests.redis_server import RedisServer
-from tests.store.test_stores import ME, ids, result, stored
+from tests.store.test_stores import ME, ids, response, result, stored
 
 
 def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> None:
@@ -58,6 +58,29 @@ def test_a_redis_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(redis_store, "TRIES", 0)
     with pytest.raises(StoreError, match=r"redis://127.0.0.1:1/0 is not reached"):
         asyncio.run(RedisStore.open("redis://user:secret@127.0.0.1:1/0", "p"))
+
+
+def test_a_sweep_of_large_responses_reads_none_of_them(tmp_path: Path) -> None:
+    """A sweep read all that had expired in one answer: a hundred of 16 MB filled the memory of each gateway."""
+    server, owners = RedisServer(tmp_path), (ME, 'says "ü"')
+
+    async def check() -> None:
+        store = await RedisStore.open(server.url, "p")
+        for number in range(2 * redis_store.ROWS + 1):
+            await store.add_response(response(number % 3_000, owners[number % 2], said="x" * 10_000), 10**9)
+        await store.add_response(response(4_000, said="stays"), 10**9)
+        before = (await store.redis.info("stats"))["total_net_output_bytes"]
+        await store.forget_responses(5_000 + 3_000)
+        assert (await store.redis.info("stats"))["total_net_output_bytes"] - before < 10_000
+        assert await store.redis.hkeys("{p}:responses") == ["resp_4000"]
+        sums = await store.redis.hgetall("{p}:response_bytes")
+        assert int(sums[owners[1]]) == 0 < int(sums[ME])
+        await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        server.kill()
 
 
 def test_sums_in_redis_that_are_not_those_of_its_records_are_found(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 batch.py      `alignedserve batch`: batch jobs on any server that has OpenAI's files and batches
 bench.py      `alignedserve bench`: puts a load on any OpenAI-compatible server, and measures what it gives
-bench_job.py  the batch job of a load test
 chat.py       `alignedserve chat`: a chat in the terminal with any OpenAI-compatible server
 explain.py    `alignedserve explain`: where a request waited, for how long and for whom
 status.py     `alignedserve status`: a deployment's parts, their nodes, and the open requests

@@ -10,10 +10,13 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from random import Random, SystemRandom
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,13 +31,12 @@ from alignedserve.bench.page import page
 from alignedserve.bench.player import Player
 from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
 from alignedserve.bench.wording import IdWording, StreamWordings, Wording, WordWording
-from alignedserve.cli.remote.batch import BatchOptions
-from alignedserve.cli.remote.bench_job import ServedJob
+from alignedserve.cli.remote.batch import ENDED, BatchApi, BatchOptions, Unreachable
 from alignedserve.cli.remote.chat import api_at, client, complaint, one_line
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
-from alignedserve.errors import BenchError, WorkloadError
+from alignedserve.errors import BatchError, BenchError, WorkloadError
 from alignedserve.loads.records.distribution import ratio
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.loads.workload import Arrival, Load, Mixture
@@ -43,6 +45,8 @@ from alignedserve.loads.workload.stream import Stream
 from alignedserve.shell.event_loop import run_loop
 
 _ENDS = (signal.SIGINT, signal.SIGTERM)
+_LOOK_S = 0.5  # between two looks at the job
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
 _ASKING_S = 30.0  # for the list of models
 _WRONG_FIELD = (400, 422)
 _BUSY = (429, 503)  # a server that refuses so may take the next request
@@ -75,7 +79,7 @@ def run(options: BenchOptions) -> int:
     if options.as_job and not of_class(workload, ServiceClass.BE).streams:
         raise BenchError("--batch: no stream of this workload is best-effort (service=be)")
     servers = [_find(url, options) for url in options.urls]
-    bench = _Bench(options, workload, servers)
+    bench = _BenchRun(options, workload, servers)
     run_loop(bench.measure())
     runs = bench.runs()
     if runs:
@@ -116,7 +120,7 @@ def _write(path: Path | None, text: Callable[[], str]) -> None:
 
 
 @dataclass
-class _Server:
+class _BenchedServer:
     url: str  # of the API
     address: Address
     model: str
@@ -127,7 +131,7 @@ class _Server:
     num_cached: int = 0
 
 
-def _find(url: str, options: BenchOptions) -> _Server:
+def _find(url: str, options: BenchOptions) -> _BenchedServer:
     """Ask a server for its models."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -136,7 +140,7 @@ def _find(url: str, options: BenchOptions) -> _Server:
     card = _card(base, options)
     context = card.get("max_model_len")
     model = options.model or str(card["id"])
-    return _Server(
+    return _BenchedServer(
         base,
         Address.parse(base, options.api_key),
         model,
@@ -171,8 +175,8 @@ def _cards(answer: httpx.Response) -> list[Mapping[str, Any]]:
 # --- What is asked of them
 
 
-class _Bench:
-    def __init__(self, options: BenchOptions, workload: Mixture, servers: Sequence[_Server]) -> None:
+class _BenchRun:
+    def __init__(self, options: BenchOptions, workload: Mixture, servers: Sequence[_BenchedServer]) -> None:
         self._options, self._servers = options, servers
         contexts = [server.context for server in servers if server.context is not None]
         self._workload = workload.within(min(contexts)) if contexts else workload  # the same for all servers
@@ -204,7 +208,7 @@ class _Bench:
         if self._player is not None:
             self._player.stop()
 
-    async def _prepare(self, server: _Server) -> None:
+    async def _prepare(self, server: _BenchedServer) -> None:
         """Find out which fields the server takes, by a request of each stream alone; then warm it up."""
         while not self.is_interrupted:
             test = await self._before(server, 1)
@@ -217,12 +221,12 @@ class _Bench:
         if self._options.warm_up and not self.is_interrupted:
             await self._before(server, self._options.warm_up)
 
-    async def _before(self, server: _Server, number: int) -> LoadTest:
+    async def _before(self, server: _BenchedServer, number: int) -> LoadTest:
         """Ask requests that do not count, so many of each stream at once."""
         with ProgressBar(f"{server.url} before", sys.stderr) as bar:
             return await self._played(server, _first(self._workload, number), -1 - self._options.seed - number, bar)
 
-    async def _play(self, server: _Server, seed: int) -> None:
+    async def _play(self, server: _BenchedServer, seed: int) -> None:
         with ProgressBar(server.url, sys.stderr) as bar:
             bar.note(f"{server.url}: {_extent(self._workload)}")
             if self._options.as_job:
@@ -235,7 +239,7 @@ class _Bench:
         for kind, failures in test.failures.items():
             server.failures.setdefault(kind, []).extend(failures)
 
-    async def _beside_job(self, server: _Server, seed: int, bar: ProgressBar) -> tuple[LoadTest, RunRecord]:
+    async def _beside_job(self, server: _BenchedServer, seed: int, bar: ProgressBar) -> tuple[LoadTest, RunRecord]:
         """Play the chats beside one job of all best-effort requests; without chats, until the job has ended."""
         chats, lines = of_class(self._workload, ServiceClass.RT), lines_of(self._workload, seed)
         job = await self._submit(server, lines)
@@ -256,7 +260,7 @@ class _Bench:
         note = f"batch job {job.id}: {len(lines) - len(ended):,} of its {len(lines):,} lines had not ended: left out"
         return test, together(test.record(), ended, [note] if len(ended) < len(lines) else [])
 
-    async def _submit(self, server: _Server, lines: Sequence[Arrival]) -> ServedJob:
+    async def _submit(self, server: _BenchedServer, lines: Sequence[Arrival]) -> ServedJob:
         wording, window_s = self._wording(), min(arrival.request.slo.jct_s for arrival in lines)
         text, endpoint = file_of(lines, wording, server.dialect), endpoint_of(lines, wording)
         return await ServedJob.submit(BatchOptions(server.url, self._options.api_key), text, endpoint, window_s)
@@ -266,9 +270,9 @@ class _Bench:
         await asyncio.wait((follows, interrupted), return_when=asyncio.FIRST_COMPLETED)
         interrupted.cancel()
 
-    async def _played(self, server: _Server, workload: Mixture, seed: int, bar: ProgressBar) -> LoadTest:
+    async def _played(self, server: _BenchedServer, workload: Mixture, seed: int, bar: ProgressBar) -> LoadTest:
         test = LoadTest(Load(workload, ["bench"], seed), self._wording(), server.dialect)
-        rate = _Rate()
+        rate = _TokenRate()
         player = Player(
             test,
             server.address,
@@ -285,7 +289,7 @@ class _Bench:
         usual: Wording = WordWording(draw) if self._options.is_chat else IdWording(draw)
         return StreamWordings(self._workload, usual)
 
-    def _run(self, server: _Server) -> MeasuredRun:
+    def _run(self, server: _BenchedServer) -> MeasuredRun:
         record = joined(server.records)
         errors = tuple(ErrorCount(kind, len(found), found[0].text) for kind, found in server.failures.items())
         num_prompt = sum(request.num_prompt for request in record.requests if request.token_at)
@@ -314,7 +318,7 @@ def _ends_s(stream: Stream) -> float | None:
     return stream.num_requests / rate if stream.num_requests and rate else None
 
 
-def _refusal(server: _Server, failure: Failure) -> str:
+def _refusal(server: _BenchedServer, failure: Failure) -> str:
     if failure.status is None:
         return f"{server.url}: {failure.kind}: {failure.text}"
     return f"{server.url} refuses with {failure.status}: {failure.text}"
@@ -324,7 +328,71 @@ def _job_line(look: Look, lines: Sequence[Arrival]) -> str:
     return f"{look.completed + look.failed:,} of {len(lines):,} lines ended, {look.tokens:,} tokens"
 
 
-class _Rate:
+# --- The batch job of a load test
+
+
+@dataclass
+class ServedJob:
+    """A job on a server. Times are seconds since it was submitted.
+
+    One HTTP client asks for all of it: to make a client keeps the interpreter for tens of milliseconds, in which no
+    token of a chat would be read.
+    """
+
+    server: BatchApi
+    id: str
+    submitted_at: float
+    looks: list[Look]
+
+    @classmethod
+    async def submit(cls, options: BatchOptions, file: str, endpoint: str, window_s: float) -> ServedJob:
+        server = BatchApi(options)
+        id = await asyncio.to_thread(_submit, server, file, endpoint, _window(window_s))
+        return cls(server, id, perf_counter(), [])
+
+    async def follow(self, on_look: Callable[[Look], None]) -> None:
+        """Look at the job until it has ended."""
+        while await self.look(on_look) not in ENDED:
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self, on_look: Callable[[Look], None] = lambda _: None) -> str:
+        """Look at the job once, and return its status; a server that does not answer is asked again next time."""
+        try:
+            batch, _ = await asyncio.to_thread(self.server.look, self.id)
+        except Unreachable:
+            return ""
+        counts, usage = batch.get("request_counts") or {}, batch.get("usage") or {}
+        at = perf_counter() - self.submitted_at
+        self.looks.append(Look(at, counts.get("completed", 0), counts.get("failed", 0), usage.get("output_tokens", 0)))
+        on_look(self.looks[-1])
+        return str(batch.get("status"))
+
+    async def cancel(self) -> None:
+        """Cancel the job, unless it has ended, and ask no more."""
+        with suppress(BatchError):
+            await asyncio.to_thread(self.server.post, f"/batches/{self.id}/cancel", {})
+        self.server.close()
+
+
+def _submit(server: BatchApi, text: str, endpoint: str, window: str) -> str:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "lines.jsonl"
+        file.write_text(text, encoding="utf-8")
+        asked = {"input_file_id": server.upload(file)["id"], "endpoint": endpoint, "completion_window": window}
+        return str(server.post("/batches", asked)["id"])
+
+
+def _window(seconds: float) -> str:
+    """Return a completion window as the API takes it; OpenAI's own server knows a day only."""
+    if seconds >= _DAY_S:
+        return "24h" if seconds == _DAY_S else f"{min(7, int(seconds / _DAY_S))}d"
+    return f"{int(seconds / _HOUR_S)}h" if seconds % _HOUR_S == 0 else f"{max(10, int(seconds / _MINUTE_S))}m"
+
+
+# --- What is shown meanwhile
+
+
+class _TokenRate:
     """Tokens in a second, lately."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """A chat in the terminal with any server that has an OpenAI-compatible HTTP API.
 
-user's line ──▶ Chat.turn ──▶ ChatApi.answer ──▶ POST /chat/completions, streamed
+user's line ──▶ ChatSession.turn ──▶ ChatApi.answer ──▶ POST /chat/completions, streamed
                     │               └── pieces of text, printed as they come
                     └── keeps both sides of the turn, or neither where it failed
 """
@@ -44,7 +44,7 @@ def run(options: ChatOptions) -> int:
     _never_stumble_over_characters()
     person = sys.stdin.isatty()
     with ChatApi(options) as server:
-        failed = Chat(server, options.system, person).run()
+        failed = ChatSession(server, options.system, person).run()
     return 1 if failed and not person else 0
 
 
@@ -58,7 +58,7 @@ class ContextFull(ChatError):
     """The conversation is longer than what the model can read."""
 
 
-class Chat:
+class ChatSession:
     """Holds both sides of the conversation; reads questions and prints answers."""
 
     def __init__(self, server: ChatApi, system: str | None, person: bool) -> None:

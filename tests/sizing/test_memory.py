@@ -17,10 +17,17 @@ from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import Config, load
 from alignedserve.errors import ArenaTooSmall, MemoryTooSmall, ModelError
-from alignedserve.machine import memory
-from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import check_machine, check_worker, demand, why_too_small, with_pool_memory
-from alignedserve.machine.resources import Memory
+from alignedserve.machine.resources import MachineMemory
+from alignedserve.sizing import memory
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import (
+    check_machine,
+    check_worker,
+    demand,
+    shared_memory,
+    why_too_small,
+    with_pool_memory,
+)
 
 MIB = 1 << 20
 MODEL = ModelConfig(
@@ -66,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, available_mb: int | None, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    found = None if available_mb is None else Memory(4096 * MIB, available_mb * MIB, None)
+    found = None if available_mb is None else MachineMemory(4096 * MIB, available_mb * MIB, None)
     monkeypatch.setattr(memory, "memory", lambda: found)
     config = load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
     check_machine(config, MODEL, capacity(config, MODEL), folder)
@@ -163,7 +170,7 @@ class TestPoolMemory:
     def sized(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, available_mb: int, free_mb: int, **changes: Any
     ) -> Config:
-        monkeypatch.setattr(memory, "memory", lambda: Memory(1 << 50, available_mb * MIB, None))
+        monkeypatch.setattr(memory, "memory", lambda: MachineMemory(1 << 50, available_mb * MIB, None))
         there = os.statvfs_result((MIB, MIB, 1 << 30, free_mb, free_mb, 0, 0, 0, 0, 255))
         monkeypatch.setattr(os, "statvfs", lambda _path: there)
         config = load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
@@ -261,8 +268,24 @@ class TestPoolMemory:
             assert (why_too_small(config, capacity(config, MODEL)) is not None) == is_small
 
 
+def test_the_table_of_tokens_is_on_its_way_where_weights_are_random(folder: Path) -> None:
+    """Random weights are made layer by layer: two layers of whole numbers at once, of a byte each."""
+    config = load({"engine.load_format": "dummy", "engine.quantization": "int8"}, {}, None)
+    assert demand(config, MODEL, capacity(config, MODEL), folder).loading == 2 * (1 << 15) * MODEL.hidden_size
+
+
+def test_device_caches_that_others_map_are_in_shared_memory_too() -> None:
+    flags = {"engine.kv_memory_mb": 64, "kvpool.memory_mb": 128, "topology": "1+2"}
+    config = load(flags, {}, None)
+    mapped = load(flags | {"transport": "ipc"}, {}, None)
+    room = capacity(config, MODEL)
+    caches = shared_memory(mapped, MODEL, room) - shared_memory(config, MODEL, room)
+    assert caches == 3 * room.cache_bytes(MODEL) > 0
+    assert shared_memory(mapped, MODEL, room, with_pool=False) == caches
+
+
 def test_a_worker_counts_itself_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "memory", lambda: Memory(4096 * MIB, 800 * MIB, None))
+    monkeypatch.setattr(memory, "memory", lambda: MachineMemory(4096 * MIB, 800 * MIB, None))
     config = load({"topology": "2+2"}, {}, None)
     check_worker(config, MODEL, capacity(config, MODEL), folder)
     with pytest.raises(MemoryTooSmall):

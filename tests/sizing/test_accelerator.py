@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from alignedserve.config.config import Config, DeviceKind, load
-from alignedserve.machine import accelerator, visible_gpus
-from alignedserve.machine.accelerator import Choice, decide
+from alignedserve.config.choices import DeviceKind
+from alignedserve.config.config import Config, load
+from alignedserve.machine import visible_gpus
+from alignedserve.sizing import accelerator
+from alignedserve.sizing.accelerator import DeviceChoice, decide
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA, HIP = "cuda: Optional[str] = '13.0'", "hip = '7.1'"
 CHOOSE = """
 import json, sys
 from pathlib import Path
-from alignedserve.machine import accelerator
+from alignedserve.sizing import accelerator
 accelerator._DRIVERS = {"cuda": (sys.argv[1],), "hip": (sys.argv[2],)}
 choice = accelerator.choose()
 print(json.dumps([choice.device.value, choice.why, choice.is_fallback, "torch" in sys.modules]))
@@ -35,7 +37,7 @@ class cuda:
 """
 
 
-def chosen(tmp_path: Path, driver: str, version: str, body: str, visible: str | None = None) -> Choice:
+def chosen(tmp_path: Path, driver: str, version: str, body: str, visible: str | None = None) -> DeviceChoice:
     """Return the choice where this driver is there, and a torch of this version file and this code."""
     nvidia, amd = tmp_path / "nvidiactl", tmp_path / "kfd"
     if driver:
@@ -51,7 +53,7 @@ def chosen(tmp_path: Path, driver: str, version: str, body: str, visible: str | 
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     device, why, is_fallback, has_torch = json.loads(done.stdout)
     assert not has_torch, "the process that asks must not load torch"
-    return Choice(DeviceKind(device), why.replace(str(tmp_path), "/dev"), is_fallback)
+    return DeviceChoice(DeviceKind(device), why.replace(str(tmp_path), "/dev"), is_fallback)
 
 
 SEES, SEES_NONE = TORCH.format(available="True"), TORCH.format(available="bool(warnings.warn('the driver is too old'))")
@@ -61,32 +63,34 @@ NOT_ASKED = "raise SystemExit('torch was asked')"
 @pytest.mark.parametrize(
     ("driver", "version", "body", "choice"),
     [
-        ("nvidiactl", f"{CUDA}\nhip: Optional[str] = None", SEES, Choice(DeviceKind.CUDA, "torch sees 2 x H100")),
-        ("kfd", f"cuda = None\n{HIP}", SEES, Choice(DeviceKind.CUDA, "torch sees 2 x H100")),
-        ("", CUDA, NOT_ASKED, Choice(DeviceKind.CPU, "no driver of a GPU is here")),
+        ("nvidiactl", f"{CUDA}\nhip: Optional[str] = None", SEES, DeviceChoice(DeviceKind.CUDA, "torch sees 2 x H100")),
+        ("kfd", f"cuda = None\n{HIP}", SEES, DeviceChoice(DeviceKind.CUDA, "torch sees 2 x H100")),
+        ("", CUDA, NOT_ASKED, DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here")),
         (
             "nvidiactl",
             "cuda: Optional[str] = None",
             NOT_ASKED,
-            Choice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch is built without CUDA, or not installed", True),
+            DeviceChoice(
+                DeviceKind.CPU, "/dev/nvidiactl is here, but torch is built without CUDA, or not installed", True
+            ),
         ),
         (
             "nvidiactl",
             HIP,
             NOT_ASKED,
-            Choice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch is built for hip alone", True),
+            DeviceChoice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch is built for hip alone", True),
         ),
         (
             "nvidiactl",
             CUDA,
             SEES_NONE,
-            Choice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch sees no GPU: the driver is too old", True),
+            DeviceChoice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch sees no GPU: the driver is too old", True),
         ),
         (
             "nvidiactl",
             CUDA,
             "raise ImportError('libcudart is missing')",
-            Choice(
+            DeviceChoice(
                 DeviceKind.CPU,
                 "/dev/nvidiactl is here, but torch sees no GPU: ImportError: libcudart is missing",
                 True,
@@ -95,7 +99,7 @@ NOT_ASKED = "raise SystemExit('torch was asked')"
     ],
 )
 def test_it_is_the_gpu_that_torch_sees_and_else_the_cpu(
-    tmp_path: Path, driver: str, version: str, body: str, choice: Choice
+    tmp_path: Path, driver: str, version: str, body: str, choice: DeviceChoice
 ) -> None:
     assert chosen(tmp_path, driver, version, body) == choice
 
@@ -134,11 +138,11 @@ def test_what_the_driver_does_not_tell_torch_is_asked(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("visible", ["", "-1"])
 def test_hidden_gpus_are_not_asked_for(tmp_path: Path, visible: str) -> None:
     choice = chosen(tmp_path, "nvidiactl", CUDA, NOT_ASKED, visible)
-    assert choice == Choice(DeviceKind.CPU, "CUDA_VISIBLE_DEVICES hides all GPUs")
+    assert choice == DeviceChoice(DeviceKind.CPU, "CUDA_VISIBLE_DEVICES hides all GPUs")
 
 
 def test_only_auto_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "choose", lambda: Choice(DeviceKind.CUDA, "torch sees H100"))
+    monkeypatch.setattr(accelerator, "choose", lambda: DeviceChoice(DeviceKind.CUDA, "torch sees H100"))
     config, choice = decide(Config())
     assert (config.engine.device, config.engine.seats, choice.why) == (DeviceKind.CUDA, 256, "torch sees H100")
     given = load({"engine.device": "cpu"}, {}, None)

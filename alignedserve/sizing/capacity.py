@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.vectors import most_in_step
-from alignedserve.config.config import Config, Dtype
+from alignedserve.config.choices import Dtype
+from alignedserve.config.config import Config
 from alignedserve.core import WorkerLimits, units_for
 from alignedserve.errors import ConfigError
 from alignedserve.kvpool.arena.extents import TOGETHER, Extents, PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
-from alignedserve.machine.model_folder import check_dummy
 from alignedserve.scheduling.policy import Compression
+from alignedserve.sizing.model_folder import check_dummy
 
 _MIB = 1 << 20
 _CACHES = 4  # the pool's memory, in device caches of all decode workers, where there is so much

@@ -10,7 +10,8 @@ from alignedserve.architectures.model_source import AUTO, chosen_model, has_toke
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.config.config import Config, LoadFormat
+from alignedserve.config.choices import LoadFormat
+from alignedserve.config.config import Config
 from alignedserve.errors import ConfigError
 
 

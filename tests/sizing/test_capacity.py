@@ -13,7 +13,7 @@ from alignedserve.architectures.rope import Rope
 from alignedserve.config.config import Config, load
 from alignedserve.core import Fold, Sight
 from alignedserve.errors import ConfigError
-from alignedserve.machine.capacity import capacity
+from alignedserve.sizing.capacity import capacity
 
 MIB = 1 << 20
 # 8 layers, K and V, 4 heads of 64, in bf16: 8 KiB a token, so 128 tokens in a MiB.

@@ -18,7 +18,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from alignedserve.config.config import Config, DeviceKind
+from alignedserve.config.choices import DeviceKind
+from alignedserve.config.config import Config
 from alignedserve.safe_path import module_command
 
 # What the drivers of each build of torch open: NVIDIA's, also of boards (nvmap) and under WSL (dxg); AMD's.
@@ -28,7 +29,7 @@ _LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class DeviceChoice:
     """A device, and why it is taken."""
 
     device: DeviceKind
@@ -36,29 +37,29 @@ class Choice:
     is_fallback: bool = False  # whether the CPU computes although a GPU's driver is there
 
 
-def choose() -> Choice:
+def choose() -> DeviceChoice:
     """Choose the device of workers on this machine."""
     there = [path for paths in _DRIVERS.values() for path in paths if Path(path).exists()]
     if not there:
-        return Choice(DeviceKind.CPU, "no driver of a GPU is here")
+        return DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here")
     if os.environ.get(_HIDING, "0").strip() in ("", "-1"):
-        return Choice(DeviceKind.CPU, f"{_HIDING} hides all GPUs")
+        return DeviceChoice(DeviceKind.CPU, f"{_HIDING} hides all GPUs")
     built = _torch_is_built_for()
     if not any(path in _DRIVERS[kind] for kind in built for path in there):
         what = f"built for {' and '.join(built)} alone" if built else "built without CUDA, or not installed"
-        return Choice(DeviceKind.CPU, f"{there[0]} is here, but torch is {what}", is_fallback=True)
+        return DeviceChoice(DeviceKind.CPU, f"{there[0]} is here, but torch is {what}", is_fallback=True)
     seen = _visible(built.get("cuda"))
     if isinstance(seen, str):
-        return Choice(DeviceKind.CPU, f"{there[0]} is here, but torch sees no GPU: {seen}", is_fallback=True)
+        return DeviceChoice(DeviceKind.CPU, f"{there[0]} is here, but torch sees no GPU: {seen}", is_fallback=True)
     counts = {name: seen.count(name) for name in seen}
     listed = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())
-    return Choice(DeviceKind.CUDA, f"torch sees {listed}")
+    return DeviceChoice(DeviceKind.CUDA, f"torch sees {listed}")
 
 
-def decide(config: Config) -> tuple[Config, Choice]:
+def decide(config: Config) -> tuple[Config, DeviceChoice]:
     """Return the config with a device in place of `auto`, and why it is that one."""
     if config.engine.device is not DeviceKind.AUTO:
-        return config, Choice(config.engine.device, "engine.device says so")
+        return config, DeviceChoice(config.engine.device, "engine.device says so")
     choice = choose()
     return replace(config, engine=replace(config.engine, device=choice.device)), choice
 

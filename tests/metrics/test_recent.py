@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from alignedserve.core import ServiceClass, TokenTimes
-from alignedserve.dashboard.picture import (
+from alignedserve.metrics.recent import (
     MOST_REFUSED,
     MOST_SLOWEST,
     SLOT_S,
     WINDOW_S,
     Counts,
     EndedRequest,
+    RecentRequests,
     RefusedRequest,
-    RequestsPicture,
+    RequestLog,
     Slot,
-    merge_requests,
+    together,
 )
-from alignedserve.dashboard.requests import RequestLog
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
 ENDED = EndedRequest("a", RT, "default", 5.0, "", TokenTimes(0.2, 19, 0, 0.1, 2.0), prompt_tokens=30, output_tokens=20)
@@ -35,7 +35,7 @@ def test_tokens_count_in_the_slot_in_which_they_are_seen() -> None:
     log.tokens[RT].num += 2
     log.tokens[BE].num += 4
     log.tick(SLOT_S + 1.0)
-    assert log.picture(2 * SLOT_S).slots == (
+    assert log.recent(2 * SLOT_S).slots == (
         Slot(0, Counts(tokens=7)),
         Slot(1, Counts(tokens=2), Counts(tokens=4)),
     )
@@ -44,8 +44,8 @@ def test_tokens_count_in_the_slot_in_which_they_are_seen() -> None:
 def test_the_slot_that_is_not_over_is_not_shown() -> None:
     log = RequestLog()
     log.end(ENDED)
-    assert log.picture(SLOT_S - 0.1).slots == ()
-    assert log.picture(SLOT_S).slots == (Slot(0, Counts(ended=1, kept=1)),)
+    assert log.recent(SLOT_S - 0.1).slots == ()
+    assert log.recent(SLOT_S).slots == (Slot(0, Counts(ended=1, kept=1)),)
 
 
 def test_ends_and_refusals_are_counted_by_class() -> None:
@@ -53,14 +53,14 @@ def test_ends_and_refusals_are_counted_by_class() -> None:
     log.end(ENDED)
     log.end(replace(ENDED, missed="ttft"))
     log.refuse(REFUSED)
-    assert log.picture(SLOT_S).slots == (Slot(0, Counts(ended=2, kept=1), Counts(refused=1)),)
+    assert log.recent(SLOT_S).slots == (Slot(0, Counts(ended=2, kept=1), Counts(refused=1)),)
 
 
 def test_the_slowest_come_first_and_they_are_few() -> None:
     log = RequestLog()
     for number in range(3 * MOST_SLOWEST):
         log.end(replace(ENDED, id=str(number), at=5.0 + number, times=took(float(number))))
-    slowest = log.picture(40.0).slowest
+    slowest = log.recent(40.0).slowest
     assert [ended.id for ended in slowest] == [str(3 * MOST_SLOWEST - 1 - place) for place in range(MOST_SLOWEST)]
 
 
@@ -69,7 +69,7 @@ def test_documents_that_take_long_do_not_hide_slow_chats() -> None:
     log.end(replace(ENDED, times=took(9.0)))
     for number in range(3 * MOST_SLOWEST):
         log.end(replace(ENDED, id=str(number), service=BE, times=took(100.0 + number)))
-    slowest = log.picture(6.0).slowest
+    slowest = log.recent(6.0).slowest
     assert [ended.service for ended in slowest] == [RT, *[BE] * MOST_SLOWEST]
 
 
@@ -77,7 +77,7 @@ def test_the_newest_refusals_come_first_and_they_are_few_and_short() -> None:
     log = RequestLog()
     for number in range(2 * MOST_REFUSED):
         log.refuse(replace(REFUSED, id=str(number), why="x" * 10_000))
-    refused = log.picture(5.0).refused
+    refused = log.recent(5.0).refused
     assert [request.id for request in refused[:2]] == [str(2 * MOST_REFUSED - 1), str(2 * MOST_REFUSED - 2)]
     assert len(refused) == MOST_REFUSED
     assert all(len(request.why) < 1000 for request in refused)
@@ -88,8 +88,8 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     log.end(ENDED)
     log.refuse(REFUSED)
     log.tokens[RT].num += 3
-    assert log.picture(5.0 + WINDOW_S - 1).slowest == (ENDED,)
-    later = log.picture(5.0 + WINDOW_S + 2 * SLOT_S)
+    assert log.recent(5.0 + WINDOW_S - 1).slowest == (ENDED,)
+    later = log.recent(5.0 + WINDOW_S + 2 * SLOT_S)
     assert (later.slowest, later.refused, later.slots) == ((), (), (Slot(90, Counts(tokens=3)),))
 
 
@@ -98,13 +98,13 @@ def test_a_long_life_keeps_no_more_slots_than_the_window_has() -> None:
     for second in range(0, 5_000, 3):
         log.tokens[BE].num += 1
         log.tick(float(second))
-    assert len(log.picture(5_000.0).slots) == WINDOW_S / SLOT_S
+    assert len(log.recent(5_000.0).slots) == WINDOW_S / SLOT_S
 
 
 def test_owners_are_added_up() -> None:
-    one = RequestsPicture((Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=1))), (ENDED,), (REFUSED,))
+    one = RecentRequests((Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=1))), (ENDED,), (REFUSED,))
     slower, later = replace(ENDED, id="c", times=took(3.0)), replace(REFUSED, id="d", at=6.0)
-    other = RequestsPicture((Slot(2, Counts(tokens=5), Counts(refused=1)),), (slower,), (later,))
-    assert merge_requests((one, other)) == RequestsPicture(
+    other = RecentRequests((Slot(2, Counts(tokens=5), Counts(refused=1)),), (slower,), (later,))
+    assert together((one, other)) == RecentRequests(
         (Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=6), Counts(refused=1))), (slower, ENDED), (later, REFUSED)
     )

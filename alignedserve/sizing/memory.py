@@ -15,13 +15,14 @@ from alignedserve.architectures.weight_files import (
     largest_numbers,
     quantised_bytes,
 )
-from alignedserve.config.config import Config, LoadFormat, TransportName
+from alignedserve.config.choices import LoadFormat, TransportName
+from alignedserve.config.config import Config
 from alignedserve.errors import ArenaTooSmall, MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
-from alignedserve.machine.adapters import adapter_room
-from alignedserve.machine.capacity import Capacity, capacity, least_pool_mb, pool_mb_within, wanted_pool_mb
 from alignedserve.machine.gpus import gpu_memory
 from alignedserve.machine.resources import memory
+from alignedserve.sizing.adapters import adapter_room
+from alignedserve.sizing.capacity import Capacity, capacity, least_pool_mb, pool_mb_within, wanted_pool_mb
 
 _MIB = 1 << 20
 SHARED_RECORDS = 2 * _MIB  # beside the pool: what gateways count of callers, and the adapters that are loaded
@@ -232,7 +233,7 @@ def _of_workers(config: Config, model: ModelConfig, room: Capacity, folder: Path
     """Return the bytes that all ranks of all workers need, how many ranks there are, and the bytes of checkpoints."""
     topology, ranks = config.topology, config.engine.tensor_parallel_size
     workers = ranks * (topology.prefill_workers + topology.decode_workers)
-    num_places = config.policy.pairs.num_places(room.limits.num_pairs * room.limits.block_size)
+    num_places = config.policy.pairs.num_on_host(room.limits.num_pairs * room.limits.block_size)
     checkpoints = topology.decode_workers * ranks * room.kv_bytes(model.share(ranks), num_places)
     return workers * demand(config, model, room, folder).total, workers, checkpoints
 

@@ -1,4 +1,8 @@
-"""Predict how much memory open requests will hold together.
+"""Predict what places hold: the beginnings of prompts, and the memory of open requests.
+
+A place is a pool, or a worker with its device. Each piece of a prompt is named by its tokens, all tokens before them
+and the salt, as pages are (protocol/page_names.py). A place may have given up since what it had: then the prompt is
+computed there as it would be anywhere. A router that has just started knows nothing, and learns again.
 
 A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes
@@ -17,15 +21,69 @@ The unit is half a token, in integers: sums come out the same in whatever order 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterable
 from math import isqrt
 from typing import NamedTuple
 
 from alignedserve.core import KEEPS_ALL, Request, Retention, ServiceClass
+from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.lengths import mean_and_upper
 from alignedserve.scheduling.policy import Policy, Room
 
+PIECE = 128  # tokens; fewer tokens are computed again as fast as they are found
+MOST = 100_000  # pieces that the router remembers
 
-class Held(NamedTuple):
+
+def pieces_of(request: Request) -> tuple[int, ...]:
+    """Return the names of a prompt's whole pieces."""
+    tokens = request.tokens
+    return chained_hashes(tokens[: len(tokens) // PIECE * PIECE], PIECE, request.kv_salt)
+
+
+class Beginnings:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._places: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # piece -> places, in the order of last use
+        self._alone: dict[str, tuple[str]] = {}  # place -> a shared tuple of it alone: most pieces are at one place
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def came(self, pieces: Iterable[int], place: str) -> None:
+        for piece in pieces:
+            places = self._places.pop(piece, ())
+            more = places if place in places else (*places, place)
+            self._places[piece] = more if len(more) > 1 else self._alone.setdefault(place, (place,))
+        while len(self._places) > self._most:
+            self._places.popitem(last=False)
+
+    def tokens_at(self, pieces: Iterable[int]) -> dict[str, int]:
+        """Return for each place how many of the prompt's first tokens it has."""
+        found: dict[str, int] = {}
+        have: tuple[str, ...] = ()  # the places that have all `tokens` so far
+        tokens = 0
+        for piece in pieces:
+            places = self._places.get(piece, ())
+            if tokens and places != have:  # mostly they are the same
+                found.update(dict.fromkeys(have, tokens))
+                places = tuple([place for place in places if found.get(place) == tokens])
+            if not places:
+                break
+            have, tokens = places, tokens + PIECE
+        found.update(dict.fromkeys(have, tokens))
+        return found
+
+    def forget(self, place: str) -> None:
+        """Forget what the place had: it is gone, or has started again with nothing."""
+        for piece, places in list(self._places.items()):
+            if places == (place,):
+                del self._places[piece]
+            elif place in places:
+                self._places[piece] = tuple(other for other in places if other != place)
+
+
+class HeldMemory(NamedTuple):
     """The memory of one request, in half tokens."""
 
     usual: int
@@ -39,11 +97,11 @@ class _Sum:
     def __init__(self) -> None:
         self._usual, self._squares = 0, 0  # sum of `usual`, and of `beyond` squared
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldMemory) -> None:
         self._usual += held.usual
         self._squares += held.beyond * held.beyond
 
-    def take(self, held: Held) -> None:
+    def take(self, held: HeldMemory) -> None:
         self._usual -= held.usual
         self._squares -= held.beyond * held.beyond
 
@@ -51,23 +109,23 @@ class _Sum:
     def tokens(self) -> int:
         return (self._usual + isqrt(self._squares) + 1) // 2
 
-    def with_one_more(self, held: Held) -> int:
+    def with_one_more(self, held: HeldMemory) -> int:
         return _tokens(self._usual + held.usual, self._squares + held.beyond**2)
 
-    def without(self, held: Held) -> int:
+    def without(self, held: HeldMemory) -> int:
         return _tokens(self._usual - held.usual, self._squares - held.beyond**2)
 
 
 class Holdings:
     def __init__(self, policy: Policy, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._retention = policy, retention
-        self._held_by: dict[str, Held] = {}  # open request -> the memory that it will hold
+        self._held_by: dict[str, HeldMemory] = {}  # open request -> the memory that it will hold
         self._all, self._rt = _Sum(), _Sum()
 
     def __len__(self) -> int:
         return len(self._held_by)
 
-    def put(self, request: Request, held: Held | None = None) -> None:
+    def put(self, request: Request, held: HeldMemory | None = None) -> None:
         """Count the request, with what other holdings hold for it, if they do; a later attempt or another estimate
         takes the place of the earlier one."""
         self.remove(request.id)
@@ -76,10 +134,10 @@ class Holdings:
         if held.is_rt:
             self._rt.add(held)
 
-    def held_by(self, request: str) -> Held | None:
+    def held_by(self, request: str) -> HeldMemory | None:
         return self._held_by.get(request)
 
-    def remove(self, request: str) -> Held | None:
+    def remove(self, request: str) -> HeldMemory | None:
         if (held := self._held_by.pop(request, None)) is not None:
             self._all.take(held)
             if held.is_rt:
@@ -107,16 +165,16 @@ class Holdings:
         """Return by how many tokens many such requests would each raise the sum."""
         return _tokens(self._held(request).usual, 0)
 
-    def _held(self, request: Request, is_new: bool = False) -> Held:
+    def _held(self, request: Request, is_new: bool = False) -> HeldMemory:
         room, is_rt = self._policy.room, request.service is ServiceClass.RT
         if room is Room.WHOLE:
-            return Held(2 * request.most_tokens, 0, is_rt)
+            return HeldMemory(2 * request.most_tokens, 0, is_rt)
         (mean, upper), num_prompt = mean_and_upper(request, self._policy), len(request.prompt)
         output = upper if request.estimate is None else _open_length(mean, upper)
         held = self._retention.of_prompt if is_new else self._retention.of_decode
         at_first = held(num_prompt)
         more = held(num_prompt + output) - at_first
-        return Held(2 * at_first + more, more, is_rt)
+        return HeldMemory(2 * at_first + more, more, is_rt)
 
 
 def _open_length(mean: int, upper: int) -> int:
