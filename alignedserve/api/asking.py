@@ -22,7 +22,7 @@ _AGAIN_S = 1.0  # where the server does not say when
 _DATA, _DONE = "data: ", "[DONE]"
 
 
-class Asking:
+class ServerCalls:
     """Asks a server with OpenAI's API."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from alignedserve.api.asking import Answer, Asking
+from alignedserve.api.asking import Answer, ServerCalls
 from alignedserve.api.deployment import Deployment, Setting
 from alignedserve.api.outputs import Piece, RequestOutput
 from alignedserve.api.parameters import SamplingParams, Slo
@@ -30,7 +30,7 @@ _JOBS_OFF: dict[str, Setting] = {"jobs_store": "off"}  # a part less to start
 
 
 @dataclass(frozen=True)
-class _Said:
+class _AskedOptions:
     """The sampling and the promises of the requests of one call."""
 
     params: Params
@@ -73,7 +73,7 @@ class LLM:
             if url is not None
             else Deployment("auto" if model is None else model, settings=settings, **(_JOBS_OFF | flags))
         )
-        self._asking = Asking(url or cast(Deployment, self.deployment).url, api_key)
+        self._asking = ServerCalls(url or cast(Deployment, self.deployment).url, api_key)
         self._model = str(model) if url is not None and model is not None else self._asking.model()
 
     @property
@@ -106,7 +106,7 @@ class LLM:
 
         A single prompt is a text, token ids, or a mapping with either; lower priorities go first.
         """
-        said = _Said(sampling_params, priority, slo, service_tier)
+        said = _AskedOptions(sampling_params, priority, slo, service_tier)
         return _finished(self._generated(prompts, said, use_tqdm))
 
     def chat(
@@ -123,7 +123,7 @@ class LLM:
         """Return the outputs of one conversation or of several; more fields, such as `tools`, go into the bodies."""
         chats = [messages] if isinstance(messages[0], Mapping) else messages
         asked = [{"messages": list(cast(Messages, chat)), **fields} for chat in chats]
-        bodies = self._bodies(asked, _Said(sampling_params, priority, slo, service_tier))
+        bodies = self._bodies(asked, _AskedOptions(sampling_params, priority, slo, service_tier))
         answers = _finished(self._all(_CHATS, [*map(_as_chat, bodies)], use_tqdm))
         return [RequestOutput.from_answer(answer, None) for answer in answers]
 
@@ -145,7 +145,7 @@ class LLM:
         service_tier: Tier | None = None,
     ) -> list[RequestOutput]:
         """Return what `generate` returns, in the caller's event loop."""
-        said = _Said(sampling_params, priority, slo, service_tier)
+        said = _AskedOptions(sampling_params, priority, slo, service_tier)
         return await self._generated(prompts, said, shows=False)
 
     async def astream(
@@ -163,7 +163,9 @@ class LLM:
     def detokenize(self, token_ids: Tokens) -> str:
         return str(self._asking.one("/detokenize", {"model": self._model, "tokens": list(token_ids)})["prompt"])
 
-    async def _generated(self, prompts: Prompt | Sequence[Prompt], said: _Said, shows: bool) -> list[RequestOutput]:
+    async def _generated(
+        self, prompts: Prompt | Sequence[Prompt], said: _AskedOptions, shows: bool
+    ) -> list[RequestOutput]:
         asked = _several(prompts)
         return _texts(asked, await self._all(_TEXTS, self._bodies(map(_text_body, asked), said), shows))
 
@@ -175,14 +177,14 @@ class LLM:
     def _streamed(
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None, slo: Slo | None
     ) -> tuple[str, Answer]:
-        said = _Said(sampling_params, 0, slo, "default")
+        said = _AskedOptions(sampling_params, 0, slo, "default")
         if _is_chat(prompt):
             [body] = self._bodies([{"messages": list(prompt)}], said)
             return _CHATS, _as_chat(body)
         [body] = self._bodies([_text_body(cast(Prompt, prompt))], said)
         return _TEXTS, body
 
-    def _bodies(self, asked: Iterable[Answer], said: _Said) -> list[Answer]:
+    def _bodies(self, asked: Iterable[Answer], said: _AskedOptions) -> list[Answer]:
         """Return the whole bodies of what is asked."""
         asked = list(asked)
         more: Answer = {"model": self._model, "return_token_ids": True, "service_tier": said.tier}

@@ -7,11 +7,11 @@ dashboard.py   The live page: its routes, and the pictures that it is sent, one 
 embedding.py   The routes of vectors: /v1/embeddings, /v1/score and /v1/rerank.
 explaining.py  The route of a request's timeline.
 files.py       The routes of /v1/files: the files that batch jobs read and write.
-exchanges.py   Answers a body by what its pieces amount to: as a stream of named events, or whole.
+exchanges.py   Answers a body while its client waits: as a stream of events, or whole.
 generation.py  Runs the requests of one body and reads their tokens as they are delivered.
 messaging.py   The routes of /v1/messages, Anthropic's interface.
-open_jobs.py   The open jobs for the live page, read from the store of jobs.
 openapi.py     Our own OpenAPI document: every route with its parameters, body and answers.
+pages.py       Small pages for browsers: / and /docs.
 responding.py  The routes of /v1/responses, whose conversations the server may keep.
 settings.py    The settings of a gateway's HTTP application.
 starting.py    Starts the requests of a body.

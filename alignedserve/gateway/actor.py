@@ -17,19 +17,19 @@ import uvicorn
 from fastapi import FastAPI
 
 from alignedserve.architectures.vectors import read_pooled
-from alignedserve.config.config import JobsConfig, ServerConfig
+from alignedserve.config.sections import JobsConfig, ServerConfig
 from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
+from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.exposure import tls_context
-from alignedserve.gateway.access.keys import KeyRing, key_ring
+from alignedserve.gateway.access.keys import KeyRing, KeysFile
 from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
-from alignedserve.gateway.dashboard import Dashboard
+from alignedserve.gateway.dashboard import Dashboard, OpenJobs
 from alignedserve.gateway.files import FileRoutes, HttpRoute
-from alignedserve.gateway.http.connections import Connection, raise_file_limit
-from alignedserve.gateway.open_jobs import OpenJobs
+from alignedserve.gateway.http.connections import GatewayConnection, raise_file_limit
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.shell import Halt, Owner
@@ -51,6 +51,7 @@ DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
 _MIB = 1 << 20
 
 
+KEYS_S = 1.0  # between looks at the keys file
 _MANY_OBJECTS = 20_000  # more than Python's own threshold: then it looks for cycles of garbage
 
 
@@ -74,7 +75,7 @@ def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
     most_connections = raise_file_limit(_MOST_CONNECTIONS)
     settings = uvicorn.Config(
         app,
-        http=cast(Any, partial(Connection, most_connections=most_connections)),
+        http=cast(Any, partial(GatewayConnection, most_connections=most_connections)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -98,8 +99,9 @@ class Gateway:
         siblings: Siblings,
         pictures: RequestPictures,
         server: ServerConfig,
+        keys_file: KeysFile,
     ) -> None:
-        self._app, self._owner, self._drain_s = app, owner, server.drain_s
+        self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
         self._server = HttpServer(http_settings(app, server))
         self._dashboard: Dashboard = app.state.dashboard
@@ -113,10 +115,24 @@ class Gateway:
 
     async def _serve(self) -> None:
         async with self._siblings.listening(), self._pictures.listening():
-            drain = asyncio.create_task(self._drain())
+            beside = [asyncio.create_task(self._drain()), asyncio.create_task(self._follow_keys())]
             self._dashboard.begin()
             await self._server.serve(sockets=[self._listener])
-            drain.cancel()
+            for task in beside:
+                task.cancel()
+
+    async def _follow_keys(self) -> None:
+        """Accept the keys of the file as it is: a key that is taken out of it is refused from then on."""
+        fault = ""
+        while True:
+            await asyncio.sleep(KEYS_S)
+            try:
+                await asyncio.to_thread(self._keys_file.read)
+                fault = ""
+            except ConfigError as error:
+                if str(error) != fault:
+                    log.error("the keys are as they were, since they cannot be read again: %s", error)
+                fault = str(error)
 
     async def _drain(self) -> None:
         await self._halt.wait()
@@ -166,11 +182,12 @@ def run(part: Part, on_start: OnStart) -> None:
     if text.reasoning is not None:
         log.info("answers come without their reasoning, which is read as that of %s", text.reasoning.name)
     owner = Owner(part, sketcher(part.config.policy.predictor, text))
+    keys_file = KeysFile(server.api_key, server.keys_file)
     name = part.config.served_model_name or part.config.model
     settings = GatewaySettings(
         served_model_names=(name,),
         max_model_len=capacity.max_model_len,
-        keys=key_ring(server.api_key, server.keys_file),
+        keys=keys_file.ring,
         cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
         names=(server.host, socket.gethostname()),
         metrics_prefix=server.metrics_prefix,
@@ -197,7 +214,7 @@ def run(part: Part, on_start: OnStart) -> None:
     app.state.scrapes.owners = others.ask_all
     pictures = request_pictures(part, app.state.metrics.log, owner.now)
     dashboard.all_requests = pictures.of_all
-    gateway = Gateway(app, owner, listener, others, pictures, server)
+    gateway = Gateway(app, owner, listener, others, pictures, server, keys_file)
     on_start(gateway)
     with closing(traces), owner.running():
         gateway.run()

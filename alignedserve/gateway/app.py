@@ -6,7 +6,7 @@ The way of a completion:
          ─▶ a Request for each choice          openai/requests
          ─▶ what their owner delivers          generation
          ─▶ pieces of text                     openai/reading
-         ─▶ JSON, whole or in chunks           openai/shapes, streaming
+         ─▶ JSON, whole or in chunks           openai/shapes, exchanges
 
 `parse_body`, `make_requests`, `AnswerReader` and `make_shape` know nothing of HTTP: the job runner uses them too.
 """
@@ -27,15 +27,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.core import Adapter
 from alignedserve.errors import AlignedServeError
 from alignedserve.fallbacks import fallbacks
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import Scope
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.dashboard import Dashboard, Head
+from alignedserve.gateway.dashboard import Dashboard, GatewayHead
 from alignedserve.gateway.embedding import VectorRoutes
+from alignedserve.gateway.exchanges import ChatExchange, Exchange, answer_body
 from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
 from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of, tab_of
@@ -44,19 +45,17 @@ from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
 from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter, load_adapter, unload_adapter
 from alignedserve.gateway.openai.errors import beyond_scope, draining, not_ready
-from alignedserve.gateway.openai.parsing import parse_body
-from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
+from alignedserve.gateway.openai.shapes import make_shape
+from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.pages.docs import docs_page
-from alignedserve.gateway.pages.front import front_answer
-from alignedserve.gateway.pages.html import html_answer
+from alignedserve.gateway.pages import docs_page, front_answer, html_answer
 from alignedserve.gateway.responding import ResponseRoutes
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
-from alignedserve.gateway.starting import Started, Starter
-from alignedserve.gateway.streaming import EventStream, chat_events, json_response, unless_gone, whole_answer
+from alignedserve.gateway.starting import Starter
+from alignedserve.gateway.streaming import json_response
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
@@ -111,41 +110,47 @@ def make_app(
     starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
     routes = _Routes(app, starter, has_jobs=bool(job_routes))
     app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
-    for method, path, scope, answer in (
-        ("GET", "/", None, routes.front),
-        ("GET", "/docs", None, routes.docs),
-        ("GET", "/live", None, routes.live),
-        ("GET", "/health", None, routes.health),
-        ("GET", "/ready", None, routes.ready),
-        ("GET", "/metrics", None, routes.metrics),
-        ("GET", "/status", None, routes.status),
-        ("GET", "/v1/models", Scope.GENERATE, routes.models),
-        ("GET", "/v1/models/{name:path}", Scope.GENERATE, routes.model),
-        ("POST", "/v1/chat/completions", Scope.GENERATE, routes.chat),
-        ("POST", "/v1/completions", Scope.GENERATE, routes.completions),
-        ("POST", "/tokenize", Scope.GENERATE, routes.tokenize),
-        ("POST", "/detokenize", Scope.GENERATE, routes.detokenize),
-        ("GET", "/openapi.json", Scope.GENERATE, routes.openapi),
-        ("GET", "/version", Scope.GENERATE, routes.version),
-        ("GET", "/v1/requests/{id}/timeline", None, starter.explaining.timeline),
+    unscoped = (
+        ("GET", "/", routes.front),
+        ("GET", "/docs", routes.docs),
+        ("GET", "/live", routes.live),
+        ("GET", "/health", routes.health),
+        ("GET", "/ready", routes.ready),
+        ("GET", "/metrics", routes.metrics),
+        ("GET", "/status", routes.status),
+        ("GET", "/v1/requests/{id}/timeline", starter.explaining.timeline),
+    )
+    generating = (
+        ("GET", "/v1/models", routes.models),
+        ("GET", "/v1/models/{name:path}", routes.model),
+        ("POST", "/v1/chat/completions", routes.chat),
+        ("POST", "/v1/completions", routes.completions),
+        ("POST", "/tokenize", routes.tokenize),
+        ("POST", "/detokenize", routes.detokenize),
+        ("GET", "/openapi.json", routes.openapi),
+        ("GET", "/version", routes.version),
+        *ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes,
+        *MessageRoutes(starter).routes,
+        *VectorRoutes(starter).routes,
+    )
+    changing = (
+        ("POST", "/v1/load_lora_adapter", routes.load_adapter),
+        ("POST", "/v1/unload_lora_adapter", routes.unload_adapter),
+    )
+    for scope, table in (
+        (None, unscoped),
+        (Scope.GENERATE, generating),
+        (Scope.ADAPTERS, changing),
+        (Scope.DASHBOARD, dashboard.routes),
+        (Scope.BATCH, job_routes),
     ):
-        app.add_route(path, answer if scope is None else _restrict(scope, answer), methods=[method])
-    responses = ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig()))
-    for method, path, respond in (*responses.routes, *MessageRoutes(starter).routes, *VectorRoutes(starter).routes):
-        app.add_route(path, _restrict(Scope.GENERATE, respond), methods=[method])
-    for path, change in (("load", routes.load_adapter), ("unload", routes.unload_adapter)):
-        app.add_route(f"/v1/{path}_lora_adapter", _restrict(Scope.ADAPTERS, change), methods=["POST"])
-    for method, path, show in dashboard.routes:
-        app.add_route(path, _restrict(Scope.DASHBOARD, show), methods=[method])
-    for method, path, answer_job in job_routes:
-        app.add_route(path, _restrict(Scope.BATCH, answer_job), methods=[method])
+        for method, path, answer in table:
+            app.add_route(path, answer if scope is None else _restrict(scope, answer), methods=[method])
     return app
 
 
-GenerationBody = TypeVar("GenerationBody", ChatRequest, CompletionRequest)
 TextBody = TypeVar("TextBody", TokenizeRequest, DetokenizeRequest)
 _Convert: TypeAlias = Callable[[TextBody, TextModel, int], tuple[dict[str, Any], int]]
-_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Started, AnswerShape]
 
 
 def _restrict(scope: Scope, answer: Answer) -> Answer:
@@ -167,10 +172,10 @@ class _Routes:
         self._docs = docs_page(self._document)
 
     async def chat(self, http: HttpRequest) -> Response:
-        return await self._generate(http, ChatRequest)
+        return await answer_body(self._starter, http, ChatRequest, self._begin)
 
     async def completions(self, http: HttpRequest) -> Response:
-        return await self._generate(http, CompletionRequest)
+        return await answer_body(self._starter, http, CompletionRequest, self._begin)
 
     async def models(self, _: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._settings.served_model_names]
@@ -227,26 +232,19 @@ class _Routes:
         own = [(self._client.name, fallback) for fallback in fallbacks()]
         return [{"part": part, **asdict(fallback)} for part, fallback in (*own, *told.fallbacks())]
 
-    def head(self) -> Head:
+    def head(self) -> GatewayHead:
         """Return what this gateway says of itself."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        return Head(state, self._settings.served_model_names)
+        return GatewayHead(state, self._settings.served_model_names)
 
     async def metrics(self, _: HttpRequest) -> Response:
         scrapes: Scrapes = self._app.state.scrapes
         return Response(await scrapes.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, http: HttpRequest, kind: type[GenerationBody]) -> Response:
-        self._starter.check_ready()
-        async with self._starter.read(http) as sent:
-            answer, *begun = await self._begin(http, parse_body(kind, sent))
-        return await answer(http, *begun)
-
-    async def _begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
-        """Return how to answer and what that needs, so that the body's memory is free while the requests run."""
+    async def _begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Exchange:
         started = await self._starter.start(http, body)
         shape = make_shape(body, started.requests, started.promise.tier, self._text)
-        return self._stream if body.stream else self._whole, started, shape
+        return ChatExchange(started, bool(body.stream), shape)
 
     async def tokenize(self, http: HttpRequest) -> Response:
         return await self._convert(http, TokenizeRequest, tokenize)
@@ -286,19 +284,6 @@ class _Routes:
 
     async def docs(self, _: HttpRequest) -> Response:
         return html_answer(self._docs)
-
-    async def _whole(self, http: HttpRequest, started: Started, shape: AnswerShape) -> Response:
-        generation = started.generation
-        try:
-            answer = await unless_gone(http.receive, whole_answer(generation, shape, started.meter))
-            headers = {**shape.headers, **generation.headers}
-            return json_response(answer, headers, self._settings.stalled_client_s)
-        finally:
-            await generation.close()
-
-    async def _stream(self, http: HttpRequest, started: Started, shape: AnswerShape) -> Response:
-        events = chat_events(started.generation, shape, started.meter)
-        return await EventStream.begin(http, started.generation, events, shape.headers, self._settings.stalled_client_s)
 
     def _card(self, name: str) -> dict[str, Any]:
         return {

@@ -14,14 +14,13 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import Conflict
 from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_answer, parse_page
 from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
-from alignedserve.gateway.openai.parsing import parse_body
-from alignedserve.gateway.openai.strict import Strict
+from alignedserve.gateway.openai.strict import Strict, parse_body
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts
 from alignedserve.store.storage import OpenStorage, Storage, check_shared

@@ -14,23 +14,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from alignedserve.dashboard.deployment import DeploymentView
 from alignedserve.dashboard.page import live_page
-from alignedserve.dashboard.picture import Picture, RequestsPicture
-from alignedserve.dashboard.requests import RequestLog
+from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPicture, Picture
+from alignedserve.errors import StoreError
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE
-from alignedserve.gateway.open_jobs import OpenJobs
 from alignedserve.gateway.openai.errors import too_many_pages
-from alignedserve.gateway.pages.html import html_answer
+from alignedserve.gateway.pages import html_answer
 from alignedserve.gateway.streaming import WatchedStream
+from alignedserve.metrics.recent import RecentRequests, RequestLog
 from alignedserve.owner.client import OwnerClient
 from alignedserve.protocol.messages import Figures
+from alignedserve.store.job import Job, JobStatus
+from alignedserve.store.storage import OpenStorage
+from alignedserve.store.store import Store
 
 PICTURE_S = 1.0  # between two pictures
 MOST_PAGES = 32  # that are open at once
@@ -39,7 +41,7 @@ log = logging.getLogger("alignedserve.gateway")
 
 
 @dataclass(frozen=True)
-class Head:
+class GatewayHead:
     """The part of a picture in which a gateway describes itself."""
 
     state: str
@@ -48,7 +50,7 @@ class Head:
 
 class Dashboard:
     def __init__(
-        self, client: OwnerClient, requests: RequestLog, head: Callable[[], Head], stalled_page_s: float
+        self, client: OwnerClient, requests: RequestLog, head: Callable[[], GatewayHead], stalled_page_s: float
     ) -> None:
         """`stalled_page_s` is the time after which a page that reads nothing is cut off."""
         self._client, self._requests, self._head = client, requests, head
@@ -57,7 +59,7 @@ class Dashboard:
         self._pages: set[_NewestPicture] = set()
         self._making: asyncio.Task[None] | None = None
         self.jobs: OpenJobs | None = None  # set where the deployment takes jobs
-        self.all_requests: Callable[[], Awaitable[RequestsPicture]] = self._own_requests  # set where others own some
+        self.all_requests: Callable[[], Awaitable[RecentRequests]] = self._own_requests  # set where others own some
 
     @property
     def routes(self) -> tuple[HttpRoute, ...]:
@@ -127,8 +129,8 @@ class Dashboard:
         jobs = None if self.jobs is None else self.jobs.picture()
         return self._view.picture(self._client.now(), head.state, head.models, requests, jobs)
 
-    async def _own_requests(self) -> RequestsPicture:
-        return self._requests.picture(self._client.now())
+    async def _own_requests(self) -> RecentRequests:
+        return self._requests.recent(self._client.now())
 
 
 class _PictureStream(WatchedStream):
@@ -153,3 +155,61 @@ class _NewestPicture:
         self._is_new.clear()
         event, self._event = self._event, None
         return event
+
+
+_MOST_JOBS = 20  # in a picture
+_SILENT_STORE_S = 5.0
+
+
+class OpenJobs:
+    """The open jobs as they were read last. They are read aside: no picture waits for a store that hangs."""
+
+    def __init__(self, open_storage: OpenStorage, now: Callable[[], float]) -> None:
+        self._open_storage, self._now = open_storage, now
+        self.known = JobsPicture(trouble="The jobs have not been read yet.")
+        self._reading: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
+
+    def picture(self) -> JobsPicture:
+        """Return what is known now, and begin to read anew."""
+        if self._reading is None or self._reading.done():
+            self._reading, self._asked_at = asyncio.create_task(self._read()), self._now()
+        silent_s = self._now() - self._asked_at
+        if silent_s > _SILENT_STORE_S:
+            return replace(self.known, trouble=f"The store has not answered for {silent_s:.0f} s.")
+        return self.known
+
+    def end(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self) -> None:
+        try:
+            storage = await self._open_storage()
+            self.known = await open_jobs(storage.store)
+        except StoreError as error:
+            self.known = JobsPicture(trouble=f"The store of jobs does not answer: {error}")
+
+
+async def open_jobs(store: Store) -> JobsPicture:
+    """Return the open jobs whose deadlines are next."""
+    jobs = sorted(await store.open_jobs(), key=lambda job: job.expires_at)
+    pictures = [await _job_picture(store, job) for job in jobs[:_MOST_JOBS]]
+    return JobsPicture(tuple(pictures), max(0, len(jobs) - _MOST_JOBS))
+
+
+async def _job_picture(store: Store, job: Job) -> JobPicture:
+    counts, forecast = await store.counts(job.id), await store.forecast(job.id)
+    is_running = forecast is not None and job.status is JobStatus.IN_PROGRESS
+    return JobPicture(
+        id=job.id,
+        owner=job.owner,
+        status=job.status.value,
+        done=counts.done,
+        failed=counts.failed,
+        total=job.total,
+        created_at=job.created_at,
+        deadline=job.expires_at,
+        finish_at=forecast.finish_at if forecast is not None and is_running else None,
+        is_late=forecast is not None and is_running and forecast.is_late,
+    )

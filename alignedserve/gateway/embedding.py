@@ -18,14 +18,20 @@ from alignedserve.architectures.vectors import PooledRule
 from alignedserve.core import Request
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import record_of, tab_of
-from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.promises import make_promise
 from alignedserve.gateway.openai.requests import Origin
+from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.starting import Following, Starter
 from alignedserve.gateway.streaming import json_response, unless_gone
-from alignedserve.gateway.vectors.answers import Build, embedding_answer, rerank_answer, score_answer
+from alignedserve.gateway.vectors.answers import (
+    Build,
+    all_of,
+    embedding_answer,
+    read_vector,
+    rerank_answer,
+    score_answer,
+)
 from alignedserve.gateway.vectors.requests import make_embedding_requests, make_score_requests
-from alignedserve.gateway.vectors.running import all_of, read_vector
 from alignedserve.gateway.vectors.types import EmbeddingRequest, RerankRequest, ScoreRequest, VectorRequest
 from alignedserve.owner.client import Delivered
 
@@ -75,7 +81,7 @@ class VectorRoutes:
         async with starter.read(http) as sent:
             body = parse_body(kind, sent)
             adapter = starter.check_model(body.model)
-            promise = make_promise(body, http.headers, starter.settings.slo)
+            promise = make_promise(body, http.headers, starter.settings.slo, tab_of(http).caller.limits)
             record = record_of(http)
             origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller, adapter)
             arguments = body, promise, origin, starter.text, starter.settings.max_model_len

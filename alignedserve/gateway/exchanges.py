@@ -1,29 +1,127 @@
-"""Answer a body by what its pieces amount to: as a stream of named events, or whole.
+"""Answer a body while its client waits: as a stream of events, or whole.
 
-A *teller* makes the events of an answer. Whoever does not stream gets its `tree` once it has told all of them.
+ChatExchange   OpenAI's chat and text completions: chunks of several choices, one beside another
+ToldExchange   interfaces with named events: a *teller* makes them, and whoever does not stream gets its `tree`
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.openai.errors import ApiError, api_error
+from alignedserve.gateway.openai.itemised import Event
 from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.shapes import AnswerShape
+from alignedserve.gateway.openai.strict import Strict, parse_body
 from alignedserve.gateway.openai.writing import PART_BYTES, joined
-from alignedserve.gateway.starting import Started
-from alignedserve.gateway.streaming import EventStream, event, event_parts, json_response, unless_gone
+from alignedserve.gateway.starting import StartedRequests, Starter
+from alignedserve.gateway.streaming import (
+    DONE,
+    Chunks,
+    EventStream,
+    event,
+    event_parts,
+    in_turns,
+    json_response,
+    unless_gone,
+)
 
 _log = logging.getLogger("alignedserve.gateway")
 
-Event: TypeAlias = dict[str, Any]
+
+Body = TypeVar("Body", bound=Strict)
+
+
+class Exchange(ABC):
+    """An answer that is being made while its client waits for it."""
+
+    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str]) -> None:
+        """`ignored` are the fields of the body that are set and change nothing; a header names them."""
+        self._generation, self._meter, self._stalled_s = started.generation, started.meter, started.stalled_client_s
+        self._is_streamed, self._headers = is_streamed, ignored_header(ignored)
+
+    async def answer(self, http: HttpRequest) -> Response:
+        if self._is_streamed:
+            return await EventStream.begin(http, self._generation, self._stream(), self._headers, self._stalled_s)
+        try:
+            tree = await unless_gone(http.receive, self._whole())
+            return json_response(tree, {**self._headers, **self._generation.headers}, self._stalled_s)
+        finally:
+            await self._generation.close()
+
+    async def _stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield all events of a stream; an error is an event too, since the HTTP status has already been sent."""
+        try:
+            async for part in self._events():
+                yield part
+        except Exception as error:
+            if not isinstance(error, AlignedServeError):
+                _log.exception("a stream failed")
+            self._meter.finish("error")
+            for part in self._failed(api_error(error)):
+                yield part
+        if self._end:
+            yield self._end
+
+    _end = b""  # of a stream
+
+    @abstractmethod
+    def _events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the whole stream."""
+
+    @abstractmethod
+    def _failed(self, error: ApiError) -> Iterator[bytes]:
+        """Yield the last events of an answer that an error ends."""
+
+    @abstractmethod
+    async def _whole(self) -> dict[str, Any]:
+        """Return the answer of all requests, when the last has ended."""
+
+
+class ChatExchange(Exchange):
+    _end = DONE
+
+    def __init__(self, started: StartedRequests, is_streamed: bool, shape: AnswerShape) -> None:
+        super().__init__(started, is_streamed, shape.ignored)
+        self._shape = shape
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        shape, meter = self._shape, self._meter
+        for opening in shape.openings():
+            yield event(opening)
+        chunks = Chunks(shape)
+        async for choice, piece in self._generation.pieces():
+            if piece.prompt_logprobs and (chunk := shape.chunk(choice, piece)) is not None:
+                async for part in in_turns(event_parts(chunk)):
+                    yield part
+                meter.count_write(choice)
+            elif (written := chunks.event(choice, piece)) is not None:
+                yield written
+                meter.count_write(choice)  # the stream asks for the next event after it has written this one
+        if shape.options.include_usage:
+            timing = meter.timing(is_over=True).usage if shape.options.include_timing else {}
+            yield event(shape.usage_chunk(timing))
+
+    def _failed(self, error: ApiError) -> Iterator[bytes]:
+        yield event(error.body)
+
+    async def _whole(self) -> dict[str, Any]:
+        pieces: list[list[AnswerPiece]] = [[] for _ in self._shape.requests]
+        await self._generation.begin()
+        async for choice, piece in self._generation.pieces():
+            self._shape.count(choice, piece)
+            pieces[choice].append(piece)
+            self._meter.count_write(choice)
+        return self._shape.whole(pieces)
 
 
 class Teller(Protocol):
@@ -41,54 +139,53 @@ class Teller(Protocol):
         """Return the last events of an answer that an error ends."""
 
 
-class Exchange:
-    """An answer that is being made while its client waits for it."""
+class ToldExchange(Exchange):
+    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str], teller: Teller) -> None:
+        super().__init__(started, is_streamed, ignored)
+        self._teller = teller
 
-    def __init__(self, started: Started, teller: Teller, headers: Mapping[str, str], stalled_client_s: float) -> None:
-        self._generation, self._meter = started.generation, started.meter
-        self._teller, self._headers, self._stalled_client_s = teller, headers, stalled_client_s
-
-    async def whole(self, http: HttpRequest) -> Response:
-        try:
-            await unless_gone(http.receive, self._read_all())
-            headers = {**self._headers, **self._generation.headers}
-            return json_response(self._teller.tree, headers, self._stalled_client_s)
-        finally:
-            await self._generation.close()
-
-    async def stream(self, http: HttpRequest) -> Response:
-        return await EventStream.begin(http, self._generation, self._written(), self._headers, self._stalled_client_s)
-
-    async def _read_all(self) -> None:
-        await self._generation.begin()
-        async for _ in self._events():
-            pass
-
-    async def _written(self) -> AsyncGenerator[bytes, None]:
-        """Yield all events of a stream; an error is an event too, since the HTTP status has already been sent."""
-        try:
-            async for events in self._events():
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        for part in _parts(self._teller.begin()):
+            yield part
+        async for _, piece in self._generation.pieces():
+            if events := await self._teller.feed(piece):
                 for part in _parts(events):
                     yield part
                     if len(part) >= PART_BYTES:
                         await asyncio.sleep(0)  # the event loop turns
-        except Exception as error:
-            if not isinstance(error, AlignedServeError):
-                _log.exception("a stream failed")
-            self._meter.finish("error")
-            for part in _parts(self._teller.fail(api_error(error))):
-                yield part
-
-    async def _events(self) -> AsyncGenerator[list[Event], None]:
-        """Yield the events of each piece together."""
-        yield self._teller.begin()
-        async for _, piece in self._generation.pieces():
-            if events := await self._teller.feed(piece):
-                yield events
                 self._meter.count_write(0)  # the stream asks for the next events after it has written these
 
+    def _failed(self, error: ApiError) -> Iterator[bytes]:
+        return _parts(self._teller.fail(error))
 
-def _parts(events: Sequence[Event]) -> Iterator[bytes]:
+    async def _whole(self) -> dict[str, Any]:
+        await self._generation.begin()
+        self._teller.begin()
+        async for _, piece in self._generation.pieces():
+            if await self._teller.feed(piece):
+                self._meter.count_write(0)
+        return self._teller.tree
+
+
+def ignored_header(fields: list[str]) -> dict[str, str]:
+    """Return the header that names the fields of a body that are set and change nothing."""
+    return {"x-ignored-fields": ", ".join(fields)} if fields else {}
+
+
+async def answer_body(
+    starter: Starter,
+    http: HttpRequest,
+    kind: type[Body],
+    begin: Callable[[HttpRequest, Body], Awaitable[Exchange | Response]],
+) -> Response:
+    """Answer a body by what it begins. Its memory is free while its requests run."""
+    starter.check_ready()
+    async with starter.read(http) as sent:
+        begun = await begin(http, parse_body(kind, sent))
+    return begun if isinstance(begun, Response) else await begun.answer(http)
+
+
+def _parts(events: list[Event]) -> Iterator[bytes]:
     """Yield the bytes of events; all but deltas may hold the whole answer."""
     return joined(chain.from_iterable(map(_written, events)))
 

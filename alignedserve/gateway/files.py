@@ -14,9 +14,9 @@ from uuid import uuid4
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.http.middleware import caller_of, tab_of
-from alignedserve.gateway.http.uploading import Form, receive
+from alignedserve.gateway.http.uploading import UploadForm, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, rate_limited
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.gateway.streaming import WatchedStream
@@ -133,7 +133,7 @@ def _over_quota(usage: OwnerUsage, file: StoredFile, quota: OwnerUsage) -> ApiEr
     return ApiError(413, message, param="file", code="quota_exceeded")
 
 
-def _make_file(form: Form, id: str, owner: str, num_bytes: int, keep_s: int) -> StoredFile:
+def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: int) -> StoredFile:
     if form.filename is None:
         raise invalid("file is missing", "file", "missing_required_parameter")
     purpose = form.fields.pop("purpose", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from alignedserve.core import FinishReason, Request
@@ -22,13 +22,6 @@ _BEGIN_AT_ONCE = 8  # requests of a body
 INFEASIBLE = "x-slo-infeasible"  # a header that names the deadline that no server could have kept
 
 
-@dataclass(slots=True)
-class _Findings:
-    """The findings about the requests of one body, as far as they have begun."""
-
-    is_infeasible: bool = False
-
-
 class Generation:
     """The running requests of one body. Its maker closes it, which cancels the requests that have not ended."""
 
@@ -42,24 +35,18 @@ class Generation:
         at_once: int,
     ) -> None:
         """Run at most `at_once` of the requests at a time."""
-        findings = _Findings()
-        numbered = enumerate(zip(requests, readers, strict=True))
-        self._client, self._ids = client, [request.id for request in requests]
+        self._client, self._meter, self._follow = client, meter, follow
+        self._ids = [request.id for request in requests]
         self._arrived: _Arrived = asyncio.Queue()
+        self._places = asyncio.Semaphore(at_once)
         self._is_paused, self._may_begin = False, asyncio.Event()
         self._may_begin.set()
-        waits = [self._may_begin if number >= at_once else None for number in range(len(requests))]
-        self._pieces = _merge(
-            [
-                _read(client, request, number, reader, meter, follow, findings, waits[number])
-                for number, (request, reader) in numbered
-            ],
-            self._arrived,
-            asyncio.Semaphore(at_once),
+        self._is_infeasible = self._is_over = False
+        numbered = enumerate(zip(requests, readers, strict=True))
+        self._pieces = self._merge(
+            [self._read(number, request, reader, number >= at_once) for number, (request, reader) in numbered]
         )
         self._first: Numbered | None = None
-        self._is_over = False
-        self._findings, self._meter = findings, meter
 
     async def begin(self) -> None:
         """Wait for the first delivery: until then a refusal can still be answered by an HTTP status."""
@@ -68,7 +55,7 @@ class Generation:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers about the promise and the time that the answer took; to be read after `begin`."""
-        found = {INFEASIBLE: "ttft"} if self._findings.is_infeasible else {}
+        found = {INFEASIBLE: "ttft"} if self._is_infeasible else {}
         return {**found, **self._meter.timing(self._is_over).headers}
 
     async def pieces(self) -> AsyncIterator[Numbered]:
@@ -101,95 +88,83 @@ class Generation:
     async def close(self) -> None:
         await self._pieces.aclose()
 
+    async def _read(
+        self, number: int, request: Request, reader: AnswerReader, waits: bool
+    ) -> AsyncGenerator[Numbered, None]:
+        """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more.
 
-async def _read(
-    client: OwnerClient,
-    request: Request,
-    number: int,
-    reader: AnswerReader,
-    meter: BodyMeter,
-    follow: Follow,
-    findings: _Findings,
-    may_begin: asyncio.Event | None,
-) -> AsyncGenerator[Numbered, None]:
-    """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more.
-
-    With `may_begin` it has waited for others of its body, and its deadlines count from now on."""
-    if may_begin is not None:
-        await may_begin.wait()
-        request = replace(request, arrival_at=client.now())
-    opened = client.open(request) if may_begin is None else _until_admitted(client, request)
-    with meter.meter(number, request), follow(request) as trace:
-        async with aclosing(opened) as deliveries:
-            async for delivered in deliveries:
-                findings.is_infeasible |= delivered.is_infeasible
-                if not meter.count_delivery(number, delivered) and delivered.finish is None:
-                    delivered = replace(delivered, finish=FinishReason.LENGTH)
-                piece = reader.read(delivered)
-                trace.deliver(delivered)
-                if piece.finish:
-                    meter.finish_choice(number, piece.finish.value)
-                    trace.finish(piece.finish.value)
-                yield number, piece
-                if piece.finish:
-                    return
-        raise RuntimeError("a request's deliveries ended without a finish")
-
-
-async def _until_admitted(client: OwnerClient, request: Request) -> AsyncGenerator[Delivered, None]:
-    """Open a request of a body that was admitted: where there is no room now, it waits."""
-    while True:
-        has_begun = False
-        try:
-            async with aclosing(client.open(request)) as deliveries:
+        If it `waits` for others of its body, its deadlines count from when it begins."""
+        meter = self._meter
+        if waits:
+            await self._may_begin.wait()
+            request = replace(request, arrival_at=self._client.now())
+        opened = self._until_admitted(request) if waits else self._client.open(request)
+        with meter.meter(number, request), self._follow(request) as trace:
+            async with aclosing(opened) as deliveries:
                 async for delivered in deliveries:
-                    has_begun = True
-                    yield delivered
+                    self._is_infeasible |= delivered.is_infeasible
+                    if not meter.count_delivery(number, delivered) and delivered.finish is None:
+                        delivered = replace(delivered, finish=FinishReason.LENGTH)
+                    piece = reader.read(delivered)
+                    trace.deliver(delivered)
+                    if piece.finish:
+                        meter.finish_choice(number, piece.finish.value)
+                        trace.finish(piece.finish.value)
+                    yield number, piece
+                    if piece.finish:
+                        return
+            raise RuntimeError("a request's deliveries ended without a finish")
+
+    async def _until_admitted(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        """Open a request of a body that was admitted: where there is no room now, it waits."""
+        while True:
+            has_begun = False
+            try:
+                async with aclosing(self._client.open(request)) as deliveries:
+                    async for delivered in deliveries:
+                        has_begun = True
+                        yield delivered
+                return
+            except Overloaded as error:
+                if has_begun or isinstance(error, GivenUp):
+                    raise
+                await asyncio.sleep(error.retry_after_s)
+                request = replace(request, arrival_at=self._client.now())
+
+    async def _merge(self, sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:
+        """Yield the pieces of all sources as they arrive. A single source, the usual case, needs no task of its own."""
+        if len(sources) == 1:
+            async with aclosing(sources[0]) as source:
+                async for numbered in source:
+                    yield numbered
             return
-        except Overloaded as error:
-            if has_begun or isinstance(error, GivenUp):
-                raise
-            await asyncio.sleep(error.retry_after_s)
-            request = replace(request, arrival_at=client.now())
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for source in sources:
+                tasks.append(asyncio.create_task(self._forward(source)))
+                if len(tasks) % _BEGIN_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # the event loop looks for others' bytes
+            num_open = len(tasks)
+            while num_open:
+                item = await self._arrived.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    num_open -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-
-async def _merge(
-    sources: Sequence[AsyncGenerator[Numbered, None]], arrived: _Arrived, places: asyncio.Semaphore
-) -> AsyncGenerator[Numbered, None]:
-    """Yield the pieces of all sources as they arrive. A single source, the usual case, needs no task of its own."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as source:
-            async for numbered in source:
-                yield numbered
-        return
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        for source in sources:
-            tasks.append(asyncio.create_task(_forward(source, arrived, places)))
-            if len(tasks) % _BEGIN_AT_ONCE == 0:
-                await asyncio.sleep(0)  # the event loop looks for others' bytes
-        num_open = len(tasks)
-        while num_open:
-            item = await arrived.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _forward(source: AsyncGenerator[Numbered, None], queue: _Arrived, places: asyncio.Semaphore) -> None:
-    """Put the source's pieces into the queue, and at its end None, or the error that ended it."""
-    ended: BaseException | None = None
-    try:
-        async with places, aclosing(source) as pieces:
-            async for numbered in pieces:
-                queue.put_nowait(numbered)
-    except Exception as error:
-        ended = error
-    queue.put_nowait(ended)
+    async def _forward(self, source: AsyncGenerator[Numbered, None]) -> None:
+        """Put the source's pieces into the queue, and at its end None, or the error that ended it."""
+        ended: BaseException | None = None
+        try:
+            async with self._places, aclosing(source) as pieces:
+                async for numbered in pieces:
+                    self._arrived.put_nowait(numbered)
+        except Exception as error:
+            ended = error
+        self._arrived.put_nowait(ended)

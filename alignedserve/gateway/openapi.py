@@ -7,17 +7,18 @@ schema: a body that breaks such a rule is refused with 400, which every route na
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from alignedserve.gateway.anthropic.errors import PATH as MESSAGES
 from alignedserve.gateway.anthropic.types import CountRequest, MessageRequest
 from alignedserve.gateway.batches import MOST_LISTED as MOST_BATCHES
 from alignedserve.gateway.batches import NewBatch
 from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
+from alignedserve.gateway.http.error_responses import MESSAGES
 from alignedserve.gateway.http.middleware import PUBLIC
 from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter
 from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest
@@ -27,86 +28,89 @@ from alignedserve.gateway.responses.types import ResponseRequest
 from alignedserve.gateway.vectors.types import EmbeddingRequest, RerankRequest, ScoreRequest
 
 _REF = "#/components/schemas/{model}"
-_TEXT, _INTEGER, _BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-_NUMBER = {"type": "number"}
 _JSON, _EVENTS, _BYTES = "application/json", "text/event-stream", "application/octet-stream"
 _PLAIN, _HTML = "text/plain", "text/html"
 _TEXTS = _EVENTS, _PLAIN, _HTML
+_STREAMED = _JSON, _EVENTS
+_TEXT, _ANY = {"type": "string"}, {"type": "object"}
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    """Return the schema of an object that has all of these properties, and perhaps others."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
+def _type(words: str) -> dict[str, Any]:
+    """Return the schema of `integer`, `list of number`, `string or null`."""
+    if words.endswith(" or null"):
+        return {"anyOf": [_type(words.removesuffix(" or null")), {"type": "null"}]}
+    if words.startswith("list of "):
+        return _list(_type(words.removeprefix("list of ")))
+    return {"type": words}
 
 
 def _list(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [schema, {"type": "null"}]}
+def _object(fields: str = "", **nested: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has all of these fields, and perhaps others.
+
+    `id, created: integer, object = list`: a text, a number, a constant."""
+    properties: dict[str, Any] = {}
+    for field in filter(None, fields.split(", ")):
+        name, is_constant, value = field.partition(" = ")
+        name, _, words = name.partition(": ")
+        properties[name] = {"const": value} if is_constant else _type(words or "string")
+    properties |= nested
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-_FINISH = _or_null({"type": "string", "enum": ["stop", "length", "tool_calls"]})
-_USAGE = _object(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER)
-_CARD = _object(id=_TEXT, object={"const": "model"}, created=_INTEGER, owned_by=_TEXT, max_model_len=_INTEGER)
-_MESSAGE = _object(role={"const": "assistant"}, content=_or_null(_TEXT))
-_CHAT_CHOICE = _object(index=_INTEGER, finish_reason=_FINISH, message=_MESSAGE)
-_TEXT_CHOICE = _object(index=_INTEGER, finish_reason=_FINISH, text=_TEXT)
-_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT)))
+_FINISH = {"anyOf": [{"type": "string", "enum": ["stop", "length", "tool_calls"]}, {"type": "null"}]}
+_USAGE = _object("prompt_tokens: integer, completion_tokens: integer, total_tokens: integer")
+_PROMPT_USAGE = _object("prompt_tokens: integer, total_tokens: integer")
+_CARD = _object("id, object = model, created: integer, owned_by, max_model_len: integer")
+_ERROR = _object(error=_object("message, type, param: string or null, code: string or null"))
+_HEAD = "id, created: integer, model, object"
 
 
-def _answer(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
-    head = {"id": _TEXT, "object": {"const": kind}, "created": _INTEGER, "model": _TEXT}
-    return _object(**head, choices=_list(choice), usage=_USAGE)
+def _answer(kind: str, **more: dict[str, Any]) -> dict[str, Any]:
+    choice = _object("index: integer", finish_reason=_FINISH, **more)
+    return _object(f"{_HEAD} = {kind}", choices=_list(choice), usage=_USAGE)
 
 
-_CHAT_COMPLETION = _answer("chat.completion", _CHAT_CHOICE)
-_TEXT_COMPLETION = _answer("text_completion", _TEXT_CHOICE)
-_LIST_HEAD = {"id": _TEXT, "object": {"const": "list"}, "created": _INTEGER, "model": _TEXT}
-_PROMPT_USAGE = _object(prompt_tokens=_INTEGER, total_tokens=_INTEGER)
-_EMBEDDING = _object(object={"const": "embedding"}, index=_INTEGER, embedding={"anyOf": [_list(_NUMBER), _TEXT]})
-_EMBEDDINGS = _object(**_LIST_HEAD, data=_list(_EMBEDDING), usage=_PROMPT_USAGE)
-_SCORE = _object(object={"const": "score"}, index=_INTEGER, score=_NUMBER)
-_SCORES = _object(**_LIST_HEAD, data=_list(_SCORE), usage=_PROMPT_USAGE)
-_RANK = _object(index=_INTEGER, relevance_score=_NUMBER)
-_RANKS = _object(id=_TEXT, model=_TEXT, results=_list(_RANK), usage=_PROMPT_USAGE)
-_TOKENS = _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER))
-_FALLEN = _object(part=_TEXT, what=_TEXT, instead=_TEXT)
-_FALLBACK = _object(part=_TEXT, what=_TEXT, why=_TEXT, instead=_TEXT)
-_PART = _object(name=_TEXT, role=_TEXT, node=_TEXT, address=_TEXT)
-_STAGE = _object(stage=_TEXT, part=_TEXT, began_at=_NUMBER, ended_at=_NUMBER, text=_TEXT)
-_DECISION = _object(at=_NUMBER, part=_TEXT, attempt=_INTEGER, kind=_TEXT, text=_TEXT)
-_TIMELINE = _object(
-    **{"class": _TEXT},
-    id=_TEXT,
-    object={"const": "request.timeline"},
-    outcome=_TEXT,
-    began_at=_NUMBER,
-    ended_at=_or_null(_NUMBER),
-    stages=_list(_STAGE),
-    decisions=_list(_DECISION),
-    displaced=_list(_TEXT),
-    silent=_list(_TEXT),
-    forgetful=_list(_TEXT),
+def _numbers(record: dict[str, Any]) -> dict[str, Any]:
+    return _object(f"{_HEAD} = list", data=_list(record), usage=_PROMPT_USAGE)
+
+
+_CHAT = _answer("chat.completion", message=_object("role = assistant, content: string or null"))
+_EMBEDDING = {"anyOf": [_type("list of number"), _TEXT]}
+_EMBEDDINGS = _numbers(_object("object = embedding, index: integer", embedding=_EMBEDDING))
+_SCORES = _numbers(_object("object = score, index: integer, score: number"))
+_RANK = _object("index: integer, relevance_score: number")
+_RANKS = _object("id, model", results=_list(_RANK), usage=_PROMPT_USAGE)
+_TOKENS = _object("count: integer, max_model_len: integer, tokens: list of integer")
+_STATUS = _object(
+    "state, models: list of string",
+    parts=_list(_object("name, role, node, address")),
+    late=_list(_object("part, step_s: number")),
+    scale=_object(),
+    fallbacks=_list(_object("part, what, why, instead")),
+    weights=_object(),
 )
-_RESPONSE_HEAD = {"id": _TEXT, "object": {"const": "response"}, "created_at": _INTEGER, "model": _TEXT}
-_RESPONSE = _object(**_RESPONSE_HEAD, status=_TEXT, output=_list({"type": "object"}))
-_BLOCKS = _list({"type": "object"})
-_MESSAGE_HEAD = {"id": _TEXT, "type": {"const": "message"}, "role": {"const": "assistant"}, "model": _TEXT}
-_STOPS = {"stop_reason": _or_null(_TEXT), "stop_sequence": _or_null(_TEXT)}
-_MESSAGE_USAGE = _object(input_tokens=_INTEGER, output_tokens=_INTEGER)
-_MESSAGE_ANSWER = _object(**_MESSAGE_HEAD, content=_BLOCKS, **_STOPS, usage=_MESSAGE_USAGE)
-_MESSAGE_ERROR = _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
-_FILE_HEAD = {"id": _TEXT, "object": {"const": "file"}, "bytes": _INTEGER, "created_at": _INTEGER, "filename": _TEXT}
-_FILE = _object(**_FILE_HEAD, purpose=_TEXT, status=_TEXT)
-_BATCH_HEAD = {"id": _TEXT, "object": {"const": "batch"}, "endpoint": _TEXT, "input_file_id": _TEXT, "status": _TEXT}
+_TIMELINE = _object(
+    "class, id, object = request.timeline, outcome, began_at: number, ended_at: number or null",
+    stages=_list(_object("stage, part, began_at: number, ended_at: number, text")),
+    decisions=_list(_object("at: number, part, attempt: integer, kind, text")),
+    **{name: _type("list of string") for name in ("displaced", "silent", "forgetful")},
+)
+_PERFETTO = _object("traceEvents: list of object")
+_RESPONSE = _object("id, object = response, created_at: integer, model, status, output: list of object")
+_MESSAGE_ANSWER = _object(
+    "id, type = message, role = assistant, model, content: list of object, stop_reason: string or null, "
+    "stop_sequence: string or null",
+    usage=_object("input_tokens: integer, output_tokens: integer"),
+)
+_MESSAGE_ERROR = _object("type = error", error=_object("type, message"))
+_FILE = _object("id, object = file, bytes: integer, created_at: integer, filename, purpose, status")
 _BATCH = _object(
-    **_BATCH_HEAD,
-    completion_window=_TEXT,
-    created_at=_INTEGER,
-    expires_at=_INTEGER,
-    request_counts=_object(total=_INTEGER, completed=_INTEGER, failed=_INTEGER),
+    "id, object = batch, endpoint, input_file_id, status, completion_window, created_at: integer, expires_at: integer",
+    request_counts=_object("total: integer, completed: integer, failed: integer"),
 )
 _NEW_FILE = {
     "type": "object",
@@ -122,16 +126,18 @@ _NEW_FILE = {
 
 
 def _page(record: dict[str, Any]) -> dict[str, Any]:
-    ids = {"first_id": _or_null(_TEXT), "last_id": _or_null(_TEXT)}
-    return _object(object={"const": "list"}, data=_list(record), has_more=_BOOLEAN, **ids)
+    ids = "first_id: string or null, last_id: string or null"
+    return _object(f"object = list, has_more: boolean, {ids}", data=_list(record))
+
+
+def _query(**schemas: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    return tuple({"name": name, "in": "query", "schema": schema} for name, schema in schemas.items())
 
 
 def _page_query(most: int) -> tuple[dict[str, Any], ...]:
     """Return the query parameters that choose a page of a list."""
-    limit = {"type": "integer", "minimum": 1, "maximum": most}
-    order = {"type": "string", "enum": ["asc", "desc"]}
-    named = {"limit": limit, "after": _TEXT, "order": order}
-    return tuple({"name": name, "in": "query", "schema": schema} for name, schema in named.items())
+    limit, order = {"type": "integer", "minimum": 1, "maximum": most}, {"type": "string", "enum": ["asc", "desc"]}
+    return _query(limit=limit, after=_TEXT, order=order)
 
 
 @dataclass(frozen=True)
@@ -141,159 +147,78 @@ class _RouteDocument:
     about: str  # a sentence that says what it is for
     answer: dict[str, Any]
     body: type[BaseModel] | dict[str, Any] | None = None  # a type for JSON, a schema for a form
-    query: tuple[dict[str, Any], ...] = ()
     answer_types: tuple[str, ...] = (_JSON,)
+    query: tuple[dict[str, Any], ...] = ()
 
 
+_get, _post, _delete = (partial(_RouteDocument, method) for method in ("get", "post", "delete"))
+_FORMATS = {"type": "string", "enum": ["json", "text", "perfetto"]}
 _ROUTES = (
-    _RouteDocument(
-        "get",
-        "/",
-        "What runs here, as a page for browsers.",
-        _object(name=_TEXT, links=_object()),
-        answer_types=(_JSON, _HTML),
-    ),
-    _RouteDocument("get", "/docs", "This document as a page.", _TEXT, answer_types=(_HTML,)),
-    _RouteDocument("get", "/live", "Whether this process answers.", _object(status=_TEXT)),
-    _RouteDocument(
-        "get",
+    _get("/", "What runs here, as a page for browsers.", _object("name", links=_object()), None, (_JSON, _HTML)),
+    _get("/docs", "This document as a page.", _TEXT, None, (_HTML,)),
+    _get("/live", "Whether this process answers.", _object("status")),
+    _get(
         "/health",
         "Whether requests are served, and what does not work in any part.",
-        _object(status=_TEXT, fallbacks=_list(_FALLEN)),
+        _object("status", fallbacks=_list(_object("part, what, instead"))),
     ),
-    _RouteDocument(
-        "get", "/ready", "Whether requests are taken now: not while the server drains.", _object(status=_TEXT)
-    ),
-    _RouteDocument("get", "/metrics", "Metrics in Prometheus' text form.", _TEXT, answer_types=(_PLAIN,)),
-    _RouteDocument(
-        "get",
-        "/status",
-        "The parts that run, how many workers there may be, and how workers keep weights.",
-        _object(
-            state=_TEXT,
-            models=_list(_TEXT),
-            parts=_list(_PART),
-            late=_list(_object(part=_TEXT, step_s=_NUMBER)),
-            scale=_object(),
-            fallbacks=_list(_FALLBACK),
-            weights=_object(),
-        ),
-    ),
-    _RouteDocument("get", "/version", "The version of AlignedServe.", _object(version=_TEXT)),
-    _RouteDocument("get", "/openapi.json", "This document.", {"type": "object"}),
-    _RouteDocument(
-        "get", "/v1/models", "The models that answer.", _object(object={"const": "list"}, data=_list(_CARD))
-    ),
-    _RouteDocument("get", "/v1/models/{name}", "One of them.", _CARD),
-    _RouteDocument(
-        "post", "/v1/load_lora_adapter", "Load an adapter (LoRA).", _TEXT, LoadAdapter, answer_types=(_PLAIN,)
-    ),
-    _RouteDocument(
-        "post", "/v1/unload_lora_adapter", "Unload an adapter.", _TEXT, UnloadAdapter, answer_types=(_PLAIN,)
-    ),
-    _RouteDocument(
-        "post",
-        "/v1/chat/completions",
-        "The answer to a chat, whole or streamed.",
-        _answer("chat.completion", _CHAT_CHOICE),
-        ChatRequest,
-        answer_types=(_JSON, _EVENTS),
-    ),
-    _RouteDocument(
-        "post",
+    _get("/ready", "Whether requests are taken now: not while the server drains.", _object("status")),
+    _get("/metrics", "Metrics in Prometheus' text form.", _TEXT, None, (_PLAIN,)),
+    _get("/status", "The parts that run, how many workers there may be, and how workers keep weights.", _STATUS),
+    _get("/version", "The version of AlignedServe.", _object("version")),
+    _get("/openapi.json", "This document.", _ANY),
+    _get("/v1/models", "The models that answer.", _object("object = list", data=_list(_CARD))),
+    _get("/v1/models/{name}", "One of them.", _CARD),
+    _post("/v1/load_lora_adapter", "Load an adapter (LoRA).", _TEXT, LoadAdapter, (_PLAIN,)),
+    _post("/v1/unload_lora_adapter", "Unload an adapter.", _TEXT, UnloadAdapter, (_PLAIN,)),
+    _post("/v1/chat/completions", "The answer to a chat, whole or streamed.", _CHAT, ChatRequest, _STREAMED),
+    _post(
         "/v1/completions",
         "What follows a text, whole or streamed.",
-        _answer("text_completion", _TEXT_CHOICE),
+        _answer("text_completion", text=_TEXT),
         CompletionRequest,
-        answer_types=(_JSON, _EVENTS),
+        _STREAMED,
     ),
-    _RouteDocument("post", "/v1/embeddings", "A vector of each text.", _EMBEDDINGS, EmbeddingRequest),
+    _post("/v1/embeddings", "A vector of each text.", _EMBEDDINGS, EmbeddingRequest),
+    *(_post(path, "A score of each pair of texts.", _SCORES, ScoreRequest) for path in ("/v1/score", "/score")),
     *(
-        _RouteDocument("post", path, "A score of each pair of texts.", _SCORES, ScoreRequest)
-        for path in ("/v1/score", "/score")
-    ),
-    *(
-        _RouteDocument("post", path, "Documents in the order of their relevance.", _RANKS, RerankRequest)
+        _post(path, "Documents in the order of their relevance.", _RANKS, RerankRequest)
         for path in ("/v1/rerank", "/rerank", "/v2/rerank")
     ),
-    _RouteDocument(
-        "post", "/v1/responses", "A response, whole or streamed.", _RESPONSE, ResponseRequest, (), (_JSON, _EVENTS)
+    _post("/v1/responses", "A response, whole or streamed.", _RESPONSE, ResponseRequest, _STREAMED),
+    _get("/v1/responses/{id}", "A response that was kept.", _RESPONSE),
+    _delete("/v1/responses/{id}", "Delete a response.", _object("id, object = response, deleted: boolean")),
+    _post("/v1/responses/{id}/cancel", "Cancel a response that runs aside.", _RESPONSE),
+    _get("/v1/responses/{id}/input_items", "What a response answered.", _page(_ANY), query=_page_query(MOST_ITEMS)),
+    _post(
+        "/v1/messages", "A message in Anthropic's form, whole or streamed.", _MESSAGE_ANSWER, MessageRequest, _STREAMED
     ),
-    _RouteDocument("get", "/v1/responses/{id}", "A response that was kept.", _RESPONSE),
-    _RouteDocument(
-        "delete",
-        "/v1/responses/{id}",
-        "Delete a response.",
-        _object(id=_TEXT, object={"const": "response"}, deleted=_BOOLEAN),
+    _post(
+        "/v1/messages/count_tokens", "How many tokens its prompt has.", _object("input_tokens: integer"), CountRequest
     ),
-    _RouteDocument("post", "/v1/responses/{id}/cancel", "Cancel a response that runs aside.", _RESPONSE),
-    _RouteDocument(
-        "get",
-        "/v1/responses/{id}/input_items",
-        "What a response answered.",
-        _page({"type": "object"}),
-        query=_page_query(MOST_ITEMS),
-    ),
-    _RouteDocument(
-        "post",
-        "/v1/messages",
-        "A message in Anthropic's form, whole or streamed.",
-        _MESSAGE_ANSWER,
-        MessageRequest,
-        (),
-        (_JSON, _EVENTS),
-    ),
-    _RouteDocument(
-        "post",
-        "/v1/messages/count_tokens",
-        "How many tokens its prompt has.",
-        _object(input_tokens=_INTEGER),
-        CountRequest,
-    ),
-    _RouteDocument(
-        "post",
-        "/tokenize",
-        "The tokens of a prompt or a chat.",
-        _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER)),
-        TokenizeRequest,
-    ),
-    _RouteDocument("post", "/detokenize", "The text of tokens.", _object(prompt=_TEXT), DetokenizeRequest),
-    _RouteDocument(
-        "get",
+    _post("/tokenize", "The tokens of a prompt or a chat.", _TOKENS, TokenizeRequest),
+    _post("/detokenize", "The text of tokens.", _object("prompt"), DetokenizeRequest),
+    _get(
         "/v1/requests/{id}/timeline",
         "Where a request of yours waited, and what was decided about it.",
-        {"anyOf": [_TIMELINE, _object(traceEvents=_list({"type": "object"}))]},
-        query=({"name": "format", "in": "query", "schema": {"type": "string", "enum": ["json", "text", "perfetto"]}},),
-        answer_types=(_JSON, _PLAIN),
+        {"anyOf": [_TIMELINE, _PERFETTO]},
+        None,
+        (_JSON, _PLAIN),
+        _query(format=_FORMATS),
     ),
 )
+_BINARY = {"type": "string", "format": "binary"}
+_FILE_QUERY = *_page_query(MOST_FILES), *_query(purpose=_TEXT)
 _JOB_ROUTES = (
-    _RouteDocument("post", "/v1/files", "Upload a file of lines for a batch job.", _FILE, _NEW_FILE),
-    _RouteDocument(
-        "get",
-        "/v1/files",
-        "Your files.",
-        _page(_FILE),
-        query=(*_page_query(MOST_FILES), {"name": "purpose", "in": "query", "schema": _TEXT}),
-    ),
-    _RouteDocument("get", "/v1/files/{id}", "A file, without its bytes.", _FILE),
-    _RouteDocument(
-        "delete",
-        "/v1/files/{id}",
-        "Delete a file.",
-        _object(id=_TEXT, object={"const": "file"}, deleted=_BOOLEAN),
-    ),
-    _RouteDocument(
-        "get",
-        "/v1/files/{id}/content",
-        "The bytes of a file.",
-        {"type": "string", "format": "binary"},
-        answer_types=(_BYTES,),
-    ),
-    _RouteDocument("post", "/v1/batches", "Start a batch job.", _BATCH, NewBatch),
-    _RouteDocument("get", "/v1/batches", "Your batch jobs.", _page(_BATCH), query=_page_query(MOST_BATCHES)),
-    _RouteDocument("get", "/v1/batches/{id}", "A batch job, and how far it is.", _BATCH),
-    _RouteDocument("post", "/v1/batches/{id}/cancel", "Cancel a batch job.", _BATCH),
+    _post("/v1/files", "Upload a file of lines for a batch job.", _FILE, _NEW_FILE),
+    _get("/v1/files", "Your files.", _page(_FILE), query=_FILE_QUERY),
+    _get("/v1/files/{id}", "A file, without its bytes.", _FILE),
+    _delete("/v1/files/{id}", "Delete a file.", _object("id, object = file, deleted: boolean")),
+    _get("/v1/files/{id}/content", "The bytes of a file.", _BINARY, None, (_BYTES,)),
+    _post("/v1/batches", "Start a batch job.", _BATCH, NewBatch),
+    _get("/v1/batches", "Your batch jobs.", _page(_BATCH), query=_page_query(MOST_BATCHES)),
+    _get("/v1/batches/{id}", "A batch job, and how far it is.", _BATCH),
+    _post("/v1/batches/{id}/cancel", "Cancel a batch job.", _BATCH),
 )
 _REFUSALS = {
     "400": "what is wrong with the request",

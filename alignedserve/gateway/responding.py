@@ -20,11 +20,11 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.core import Request
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
-from alignedserve.gateway.exchanges import Event, Exchange
+from alignedserve.gateway.exchanges import Exchange, ToldExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.middleware import caller_of, record_of
 from alignedserve.gateway.openai.errors import ApiError, api_error, invalid, no_runner, rate_limited
-from alignedserve.gateway.openai.parsing import parse_body
+from alignedserve.gateway.openai.itemised import Event
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.types import ChatRequest
 from alignedserve.gateway.openai.writing import json_parts
@@ -58,14 +58,7 @@ class ResponseRoutes:
         )
 
     async def create(self, http: HttpRequest) -> Response:
-        self._starter.check_ready()
-        async with self._starter.read(http) as sent:
-            body = parse_body(ResponseRequest, sent)
-            if body.background:
-                return await self._begin_background(http, body)
-            exchange, is_streamed = await self._begin(http, body), bool(body.stream)
-            del body  # its memory is free while the request runs
-        return await exchange.stream(http) if is_streamed else await exchange.whole(http)
+        return await answer_body(self._starter, http, ResponseRequest, self._begin)
 
     async def get(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
@@ -98,7 +91,9 @@ class ResponseRoutes:
             items = items[ids.index(page.after) + 1 :]
         return JSONResponse(list_object(items[: page.limit], len(items) > page.limit))
 
-    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange:
+    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange | Response:
+        if body.background:
+            return await self._begin_background(http, body)
         owner, turn = caller_of(http).id, await self._turn(http, body)
         try:
             started = await self._starter.start(http, turn.chat)
@@ -108,7 +103,7 @@ class ResponseRoutes:
         items = await self._kept_items(http, turn, head["id"]) if body.store is not False else None
         answer = ResponseAnswer.from_body(body, head, self._starter.text)
         teller = _KeptResponse(self._keeper, owner, answer, started.requests[0], items)
-        return Exchange(started, teller, turn.headers(body, self._starter), self._starter.settings.stalled_client_s)
+        return ToldExchange(started, bool(body.stream), turn.ignored(body, self._starter), teller)
 
     async def _begin_background(self, http: HttpRequest, body: ResponseRequest) -> Response:
         background, caller, turn = self._need_background(), caller_of(http), await self._turn(http, body)
@@ -128,7 +123,7 @@ class ResponseRoutes:
         except BaseException:
             await self._keeper.remove(response)
             raise
-        return JSONResponse(head, headers=turn.headers(body, self._starter))
+        return JSONResponse(head, headers=ignored_header(turn.ignored(body, self._starter)))
 
     async def _turn(self, http: HttpRequest, body: ResponseRequest) -> _Turn:
         owner = caller_of(http).id
@@ -186,9 +181,8 @@ class _Turn:
     def items(self) -> list[Item]:
         return [*self.earlier, *self.own]
 
-    def headers(self, body: ResponseRequest, starter: Starter) -> dict[str, str]:
-        ignored = [*body.ignored, *shown_fields([*self.chat.ignored, *self.chat.unread_by(starter.text)])]
-        return {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
+    def ignored(self, body: ResponseRequest, starter: Starter) -> list[str]:
+        return [*body.ignored, *shown_fields([*self.chat.ignored, *self.chat.unread_by(starter.text)])]
 
 
 class _KeptResponse:

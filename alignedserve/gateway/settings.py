@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from alignedserve.config.config import MetricsPrefix, SloConfig
+from alignedserve.config.choices import MetricsPrefix
+from alignedserve.config.sections import SloConfig
 from alignedserve.gateway.access.keys import MOST_OPEN, KeyRing
 
 

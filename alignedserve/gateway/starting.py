@@ -14,10 +14,9 @@ from alignedserve.core import Adapter, Request
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.http.bodies import Bodies
+from alignedserve.gateway.http.bodies import Bodies, BodyTurns
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.http.turns import Turns
 from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise
 from alignedserve.gateway.openai.reading import AnswerReader
@@ -35,13 +34,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRequests:
     """The requests of a body, which run as soon as their generation is read."""
 
     requests: tuple[Request, ...]
     promise: ServicePromise
     generation: Generation
     meter: BodyMeter
+    stalled_client_s: float
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Starter:
         self.explaining = ExplainRoutes(client)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
-        self._turns = Turns()
+        self._turns = BodyTurns()
 
     def check_ready(self) -> None:
         """Raise if no request for tokens could run now."""
@@ -112,7 +112,7 @@ class Starter:
         """Return the requests of a body and their promise; raise if the body cannot be served."""
         adapter = self.check_model(body.model)
         record, tab, trials = record_of(http), tab_of(http), list[float]()
-        promise = make_promise(body, http.headers, self.settings.slo)
+        promise = make_promise(body, http.headers, self.settings.slo, tab.caller.limits)
         origin = Origin(record.id, self.client.name, record.began_at, tab.caller, adapter, trials.append)
         arguments = body, promise, origin, self.text, self.settings.max_model_len
         work = partial(make_requests, *arguments)
@@ -134,7 +134,7 @@ class Starter:
         follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
         return Following(meter, follow)
 
-    async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Started:
+    async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> StartedRequests:
         """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
         tab = tab_of(http)
         tab.hold_places(num_requests(body))  # before texts are tokenised, which a refused body must not cost others
@@ -148,4 +148,4 @@ class Starter:
         generation = Generation(
             self.client, requests, readers, following.meter, following.follow, self.settings.at_once
         )
-        return Started(requests, promise, generation, following.meter)
+        return StartedRequests(requests, promise, generation, following.meter, self.settings.stalled_client_s)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from itertools import chain
 from json.encoder import encode_basestring_ascii
@@ -20,10 +20,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.openai.errors import ClientGone, api_error
+from alignedserve.gateway.openai.errors import ClientGone
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
 from alignedserve.gateway.openai.writing import ascii_json, json_parts
@@ -156,13 +154,13 @@ def parts_response(parts: Iterator[bytes], headers: Mapping[str, str], stalled_c
     first = next(parts)
     if (second := next(parts, None)) is None:
         return Response(first, media_type="application/json", headers=headers)
-    pieces = _in_turns(chain((first, second), parts))
+    pieces = in_turns(chain((first, second), parts))
     stream = WatchedStream(pieces, stalled_client_s, media_type="application/json", headers=headers)
     del stream.headers["content-length"]
     return stream
 
 
-async def _in_turns(parts: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+async def in_turns(parts: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the parts, and let the event loop turn after each."""
     for part in parts:
         yield part
@@ -250,44 +248,3 @@ class _WriteWatch:
             self._is_blocked = True
             self._on_blocked()
         self._timer = self._loop.call_later(self._next_s - took_s, self._check)
-
-
-async def chat_events(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> AsyncGenerator[bytes, None]:
-    """Yield all events of a stream; an error is an event too, since the HTTP status has already been sent."""
-    try:
-        async for written in _answer_events(generation, shape, meter):
-            yield written
-    except Exception as error:
-        if not isinstance(error, AlignedServeError):
-            _log.exception("a stream failed")
-        meter.finish("error")
-        yield event(api_error(error).body)
-    yield DONE
-
-
-async def _answer_events(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> AsyncIterator[bytes]:
-    for opening in shape.openings():
-        yield event(opening)
-    chunks = Chunks(shape)
-    async for choice, piece in generation.pieces():
-        if piece.prompt_logprobs and (chunk := shape.chunk(choice, piece)) is not None:
-            async for part in _in_turns(event_parts(chunk)):
-                yield part
-            meter.count_write(choice)
-        elif (written := chunks.event(choice, piece)) is not None:
-            yield written
-            meter.count_write(choice)  # the stream asks for the next event after it has written this one
-    if shape.with_usage:
-        timing = meter.timing(is_over=True).usage if shape.with_timing else {}
-        yield event(shape.usage_chunk(timing))
-
-
-async def whole_answer(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> dict[str, Any]:
-    """Return the answer of all requests, when the last has ended."""
-    pieces: list[list[AnswerPiece]] = [[] for _ in shape.requests]
-    await generation.begin()
-    async for choice, piece in generation.pieces():
-        shape.count(choice, piece)
-        pieces[choice].append(piece)
-        meter.count_write(choice)
-    return shape.whole(pieces)

@@ -18,9 +18,8 @@ from enum import Enum
 from typing import Any
 
 from alignedserve.text.calls.formats import CallFormat
-from alignedserve.text.calls.grammar import Schema
-from alignedserve.text.closed_schema import closed
-from alignedserve.text.syntax import JSON_SPACES, lark_syntax
+from alignedserve.text.calls.scanning import Schema
+from alignedserve.text.syntax import JSON_SPACES, closed, lark_syntax
 
 _OPTIONS = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}
 

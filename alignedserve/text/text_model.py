@@ -23,7 +23,8 @@ from alignedserve.text.calls.describing import described, with_short_ids
 from alignedserve.text.calls.formats import GENERAL, CallFormat, find_call_format, named_call_format
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
 from alignedserve.text.decoding import IncrementalDecoder
-from alignedserve.text.reasoning.families import AUTO, Family, choose_family
+from alignedserve.text.reasoning.families import ReasoningFamily, choose_family
+from alignedserve.text.reasoning.names import AUTO
 from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.token_bytes import TokenBytes
 
@@ -54,7 +55,7 @@ class TextModel:
     vocab_size: int
     sampling: SamplingDefaults
     trial: SyntaxTrial
-    reasoning: Family | None = None  # how the model reasons before its answers
+    reasoning: ReasoningFamily | None = None  # how the model reasons before its answers
     call_format: CallFormat = GENERAL  # in which the model calls tools
     shows_tools: bool = False  # whether the template shows tools; otherwise a message describes them
     pooled: PooledRule | None = None  # how the model makes vectors, where it does

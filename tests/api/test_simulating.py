@@ -216,7 +216,7 @@ def test_a_request_is_explained_though_the_parts_have_forgotten_it(
 ) -> None:
     remembered = run.explain("chat-0")
     assert repr(remembered).startswith("chat-0: real-time, ended after ")
-    for module in ("worker.parts.common", "router.state"):
+    for module in ("worker.log", "router.state"):
         monkeypatch.setattr(f"alignedserve.{module}.DecisionRing", partial(DecisionRing, 60, 60))
     forgetful = simulate(SMALL, cluster="1+1", seed=3)
     assert forgetful.explain("chat-0").story.stays == remembered.story.stays

@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from alignedserve.gateway.http.connections import Connection
+from alignedserve.gateway.http.connections import GatewayConnection
 from alignedserve.shell.listener import bind
 from tests.gateway.conftest import PATIENT_S
 
@@ -31,8 +31,8 @@ class Served:
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def _connection(self, *args: Any, **options: Any) -> Connection:
-        return Connection(*args, most_connections=self._most_connections, head_s=self.head_s, **options)
+    def _connection(self, *args: Any, **options: Any) -> GatewayConnection:
+        return GatewayConnection(*args, most_connections=self._most_connections, head_s=self.head_s, **options)
 
     def _run(self) -> None:
         uvloop.run(self._serve())

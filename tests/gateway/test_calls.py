@@ -15,12 +15,13 @@ from alignedserve.text.calls.formats import (
     HERMES,
     LLAMA3_JSON,
     CallFormat,
+    CallReader,
     deepseek_marker,
     find_call_format,
     named_call_format,
 )
-from alignedserve.text.calls.parts import CallText
-from alignedserve.text.calls.reading import CallReader
+from alignedserve.text.calls.names import CALL_FORMATS
+from alignedserve.text.calls.scanning import CallText
 
 PARAMETERS = {
     "type": "object",
@@ -224,3 +225,7 @@ def test_special_tokens_are_no_text() -> None:
 )
 def test_a_template_says_how_its_model_calls(template: str, expected: CallFormat | None) -> None:
     assert find_call_format(template) is expected
+
+
+def test_settings_can_name_every_format() -> None:
+    assert {form.name for form in FORMATS} == {*CALL_FORMATS.values()}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, Slo
-from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests
 from alignedserve.gateway.openai.shapes import make_shape
+from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.owner.client import Delivered, Overloaded
@@ -141,6 +141,24 @@ def test_a_fault_of_a_choice_ends_the_stream_with_an_error(text: TextModel) -> N
     assert "no worker is left" in error["error"]["message"]
     assert done == "[DONE]"
     assert gateway.owner.open_now == set()
+
+
+def test_a_choice_that_waited_for_others_and_breaks_off_is_not_opened_again(text: TextModel) -> None:
+    """One that is refused waits until it is admitted; of this one a word has been sent."""
+
+    class Refuses(OwnOwner):
+        def steps_of(self, request: Request) -> tuple[Any, ...]:
+            word = ids_of(text, WORDS[0])
+            num_opened = sum(opened.id == request.id for opened in self.opened)
+            if not request.id.endswith("-1") or num_opened > 2:
+                return (word, self._text.eos_ids)
+            return (Overloaded("full", 0),) if num_opened == 1 else (word, Overloaded("no worker is left", 0))
+
+    gateway = Gateway(text, Refuses(text), at_once=1)
+    *_, error, done = data_lines(gateway.chat(n=2, stream=True))
+    assert "no worker is left" in error["error"]["message"]
+    assert done == "[DONE]"
+    assert len(gateway.owner.opened) == 3
 
 
 def test_a_stop_string_ends_a_single_choice(text: TextModel) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from alignedserve.text.closed_schema import closed
+from alignedserve.text.syntax import closed
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 NAME = {"type": "object", "properties": {"name": {"type": "string"}}}

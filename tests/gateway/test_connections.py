@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.http.bodies import LONG_BYTES
 from alignedserve.gateway.http.connections import MOST_HEAD_BYTES, MOST_HEADERS
-from alignedserve.gateway.http.turns import LONG_BYTES
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway

@@ -18,8 +18,7 @@ from alignedserve.dashboard.picture import JobsPicture
 from alignedserve.errors import StoreError
 from alignedserve.gateway import dashboard
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
-from alignedserve.gateway.dashboard import MOST_PAGES, Dashboard
-from alignedserve.gateway.open_jobs import OpenJobs, open_jobs
+from alignedserve.gateway.dashboard import MOST_PAGES, Dashboard, OpenJobs, open_jobs
 from alignedserve.owner.client import Overloaded
 from alignedserve.protocol.figures import DecodeLengths, Lengths, Stages
 from alignedserve.protocol.messages import Figures, Member

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.config.config import MetricsPrefix
+from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import FinishReason
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.openai import types as openai_types

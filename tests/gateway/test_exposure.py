@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.config.config import Config, ServerConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import ServerConfig
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, is_loopback, warnings
 from alignedserve.gateway.access.keys import hash_key

@@ -110,12 +110,15 @@ def chain(links: int) -> dict[str, Any]:
     ],
     ids=["schema", "grammar", "time", "memory"],
 )
-def test_a_form_that_would_hurt_the_process_is_refused(gateway: Gateway, fields: dict[str, Any], why: str) -> None:
-    """Each ended the gateway, or held it for minutes: a process of its own tries them."""
+def test_a_form_that_would_hurt_the_process_is_refused(
+    gateway: Gateway, fields: dict[str, Any], why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each ended the gateway, or held it for minutes: a process of its own tries them, and dies without a word."""
     answer = gateway.chat(**fields)
     assert answer.status_code == 400, answer.text
     assert why in answer.json()["error"]["message"]
     assert gateway.chat(**response_format(schema=chain(20))).status_code == 200
+    assert capfd.readouterr().err == ""
 
 
 def test_chats_do_not_wait_for_the_forms_of_others(gateway: Gateway) -> None:

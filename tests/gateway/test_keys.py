@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from alignedserve.core import NO_KEY_SALT
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, log_lines
@@ -67,4 +68,4 @@ def test_without_keys_everybody_is_anonymous(text: TextModel, caplog: pytest.Log
     with log_lines(caplog) as lines:
         assert gateway.complete(cache_salt="own").status_code == 200
     assert [line["caller"] for line in lines] == ["anonymous"]
-    assert [request.salt for request in gateway.owner.opened] == ["own"]
+    assert [request.salt for request in gateway.owner.opened] == [f"{NO_KEY_SALT}own"]

@@ -13,6 +13,7 @@ from alignedserve.gateway.access.keys import (
     ANONYMOUS,
     MOST_OPEN,
     USUAL_SCOPES,
+    KeysFile,
     Limits,
     Scope,
     hash_key,
@@ -45,6 +46,45 @@ def test_a_made_key_opens_and_is_not_in_its_file(tmp_path: Path, capsys: pytest.
     assert (second.id, second.scopes, second.limits) == ("bob", frozenset({Scope.BATCH}), Limits(7, 9, 2))
     assert first.salt != second.salt
     assert ring.caller(ann + "x") is ring.caller("") is ring.caller(None) is None
+
+
+def test_a_file_that_has_changed_counts_from_then_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    ann, bob = (made(capsys, name, "--file", str(path)) for name in ("ann", "bob"))
+    file = KeysFile(hash_key("of the setting"), str(path))
+    ring = file.read()
+    path.write_text(path.read_text().partition("  - name: bob")[0])
+    assert file.read() is ring
+    assert (ring.caller(ann) is not None, ring.caller(bob), ring.limits("bob")) == (True, None, None)
+    assert ring.caller("of the setting") is not None
+    cat = made(capsys, "cat", "--file", str(path))
+    assert ring.caller(cat) is None
+    assert file.read().caller(cat) is not None
+
+
+@pytest.mark.parametrize("text", ["keys: []", "no yaml: [", None])
+def test_a_file_that_cannot_be_read_again_leaves_the_keys_as_they_were(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    path = tmp_path / "keys.yaml"
+    ann = made(capsys, "ann", "--file", str(path))
+    whole, file = path.read_text(), KeysFile(None, str(path))
+    path.unlink() if text is None else path.write_text(text)
+    for _ in range(2):
+        with pytest.raises(ConfigError):
+            file.read()
+        assert file.ring.caller(ann) is not None
+    path.write_text(whole)
+    assert file.read().caller(ann) is not None
+
+
+def test_bounds_of_urgency_are_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    bounds = ("--least-ttft-ms", "500", "--least-tbt-ms", "50", "--least-priority", "-3")
+    ann = made(capsys, "ann", "--file", str(path), *bounds)
+    found = key_ring(None, str(path)).caller(ann)
+    assert found is not None
+    assert (found.limits.least_ttft_ms, found.limits.least_tbt_ms, found.limits.least_priority) == (500, 50, -3)
 
 
 def test_what_people_wrote_in_the_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

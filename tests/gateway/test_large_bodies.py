@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.openai.parsing import LARGE_BYTES, parse_body
+from alignedserve.gateway.openai.strict import LARGE_BYTES, parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway

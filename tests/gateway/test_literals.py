@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from alignedserve.text.calls.literals import NoValue, read_literal, to_json
+from alignedserve.text.calls.values import NoValue, read_literal, to_json
 
 
 @pytest.mark.parametrize(

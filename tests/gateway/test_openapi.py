@@ -12,7 +12,7 @@ from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from starlette.routing import Route
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes

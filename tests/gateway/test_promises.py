@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from alignedserve.config.config import SloConfig
-from alignedserve.core import Estimate, ServiceClass, Slo
+from alignedserve.config.sections import SloConfig
+from alignedserve.core import NO_KEY_SALT, Estimate, ServiceClass, Slo
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
@@ -21,10 +22,17 @@ def gateway(text: TextModel, hello: tuple[int, ...]) -> Gateway:
     return Gateway(text, FakeOwner(hello), slo=USUAL)
 
 
-@pytest.mark.parametrize(("fields", "salt"), [({}, ""), ({"cache_salt": "tenant"}, "tenant")], ids=str)
+@pytest.mark.parametrize(("fields", "salt"), [({}, ""), ({"cache_salt": "tenant"}, f"{NO_KEY_SALT}tenant")], ids=str)
 def test_prompts_are_shared_within_a_salt(gateway: Gateway, fields: dict[str, Any], salt: str) -> None:
     gateway.chat(**fields)
     assert [request.salt for request in gateway.owner.opened] == [salt]
+
+
+def test_clients_without_keys_are_one_caller_whatever_salts_they_choose(gateway: Gateway) -> None:
+    for salt in (None, "a", "b" * 40, NO_KEY_SALT):
+        gateway.chat(cache_salt=salt)
+    assert {request.caller for request in gateway.owner.opened} == {""}
+    assert len({request.salt for request in gateway.owner.opened}) == 4
 
 
 @pytest.mark.parametrize(
@@ -87,6 +95,41 @@ def test_the_body_wins_over_a_header(gateway: Gateway) -> None:
     body = {"model": gateway.get("/v1/models").json()["data"][0]["id"], "prompt": "Hi", "slo": {"ttft_ms": 250}}
     gateway.ask("POST", "/v1/completions", json=body, headers={"x-slo-ttft-ms": "999"})
     assert gateway.owner.opened[0].slo.ttft_s == 0.25
+
+
+BOUNDED = Limits(least_ttft_ms=500, least_tbt_ms=80, least_priority=-1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"slo": {"ttft_ms": 499}}, "slo.ttft_ms"),
+        ({"slo": {"ttft_ms": 600, "tbt_ms": 79.5}}, "slo.tbt_ms"),
+        ({"priority": -2}, "priority"),
+    ],
+    ids=str,
+)
+def test_a_key_may_have_bounds_of_what_it_asks_for(
+    text: TextModel, hello: tuple[int, ...], fields: dict[str, Any], field: str
+) -> None:
+    ring = KeyRing([KeyEntry("ann", hash_key("ann"), limits=BOUNDED), KeyEntry("bob", hash_key("bob"))])
+    gateway = Gateway(text, FakeOwner(hello), slo=USUAL, keys=ring)
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    for name, status in (("ann", 400), ("bob", 200)):
+        headers = {"Authorization": f"Bearer {name}"}
+        answer = gateway.ask("POST", "/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == status
+        if status == 400:
+            assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (field, "beyond_key_limit")
+
+
+def test_a_tier_promises_no_more_than_the_key_allows(text: TextModel, hello: tuple[int, ...]) -> None:
+    ring = KeyRing([KeyEntry("ann", hash_key("ann"), limits=BOUNDED)])
+    gateway = Gateway(text, FakeOwner(hello), slo=USUAL, keys=ring)
+    body = {"model": "demo", "prompt": "Hi", "service_tier": "priority", "priority": -1}
+    answer = gateway.ask("POST", "/v1/completions", json=body, headers={"Authorization": "Bearer ann"})
+    assert answer.status_code == 200
+    assert [request.slo for request in gateway.owner.opened] == [Slo(0.5, 0.08)]
 
 
 def test_every_chunk_of_a_stream_names_the_tier(gateway: Gateway) -> None:

@@ -15,7 +15,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway import responding
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key

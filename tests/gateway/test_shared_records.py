@@ -9,7 +9,7 @@ import pytest
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.machine.memory import SHARED_RECORDS
+from alignedserve.sizing.memory import SHARED_RECORDS
 from tests.small_disk import small_disk
 
 

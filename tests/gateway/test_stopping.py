@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.text.stopping import StopStrings
+from alignedserve.text.decoding import StopStrings
 
 TEXT, STOP = st.text("ab.", max_size=14), st.text("ab.", min_size=1, max_size=4)
 
@@ -40,3 +40,17 @@ def plainly(stops: list[str], text: str, include: bool) -> tuple[str, bool]:
 @pytest.mark.parametrize(("piece", "given_"), [("ab", ""), ("xab", "x"), ("aba", "ab"), ("b", "b")])
 def test_only_what_may_begin_a_stop_string_is_held_back(piece: str, given_: str) -> None:
     assert StopStrings(["abc"]).feed(piece) == given_
+
+
+@pytest.mark.parametrize("stops", [("X", "Y"), ("Y", "X")])
+def test_of_two_in_one_piece_the_first_to_be_complete_ends_the_output(stops: tuple[str, str]) -> None:
+    watched = StopStrings([*stops])
+    assert watched.feed("abXcdY") == "ab"
+    assert watched.found == "X"
+
+
+@pytest.mark.parametrize("stops", [("end", "the end"), ("the end", "end")])
+def test_of_two_that_end_together_it_is_the_longest(stops: tuple[str, str]) -> None:
+    watched = StopStrings([*stops])
+    assert watched.feed("so the end.") == "so "
+    assert watched.found == "the end"

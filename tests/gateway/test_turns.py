@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
-from alignedserve.gateway.http.turns import LONG_BYTES
+from alignedserve.gateway.http.bodies import LONG_BYTES
 from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway

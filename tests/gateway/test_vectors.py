@@ -220,6 +220,12 @@ def test_scores_need_pairs(text: TextModel, fields: dict[str, Any]) -> None:
     assert refused(gateway_of(text), "/v1/score", **fields)["param"] == "text_1"
 
 
+def test_scores_of_so_many_texts_and_another_number_name_both(text: TextModel) -> None:
+    error = refused(gateway_of(text), "/v1/score", queries=["a", "b"], items=["c"] * 3)
+    assert error["param"] == "queries"
+    assert "has 2 texts and items has 3: one text, or as many" in error["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 def test_documents_come_in_the_order_of_relevance(text: TextModel, path: str) -> None:
     gateway, documents = gateway_of(text, SCORES), ["one", "one and two and three", {"text": "one and two"}]

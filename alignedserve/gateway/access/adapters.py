@@ -27,8 +27,8 @@ from alignedserve.engine.adapters.lora import LoraFiles, read_lora
 from alignedserve.errors import AdapterError
 from alignedserve.gateway.access.ledger import LOCK_S, open_shared
 from alignedserve.locks import LockHeld, take
-from alignedserve.machine.adapters import adapter_room, first_adapters
 from alignedserve.shell.part import Part
+from alignedserve.sizing.adapters import adapter_room, first_adapters
 
 _MIB = 1 << 20
 _SIZE = 1 << 20  # of the file

@@ -7,7 +7,8 @@ import ssl
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.config.config import Config, ServerConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import ServerConfig
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.keys import hash_setting, key_ring
 

@@ -11,12 +11,16 @@ are needed for passwords only, because people choose them.
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
         most_open: 32              requests for tokens at once; 256 if left out
         most_logprobs: 200000      of answers open at once: choices x tokens x (1 + top_logprobs); else 1,048,576
+        least_ttft_ms: 500         the shortest time to a first token that it may ask for; any if left out
+        least_tbt_ms: 50           likewise between two tokens
+        least_priority: 0          the lowest number of `priority`, which goes first; any if left out
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -27,8 +31,10 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.config.sources import read_yaml
-from alignedserve.core import KEY_SALT_SIZE
+from alignedserve.core import KEY_SALT_SIZE, NO_KEY_SALT
 from alignedserve.errors import ConfigError
+
+log = logging.getLogger("alignedserve.keys")
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
@@ -62,6 +68,9 @@ class Limits:
     tokens_per_minute: int | None = None  # of prompts and outputs
     most_open: int | None = None  # requests for tokens at once
     most_logprobs: int | None = None  # of answers open at once
+    least_ttft_ms: int | None = None
+    least_tbt_ms: int | None = None
+    least_priority: int | None = None
 
     @property
     def logprobs_at_once(self) -> int:
@@ -87,7 +96,7 @@ class Caller:
         """Return the caller's salt, followed by the salt that the caller itself chose for a request.
 
         Salts of keys have one length, so that no caller can write another caller's salt."""
-        return self.salt + (own or "")
+        return (self.salt or NO_KEY_SALT) + own if own else self.salt
 
 
 ANONYMOUS = Caller("anonymous")  # every caller, if there are no keys
@@ -118,6 +127,10 @@ class KeyRing:
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
+
+    def take(self, other: KeyRing) -> None:
+        """Accept the keys of the other ring from now on, and no others."""
+        self._by_hash, self._limits = other._by_hash, other._limits
 
     @property
     def digest(self) -> str:
@@ -162,6 +175,35 @@ def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
     return KeyRing(entries)
 
 
+class KeysFile:
+    """The keys of the setting and of the keys file, which is read again where it has changed."""
+
+    def __init__(self, api_key: str | None, path: str | None) -> None:
+        self._api_key, self._path = api_key, path
+        self._state = self._state_now()  # of the file as it was read
+        self.ring = key_ring(api_key, path)
+
+    def read(self) -> KeyRing:
+        """Return the keys as they are now, which is always the same ring. Raise a ConfigError, and leave the ring as it
+        was, where the file cannot be read or is wrong."""
+        state = self._state_now()
+        if state != self._state:
+            self.ring.take(key_ring(self._api_key, self._path))
+            self._state = state
+            log.info("the keys file has changed: its keys count from now on, and no others")
+        return self.ring
+
+    def _state_now(self) -> tuple[int, ...]:
+        """Return what changes with the file."""
+        if self._path is None:
+            return ()
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return (0,)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def read_keys(path: Path) -> list[KeyEntry]:
     tree = read_yaml(path)
     keys = tree.get("keys")
@@ -200,13 +242,14 @@ def _read_entry(key: Any, where: str) -> KeyEntry:
         raise ConfigError(f"{where}: the name {name} is reserved: choose another")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ConfigError(f"{where}: hash must be {HASHED} and 64 hexadecimal digits, as `alignedserve key` writes it")
-    named = {limit: _read_limit(key[limit], f"{where}: {limit}") for limit in limits if key.get(limit) is not None}
+    named = {limit: _read_limit(limit, key[limit], where) for limit in limits if key.get(limit) is not None}
     return KeyEntry(name, digest, _read_scopes(key.get("scopes"), where), Limits(**named))
 
 
-def _read_limit(limit: Any, where: str) -> int:
-    if type(limit) is not int or limit < 1:
-        raise ConfigError(f"{where} must be a whole number, 1 or more")
+def _read_limit(name: str, limit: Any, where: str) -> int:
+    if type(limit) is not int or (limit < 1 and name != "least_priority"):
+        least = "" if name == "least_priority" else ", 1 or more"
+        raise ConfigError(f"{where}: {name} must be a whole number{least}")
     return limit
 
 

@@ -1,27 +1,31 @@
 """Build a message from the pieces of its answer, and the events of its stream.
 
-    message_start ─▶ content_block_start ─▶ deltas ─▶ content_block_stop ─▶ ... ─▶ message_delta ─▶ message_stop
-
-A message has one block open at a time. A piece that goes on with another block closes the open one.
+message_start ─▶ content_block_start ─▶ deltas ─▶ content_block_stop ─▶ ... ─▶ message_delta ─▶ message_stop
 """
 
 from __future__ import annotations
 
 import json
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any
 
 from alignedserve.core import FinishReason, Request
+from alignedserve.gateway.http.error_responses import message_error
+from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
 from alignedserve.gateway.openai.reading import AnswerPiece
-from alignedserve.text.calls.parts import CallPart
-
-Event: TypeAlias = dict[str, Any]
+from alignedserve.text.calls.scanning import CallPart
 
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
+_DELTAS = {  # the type of a delta, and its field
+    "reasoning": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
-class MessageAnswer:
-    """Build one message from its head to its last event; `tree` holds the message so far."""
+class MessageAnswer(ItemAnswer):
+    """Builds one message from its head to its last event. Its items are called blocks."""
 
     def __init__(self, id: str, model: str, tier: str, request: Request, fills_context: bool = False) -> None:
         """`fills_context`: the model's context limits the answer, not the client."""
@@ -33,95 +37,66 @@ class MessageAnswer:
             "output_tokens": 0,
             "service_tier": _TIERS[tier],
         }
-        self.tree: dict[str, Any] = {
-            "id": id,
-            "type": "message",
-            "role": "assistant",
-            "model": model,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
+        head = {"id": id, "type": "message", "role": "assistant", "model": model}
+        super().__init__({**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage})
         self._has_begun = False
-        self._open: dict[str, Any] | None = None  # the block that pieces are added to
-        self._arguments = ""  # of the open block, if it is a call
 
-    def feed(self, piece: AnswerPiece) -> list[Event]:
+    def begin(self) -> list[Event]:
+        return []  # the first event shows how much of the prompt was cached, which the first piece knows
+
+    async def feed(self, piece: AnswerPiece) -> list[Event]:
         """Return the events of a piece; the first has those of the message's beginning, the last those of its end."""
-        usage, events = self.tree["usage"], list[Event]()
+        usage = self.tree["usage"]
         usage["output_tokens"] += len(piece.tokens)
         if not self._has_begun:
             self._has_begun = True
             usage["cache_read_input_tokens"] = piece.num_cached
             usage["input_tokens"] -= piece.num_cached
-            events.append({"type": "message_start", "message": {**self.tree, "content": [], "usage": dict(usage)}})
-        if piece.reasoning:
-            events += self._text("thinking", "thinking_delta", piece.reasoning, signature="")
-        if piece.text:
-            events += self._text("text", "text_delta", piece.text)
-        for part in piece.calls:
-            events += self._call(part)
+            message = {**self.tree, "content": [], "usage": dict(usage)}
+            self._events.append({"type": "message_start", "message": message})
+        self._read(piece)
         if piece.finish:
-            events += self._end(piece)
-        return events
+            self._end(piece)
+        return self._take()
 
-    def _text(self, kind: str, delta: str, text: str, **more: str) -> list[Event]:
-        events: list[Event] = []
-        if self._open is None or self._open["type"] != kind:
-            events += self._close()
-            events += self._begin({"type": kind, kind: "", **more})
-        assert self._open is not None
-        self._open[kind] += text
-        return [*events, self._delta({"type": delta, kind: text})]
+    def fail(self, error: ApiError) -> list[Event]:
+        return [message_error(error)]
 
-    def _call(self, part: CallPart) -> list[Event]:
-        events: list[Event] = []
-        if part.id is not None:
-            events += self._close()
-            events += self._begin({"type": "tool_use", "id": part.id, "name": part.name, "input": {}})
-        self._arguments += part.arguments
-        if part.arguments:
-            events.append(self._delta({"type": "input_json_delta", "partial_json": part.arguments}))
-        return events
+    def _make(self, kind: Kind, _: int, part: CallPart | None) -> dict[str, Any]:
+        if part is not None:
+            return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        return {"type": "text", "text": ""} if kind == "text" else {"type": "thinking", "thinking": "", "signature": ""}
 
-    def _begin(self, block: dict[str, Any]) -> list[Event]:
-        self._open, self._arguments = block, ""
-        self.tree["content"].append(block)
-        return [{"type": "content_block_start", "index": self._index, "content_block": dict(block)}]
+    def _tell(self, kind: str, item: OpenItem, **fields: Any) -> None:
+        self._events.append({"type": f"content_block_{kind}", "index": item.number, **fields})
 
-    def _delta(self, delta: dict[str, Any]) -> Event:
-        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+    def _tell_beginning(self, item: OpenItem) -> None:
+        self.tree["content"].append(item.tree)
+        self._tell("start", item, content_block=dict(item.tree))
 
-    @property
-    def _index(self) -> int:
-        return len(self.tree["content"]) - 1
+    def _tell_delta(self, item: OpenItem, text: str) -> None:
+        kind, field = _DELTAS[item.kind]
+        delta = {"type": kind, field: text}
+        self._events.append({"type": "content_block_delta", "index": item.number, "delta": delta})
 
-    def _close(self) -> list[Event]:
-        """Return the events that end the open block, if there is one."""
-        opened, self._open = self._open, None
-        if opened is None:
-            return []
-        if opened["type"] == "thinking":  # clients send it back as it is, and here nobody looks at it
-            opened["signature"] = sha256(opened["thinking"].encode()).hexdigest()
-            signed = self._delta({"type": "signature_delta", "signature": opened["signature"]})
-            return [signed, {"type": "content_block_stop", "index": self._index}]
-        if opened["type"] == "tool_use":
-            opened["input"] = _object(self._arguments)
-        return [{"type": "content_block_stop", "index": self._index}]
+    def _tell_end(self, item: OpenItem, _: str) -> None:
+        if item.kind == "call":
+            item.tree["input"] = _object(item.text)
+        else:
+            item.tree[item.tree["type"]] = item.text
+        if item.kind == "reasoning":  # clients send it back as it is, and here nobody looks at it
+            item.tree["signature"] = sha256(item.text.encode()).hexdigest()
+            self._tell("delta", item, delta={"type": "signature_delta", "signature": item.tree["signature"]})
+        self._tell("stop", item)
 
-    def _end(self, piece: AnswerPiece) -> list[Event]:
-        events, calls = self._close(), any(block["type"] == "tool_use" for block in self.tree["content"])
+    def _end(self, piece: AnswerPiece) -> None:
+        self._close()
+        calls = any(block["type"] == "tool_use" for block in self.tree["content"])
         reason = self._limit if piece.finish is FinishReason.LENGTH else "tool_use" if calls else "end_turn"
-        if piece.stop is not None:
-            reason = "stop_sequence"
-        end = {"stop_reason": reason, "stop_sequence": piece.stop}
+        end = {"stop_reason": reason if piece.stop is None else "stop_sequence", "stop_sequence": piece.stop}
         self.tree |= end
-        return [*events, {"type": "message_delta", "delta": end, "usage": self._end_usage}, {"type": "message_stop"}]
-
-    @property
-    def _end_usage(self) -> dict[str, Any]:
-        return {name: count for name, count in self.tree["usage"].items() if name != "service_tier"}
+        usage = {name: count for name, count in self.tree["usage"].items() if name != "service_tier"}
+        self._events += [{"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
 
 
 def _object(arguments: str) -> dict[str, Any]:

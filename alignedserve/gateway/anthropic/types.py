@@ -1,4 +1,4 @@
-"""The body that asks for a message: Anthropic's fields.
+"""The body that asks for a message, in Anthropic's fields, and the chat that it asks for.
 
 A field is honoured, or refused by name, or named as ignored in a header of the answer, as in chats. `cache_control` is
 taken everywhere and changes nothing: the beginnings of prompts are cached anyway.
@@ -6,22 +6,18 @@ taken everywhere and changes nothing: the beginnings of prompts are cached anywa
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema
-from alignedserve.gateway.openai.strict import ListOf, SentBack, Strict, without_unsupported
-from alignedserve.gateway.openai.tools import MOST_TOOLS, Name
-from alignedserve.gateway.openai.types import MOST_MESSAGES
-
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "container": (),
-    "context_management": ({},),
-    "mcp_servers": ([],),
-}
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, SentBack, Strict, TextOr, Usual, fault
+from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function
+from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatRequest, text_of
 
 
 class TextBlock(SentBack):
@@ -58,13 +54,7 @@ def kind_of(block: Any) -> Any:
     return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
 
 
-def _kind_of_content(content: Any) -> str:
-    return "blocks" if isinstance(content, list) else "text"
-
-
-Texts: TypeAlias = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ListOf[TextBlock], Tag("blocks")], Discriminator(_kind_of_content)
-]
+Texts: TypeAlias = TextOr[ListOf[TextBlock]]
 
 
 class ToolResultBlock(SentBack):
@@ -85,9 +75,6 @@ _AnyBlock = Annotated[
     | Annotated[ToolResultBlock, Tag("tool_result")],
     Discriminator(kind_of),
 ]
-_Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ListOf[_AnyBlock], Tag("blocks")], Discriminator(_kind_of_content)
-]
 _KINDS = {
     "user": ("text", "tool_result"),
     "system": ("text",),
@@ -95,21 +82,18 @@ _KINDS = {
 }
 
 
-class MessageParam(Strict):
+class MessageParam(Ruled):
     role: Literal["user", "assistant", "system"]
-    content: _Content
+    content: TextOr[ListOf[_AnyBlock]]
 
     @property
     def blocks(self) -> list[Block]:
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
-    @model_validator(mode="after")
-    def _check_kinds(self) -> MessageParam:
+    def faults(self) -> Iterator[PydanticCustomError]:
         for block in self.blocks:
             if block.type not in _KINDS[self.role]:
-                message = f"a message of the role {self.role} has no block of the type {block.type}"
-                raise PydanticCustomError("no_such_block", message, {"field": "content"})
-        return self
+                yield fault("content", f"a message of the role {self.role} has no block of the type {block.type}")
 
 
 class ToolParam(Strict):
@@ -130,21 +114,18 @@ class ToolParam(Strict):
         """Refuse tools that the server itself would know before their fields are looked at."""
         if isinstance(given, dict) and given.get("type") not in (None, "custom"):
             message = "only tools of the type custom are supported: this server has no tools of its own"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": "type"})
+            raise fault("type", message, UNSUPPORTED)
         return given
 
 
-class ToolChoice(Strict):
+class ToolChoice(Ruled):
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
-    @model_validator(mode="after")
-    def _check_name(self) -> ToolChoice:
+    def faults(self) -> Iterator[PydanticCustomError]:
         if (self.type == "tool") != (self.name is not None):
-            message = "must be there if type is tool, and only then"
-            raise PydanticCustomError("name", message, {"field": "name"})
-        return self
+            yield fault("name", "must be there if type is tool, and only then")
 
 
 class Thinking(Strict):
@@ -174,6 +155,8 @@ class OutputConfig(Strict):
 class CountRequest(Strict):
     """The fields of a body that make its prompt."""
 
+    UNSUPPORTED: ClassVar[Usual] = {"container": (), "context_management": ({},), "mcp_servers": ([],)}
+
     model: str
     messages: ListOf[MessageParam] = Field(min_length=1, max_length=MOST_MESSAGES)
     system: Texts | None = None
@@ -183,15 +166,10 @@ class CountRequest(Strict):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # its older name
     cache_control: Any = None
-    diagnostics: Any = None
-    user_profile_id: Any = None
-    workspace_id: Any = None
+    diagnostics: Ignored = None
+    user_profile_id: Ignored = None
+    workspace_id: Ignored = None
     speed: Literal["standard"] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED)
 
 
 class MessageRequest(CountRequest):
@@ -203,4 +181,100 @@ class MessageRequest(CountRequest):
     top_p: float | None = Field(None, gt=0, le=1)
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    inference_geo: Any = None
+    inference_geo: Ignored = None
+
+    @property
+    def ignored(self) -> list[str]:
+        blocks = [block for message in self.messages for block in message.blocks]
+        found = {
+            "tools.input_examples": any(tool.input_examples for tool in self.tools or ()),
+            "messages.content.is_error": any(isinstance(block, ToolResultBlock) and block.is_error for block in blocks),
+            "messages.content.redacted_thinking": any(block.type == "redacted_thinking" for block in blocks),
+        }
+        return [*super().ignored, *(name for name, is_set in found.items() if is_set)]
+
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_TIERS = {"auto": "auto", "standard_only": "default", None: None}
+# The fields of a chat that have another name here.
+_NAMES = {"enable_thinking": "thinking", "max_reasoning_tokens": "thinking"}
+_SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p")
+
+
+def make_chat(body: CountRequest) -> ChatRequest:
+    """Return the chat of a body; raise an ApiError that names what of it cannot be served."""
+    tree: dict[str, Any] = {"model": body.model, "messages": _messages(body), **_forms(body)}
+    if body.messages[-1].role == "assistant":  # the answer continues what the client has written for the model
+        tree |= {"continue_final_message": True, "add_generation_prompt": False}
+    if isinstance(body, MessageRequest):
+        tree |= {name: getattr(body, name) for name in _SAME}
+        tree |= {"stop": body.stop_sequences, "service_tier": _TIERS[body.service_tier]}
+        tree |= {"include_reasoning": body.thinking is not None and body.thinking.is_shown}
+    return ChatRequest.of(tree)
+
+
+def _forms(body: CountRequest) -> dict[str, Any]:
+    choice, config = body.tool_choice, body.output_config
+    form = body.output_format or (config.format if config is not None else None)
+    forms: dict[str, Any] = {"reasoning_effort": config.effort if config is not None else None}
+    if body.thinking is not None:
+        budget = body.thinking.budget_tokens if body.thinking.is_on else None
+        forms |= {"enable_thinking": body.thinking.is_on, "max_reasoning_tokens": budget}
+    if body.tools:
+        forms["tools"] = [
+            as_function(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
+            for tool in body.tools
+        ]
+    if choice is not None:
+        named = choice.type == "tool"
+        forms["tool_choice"] = as_function(name=choice.name) if named else _CHOICES[choice.type]
+        forms["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+    if form is not None:
+        schema = {"name": "output", "schema": form.wanted}
+        forms["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return forms
+
+
+def _messages(body: CountRequest) -> list[dict[str, Any]]:
+    messages = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
+    for message in body.messages:
+        if message.role == "assistant":
+            messages.append(_assistant(message.blocks))
+        else:
+            messages += _user(message)
+    return messages
+
+
+def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant"}
+    message["content"] = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    return {"id": block.id, **as_function(name=block.name, arguments=arguments)}
+
+
+def _user(message: MessageParam) -> list[dict[str, Any]]:
+    """Return the messages of a user's turn: what tools returned are messages of their own."""
+    messages: list[dict[str, Any]] = []
+    for block in message.blocks:
+        if isinstance(block, ToolResultBlock):
+            content = "" if block.content is None else text_of(block.content)
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif isinstance(block, TextBlock):
+            if messages and messages[-1]["role"] == message.role:
+                messages[-1]["content"] += f"\n{block.text}"
+            else:
+                messages.append({"role": message.role, "content": block.text})
+    return messages or [{"role": message.role, "content": ""}]
+
+
+def shown_fields(names: Sequence[str]) -> list[str]:
+    """Return a chat's fields by the names that they have here."""
+    return list(dict.fromkeys(_NAMES.get(name, name) for name in names))

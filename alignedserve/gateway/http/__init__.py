@@ -1,14 +1,12 @@
 """HTTP below OpenAI's interface: connections, bodies, limits, log lines.
 
-bodies.py           Reads the bodies of requests within limits of size, time and memory.
+bodies.py           Reads bodies within limits of size, time and memory; callers take turns at what they cost.
 connections.py      Limits what connections cost whose clients are slow, greedy, broken or gone.
 error_responses.py  Turns errors into HTTP answers.
 limits.py           Holds each caller to its limits: requests and tokens in a minute, requests open at once.
 middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
 origins.py          Refuses what a web page must not do with a server that asks for no key.
-records.py          Follows a request: its log line, and the meters of what its body asks for.
+records.py          Follows a request: its log line, its times, and the meters of what its body asks for.
 scraping.py         The text of /metrics, which scrapes share.
-timing.py           The times of an answer, for its client.
-turns.py            Lets callers take turns at parsing, tokenising and the trial of grammars.
 uploading.py        Reads a multipart form with a file as it arrives.
 """

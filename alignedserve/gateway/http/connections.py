@@ -34,7 +34,7 @@ _uvicorn_log.setLevel(logging.ERROR)  # it warns of broken requests, which any c
 _uvicorn_log.addFilter(lambda record: not _is_cut_off(record))
 
 
-class Connection(HttpToolsProtocol):
+class GatewayConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, most_connections: int, head_s: float = HEAD_S, **options: Any) -> None:
         super().__init__(*args, **options)
         self._most_connections, self._head_s = most_connections, head_s

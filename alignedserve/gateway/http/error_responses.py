@@ -1,17 +1,35 @@
-"""Turn errors into HTTP answers, in the form of the interface whose path was asked for."""
+"""Turn errors into HTTP answers, in the form of the interface whose path was asked for: OpenAI's or Anthropic's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.gateway.anthropic.errors import PATH, message_error
 from alignedserve.gateway.openai.errors import ApiError, api_error
+
+MESSAGES = "/v1/messages"  # the paths whose errors have Anthropic's form begin so
+
+# The `type` of Anthropic's error by its status; any other is the client's fault below 500 and ours from 500 on.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def message_error(error: ApiError) -> dict[str, Any]:
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def error_response(error: Exception, path: str = "") -> JSONResponse:
     answer = api_error(error)
-    body = message_error(answer) if path.startswith(PATH) else answer.body
+    body = message_error(answer) if path.startswith(MESSAGES) else answer.body
     return JSONResponse(body, status_code=answer.status, headers=answer.headers)
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from alignedserve.core import Request, ServiceClass
 from alignedserve.gateway.http.limits import Tab
-from alignedserve.gateway.http.timing import Timing
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered
@@ -100,11 +99,11 @@ class BodyMeter:
         if self._record.ttft_s is None:
             self._record.ttft_s = meter.ttft_s
 
-    def timing(self, is_over: bool) -> Timing:
+    def timing(self, is_over: bool) -> AnswerTimes:
         """Return the times until now; a token has been delivered."""
         first_s = self._first_at - self._record.began_at
         queue_s = min(self._waited_s, first_s)
-        return Timing(queue_s, first_s - queue_s, self._now() - self._first_at, is_over)
+        return AnswerTimes(queue_s, first_s - queue_s, self._now() - self._first_at, is_over)
 
     def end(self) -> None:
         """Count what is known when all choices have ended."""
@@ -120,3 +119,29 @@ class BodyMeter:
     def finish_choice(self, choice: int, finish: str) -> None:
         self._meters[choice].finish = finish
         self.finish(finish)
+
+
+HEADER = "server-timing"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTimes:
+    queue_s: float  # until the prompt of its first choice began to run
+    prompt_s: float  # from then until the first token of any choice
+    output_s: float  # from then until now
+    is_over: bool
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the header, in milliseconds. A stream's headers are sent with its first token."""
+        first_s = self.queue_s + self.prompt_s
+        times = {"queue": self.queue_s, "prefill": self.prompt_s, "first_token": first_s}
+        if self.is_over:
+            times |= {"decode": self.output_s, "total": first_s + self.output_s}
+        return {HEADER: ", ".join(f"{name};dur={1e3 * seconds:.1f}" for name, seconds in times.items())}
+
+    @property
+    def usage(self) -> dict[str, float]:
+        """Return the fields of a usage, in seconds."""
+        times = {"queue_time": self.queue_s, "prompt_time": self.prompt_s, "completion_time": self.output_s}
+        return {name: round(seconds, 6) for name, seconds in (*times.items(), ("total_time", sum(times.values())))}

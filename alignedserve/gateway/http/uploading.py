@@ -27,14 +27,14 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of bro
 
 
 @dataclass
-class Form:
+class UploadForm:
     """A form without the bytes of its file."""
 
     filename: str | None = None  # None: the form has no file
     fields: dict[str, str] = field(default_factory=dict)
 
 
-async def receive(http: HttpRequest, writing: Writing, limit_bytes: int, disk: ThreadPoolExecutor) -> Form:
+async def receive(http: HttpRequest, writing: Writing, limit_bytes: int, disk: ThreadPoolExecutor) -> UploadForm:
     """Return the form and write its field `file`, for which the caller pays; raise as soon as the file is known to be
     too large.
 
@@ -83,7 +83,7 @@ class _FormReader:
         self.data = bytearray()  # bytes of the file that are not written yet
         self.num_file_bytes = 0
         self._num_parts = 0
-        self._form = Form()
+        self._form = UploadForm()
         self._values: dict[str, bytearray] = {}
         self._header, self._value, self._field = bytearray(), bytearray(), ""
         self._in_file = self._is_whole = False
@@ -108,7 +108,7 @@ class _FormReader:
         taken, self.data = bytes(self.data), bytearray()
         return taken
 
-    def form(self) -> Form:
+    def form(self) -> UploadForm:
         if not self._is_whole:
             raise invalid("the form ends too early")
         self._form.fields = {name: value.decode("utf-8", "replace") for name, value in self._values.items()}

@@ -65,18 +65,22 @@ def no_such_request(request: str) -> ApiError:
     return ApiError(404, message, code="request_not_found")
 
 
+def _later(status: int, message: str, code: str, after_s: float = 1, param: str | None = None) -> ApiError:
+    """Return an error after which a client may try again."""
+    headers = {"Retry-After": str(max(1, math.ceil(after_s)))}
+    return ApiError(status, message, param=param, code=code, headers=headers)
+
+
 def draining() -> ApiError:
-    headers = {"Retry-After": str(RETRY_AFTER_DRAINING_S)}
-    return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
+    return _later(503, "the server is shutting down: try again", "server_is_overloaded", RETRY_AFTER_DRAINING_S)
 
 
 def not_ready() -> ApiError:
-    return ApiError(503, "no workers are ready: try again", code="not_ready", headers={"Retry-After": "1"})
+    return _later(503, "no workers are ready: try again", "not_ready")
 
 
 def no_runner() -> ApiError:
-    headers = {"Retry-After": str(RETRY_AFTER_NO_RUNNER_S)}
-    return ApiError(503, "no job runner is ready: try again", code="not_ready", headers=headers)
+    return _later(503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
 
 
 def no_key() -> ApiError:
@@ -95,7 +99,7 @@ def beyond_scope(scope: str) -> ApiError:
 
 
 def _overloaded(message: str) -> ApiError:
-    return ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
+    return _later(503, message, "server_is_overloaded")
 
 
 def too_many_connections() -> ApiError:
@@ -153,9 +157,8 @@ def file_too_slow(least_per_s: int) -> ApiError:
 
 def rate_limited(limit: str, wait_s: float) -> ApiError:
     """Return the error for a caller that has used all that its key allows."""
-    again_s = max(1, math.ceil(wait_s))
-    message = f"this API key is limited to {limit}: try again in {again_s} s"
-    return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
+    message = f"this API key is limited to {limit}: try again in {max(1, math.ceil(wait_s))} s"
+    return _later(429, message, "rate_limit_exceeded", wait_s)
 
 
 def too_many_choices(number: int, most: int) -> ApiError:
@@ -167,7 +170,7 @@ def too_many_choices(number: int, most: int) -> ApiError:
 def too_many_logprobs_at_once(most: int) -> ApiError:
     message = f"answers that one caller has open may have {most} log-probabilities together: try again in 1 s, "
     message += "stream, or ask for fewer"
-    return ApiError(429, message, param="logprobs", code="rate_limit_exceeded", headers={"Retry-After": "1"})
+    return _later(429, message, "rate_limit_exceeded", param="logprobs")
 
 
 def too_costly(tokens: int, per_minute: int) -> ApiError:
@@ -203,18 +206,16 @@ def api_error(error: Exception) -> ApiError:
     if isinstance(error, Culprit):
         return culprit(str(error))
     if isinstance(error, Overloaded):
-        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         why = error.why + (f" (see `alignedserve explain {error.request}`)" if error.request else "")
-        if isinstance(error, GivenUp):
-            return ApiError(503, why, code="server_is_overloaded", headers=headers)
-        return ApiError(429, why, code="rate_limit_exceeded", headers=headers)
+        status, code = (503, "server_is_overloaded") if isinstance(error, GivenUp) else (429, "rate_limit_exceeded")
+        return _later(status, why, code, error.retry_after_s)
     if isinstance(error, StoreFull):
         return ApiError(507, str(error), code="insufficient_storage")
     if isinstance(error, StoreTaken):  # its text names places and deployments
         message = "another deployment has the store of batches: the log of the job runner says which"
-        return ApiError(503, message, code="not_ready", headers={"Retry-After": str(RETRY_AFTER_NO_RUNNER_S)})
+        return _later(503, message, "not_ready", RETRY_AFTER_NO_RUNNER_S)
     if isinstance(error, StoreError):
-        return ApiError(503, str(error), code="store_unavailable", headers={"Retry-After": "5"})
+        return _later(503, str(error), "store_unavailable", 5)
     if isinstance(error, PromptError | ModelError):  # a model that is served can only lack a chat template
         return invalid(str(error), "messages")
     return internal()

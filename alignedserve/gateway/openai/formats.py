@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from alignedserve.core import Choice
 from alignedserve.errors import ModelError
 from alignedserve.gateway.openai.errors import invalid
-from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, Usual, fault
 from alignedserve.text.call_grammar import Beside, call_syntax, can_write
 from alignedserve.text.calls.formats import GENERAL, CallFormat
-from alignedserve.text.closed_schema import closed
-from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
+from alignedserve.text.syntax import closed, json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import TextModel
 
@@ -27,10 +26,6 @@ Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_lengt
 Pattern = Annotated[str, Field(min_length=1)]
 Schema: TypeAlias = dict[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}
-_UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "disable_additional_properties": (False,),
-    "structural_tag": (),
-}
 
 
 @dataclass(frozen=True)
@@ -139,16 +134,13 @@ class NamedSchema(Strict):
     strict: bool | None = None  # an answer always follows the schema
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Ruled):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
-    @model_validator(mode="after")
-    def _check_schema(self) -> ResponseFormat:
+    def faults(self) -> Iterator[PydanticCustomError]:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            message = "must be there if type is json_schema, and only then"
-            raise PydanticCustomError("schema", message, {"field": "json_schema"})
-        return self
+            yield fault("json_schema", "must be there if type is json_schema, and only then")
 
     @property
     def formats(self) -> list[Format]:
@@ -159,6 +151,9 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
+    UNSUPPORTED: ClassVar[Usual] = {"disable_additional_properties": (False,), "structural_tag": ()}
+    WHERE = "structured_outputs."
+
     choice: Choices | None = None
     wanted: Schema | str | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -166,11 +161,6 @@ class StructuredOutputs(Strict):
     grammar: Pattern | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: Pattern | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED_IN_STRUCTURED_OUTPUTS, "structured_outputs.")
 
     @property
     def formats(self) -> list[Format]:

@@ -6,7 +6,8 @@
                                 real-time with tighter deadlines, flex is best-effort with a short window
 
 An explicit field wins over the tier, the body over a header, and our own header over the names of other systems. The
-answer names the tier that was used.
+answer names the tier that was used. A key may have bounds of what it asks for: a field beyond them is refused, and a
+tier promises no more than they allow.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from alignedserve.config.config import SloConfig
+from alignedserve.config.sections import SloConfig
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.gateway.access.keys import Limits
 from alignedserve.gateway.openai.errors import invalid
-from alignedserve.gateway.openai.types import SloFields
+from alignedserve.gateway.openai.types import PromisedRequest, SloFields
 
 HEADERS = {
     "ttft_ms": ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
     "tbt_ms": ("x-slo-tbt-ms", "x-llm-d-slo-tpot-ms"),
     "jct_ms": ("x-slo-jct-ms",),
 }
+_NO_LIMITS = Limits()
 _PRIORITY = 0.5  # times the usual ttft and tbt: what service_tier priority promises
 
 
@@ -36,18 +38,11 @@ class ServicePromise:
     tier: str
 
 
-class PromisedBody(Protocol):
-    """A body as far as its deadlines are concerned."""
-
-    @property
-    def slo(self) -> SloFields | None: ...
-
-    @property
-    def service_tier(self) -> str | None: ...
-
-
-def make_promise(body: PromisedBody, headers: Mapping[str, str], usual: SloConfig) -> ServicePromise:
+def make_promise(
+    body: PromisedRequest, headers: Mapping[str, str], usual: SloConfig, limits: Limits = _NO_LIMITS
+) -> ServicePromise:
     deadlines = {name: value for name in HEADERS if (value := _deadline_ms(name, body.slo, headers)) is not None}
+    _check_urgency(deadlines, body.priority, limits)
     tier = body.service_tier or "auto"
     is_best_effort = "jct_ms" in deadlines or (tier == "flex" and not deadlines)
     if is_best_effort and body.slo is not None and body.slo.strict:
@@ -60,11 +55,25 @@ def make_promise(body: PromisedBody, headers: Mapping[str, str], usual: SloConfi
     if tier == "flex" and not deadlines:
         return ServicePromise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
     factor = _PRIORITY if tier == "priority" else 1.0
-    ttft_ms = deadlines.get("ttft_ms", usual.ttft_ms * factor)
-    tbt_ms = deadlines.get("tbt_ms", usual.tbt_ms * factor)
+    ttft_ms = deadlines.get("ttft_ms", max(usual.ttft_ms * factor, limits.least_ttft_ms or 0))
+    tbt_ms = deadlines.get("tbt_ms", max(usual.tbt_ms * factor, limits.least_tbt_ms or 0))
     is_strict = body.slo is not None and bool(body.slo.strict)
     used = "priority" if tier == "priority" and len(deadlines) < 2 else "default"
     return ServicePromise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000, strict=is_strict), used)
+
+
+def _check_urgency(deadlines: Mapping[str, float], priority: int | None, limits: Limits) -> None:
+    """Raise if a request asks to go before others by more than its caller's key allows."""
+    asked = {f"slo.{name}": value for name, value in deadlines.items()} | {"priority": priority}
+    for field, least in (
+        ("slo.ttft_ms", limits.least_ttft_ms),
+        ("slo.tbt_ms", limits.least_tbt_ms),
+        ("priority", limits.least_priority),
+    ):
+        value = asked.get(field)
+        if least is not None and value is not None and value < least:
+            message = f"{field}: {value:g} is less than {least}, the least that this API key may ask for"
+            raise invalid(message, field, "beyond_key_limit")
 
 
 def _deadline_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.core import FinishReason, Logprob
-from alignedserve.gateway.openai.calling import call_format
 from alignedserve.gateway.openai.errors import no_token
-from alignedserve.gateway.openai.reasoning import make_splitter, markers_of_reasoning
+from alignedserve.gateway.openai.modelled import call_format, make_splitter, markers_of_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
-from alignedserve.text.calls.parts import CallPart, CallText, join_parts
-from alignedserve.text.calls.reading import CallReader
-from alignedserve.text.decoding import IncrementalDecoder
-from alignedserve.text.reasoning.splitting import Phase, Split, Splitter
-from alignedserve.text.stopping import StopStrings
+from alignedserve.text.calls.formats import CallReader
+from alignedserve.text.calls.scanning import CallPart, CallText, join_parts
+from alignedserve.text.decoding import IncrementalDecoder, StopStrings
+from alignedserve.text.reasoning.splitting import ReasoningPhase, Splitter, SplitText
 from alignedserve.text.text_model import TextModel
 
 
@@ -61,7 +59,7 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
 
 
 @dataclass(frozen=True)
-class Ending:
+class AnswerEnding:
     """The rules for the end of an answer that the engine does not know."""
 
     stops: tuple[str, ...] = ()
@@ -102,7 +100,7 @@ class AnswerReader:
     def __init__(
         self,
         decoder: IncrementalDecoder,
-        ending: Ending,
+        ending: AnswerEnding,
         calls: CallReader | None = None,
         splitter: Splitter | None = None,
         shows_reasoning: bool = True,
@@ -121,7 +119,7 @@ class AnswerReader:
     ) -> AnswerReader:
         """Return the reader of the answer to a body; `prompt` shows whether the output begins within a reasoning."""
         include = bool(body.include_stop_str_in_output)
-        ending = Ending(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
+        ending = AnswerEnding(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
         skip_special = body.skip_special_tokens is not False
         if not isinstance(body, ChatRequest):
             return cls(text.decoder(skip_special), ending)
@@ -178,19 +176,19 @@ class AnswerReader:
         found = self._calls.feed(text)
         return found + self._calls.flush() if is_last else found
 
-    def _split(self, text: str, finish: FinishReason | None) -> tuple[Split, int]:
+    def _split(self, text: str, finish: FinishReason | None) -> tuple[SplitText, int]:
         """Part a token's text; return it with how many tokens count as reasoning for it."""
         splitter = self._splitter
         if splitter is None:
-            return Split(text=text), 0
+            return SplitText(text=text), 0
         before, split = splitter.phase, splitter.feed(text)
         after = splitter.phase
         if finish:
             split += splitter.flush()
-        if before is Phase.REASONING:
+        if before is ReasoningPhase.REASONING:
             return split, 1
-        self._num_open += before is Phase.OPEN
-        return split, self._num_open if before is Phase.OPEN and after is Phase.REASONING else 0
+        self._num_open += before is ReasoningPhase.OPEN
+        return split, self._num_open if before is ReasoningPhase.OPEN and after is ReasoningPhase.REASONING else 0
 
     def _until_stop(self, text: str) -> str:
         self._num_tokens += 1

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from alignedserve.core import Adapter, Choice, Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
-from alignedserve.gateway.openai.calling import limits
 from alignedserve.gateway.openai.errors import ApiError, invalid
+from alignedserve.gateway.openai.modelled import limited_reasoning, limits
 from alignedserve.gateway.openai.promises import ServicePromise
-from alignedserve.gateway.openai.reasoning import limited_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.chat_template import all_texts

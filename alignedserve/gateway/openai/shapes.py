@@ -16,7 +16,7 @@ from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openai.writing import encoded
-from alignedserve.text.calls.parts import CallPart
+from alignedserve.text.calls.scanning import CallPart
 from alignedserve.text.text_model import TextModel
 
 LEAST = -9999.0  # OpenAI's value for next to impossible, since JSON has no infinity
@@ -84,7 +84,7 @@ def make_shape(
 ) -> AnswerShape:
     if isinstance(body, ChatRequest):
         return ChatShape(body, requests, tier, text)
-    return CompletionShape(body, requests, tier, text, echo=bool(body.echo))
+    return CompletionShape(body, requests, tier, text)
 
 
 @dataclass
@@ -125,24 +125,16 @@ class AnswerShape(ABC):
         self.tier = tier  # the tier that is used, not the tier that was asked for
         self.requests = requests
         self.num_per_prompt = body.n or 1
-        self.with_usage, self.with_timing = body.with_usage, body.with_timing
-        self.usage_in_chunks = body.usage_in_chunks
+        self.options = body.streaming
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
         self._is_unlimited = body.most_tokens is None and body.usual_tokens is None  # the output may fill the context
         self.text = text
         self._names = TokenNames(text.token_bytes, bool(body.return_tokens_as_token_ids))
-        ignored = body.ignored
-        if isinstance(body, ChatRequest):
-            ignored += body.unread_by(text)
-        self.headers = {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
+        self.ignored = body.ignored + (body.unread_by(text) if isinstance(body, ChatRequest) else [])
         reasons = isinstance(body, ChatRequest) and text.reasoning is not None
         self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]), reasons)
         self._begun: set[int] = set()  # choices that have had a chunk
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._usage.prompt_tokens
 
     def whole(self, pieces: list[list[AnswerPiece]]) -> dict[str, Any]:
         """Return the answer for a client that does not stream, given the pieces of each request, which were counted.
@@ -176,7 +168,7 @@ class AnswerShape(ABC):
         """Return the chunk of a piece that has text or reasoning alone, after the choice's first piece.
 
         Return None if the chunks of such pieces differ in more than their text."""
-        if self.with_ids or self.with_logprobs or self.usage_in_chunks:
+        if self.with_ids or self.with_logprobs or self.options.continuous_usage_stats:
             return None
         return self._chunk(self._chunk_choice(number, piece, first=False))
 
@@ -203,8 +195,10 @@ class AnswerShape(ABC):
             self._usage.cached_tokens += piece.num_cached
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        usage = {"usage": self._usage.tree if self.usage_in_chunks else None} if self.with_usage else {}
-        return {**self._head(self.chunk_object), "choices": [choice], **usage}
+        chunk = {**self._head(self.chunk_object), "choices": [choice]}
+        if self.options.include_usage:
+            chunk["usage"] = self._usage.tree if self.options.continuous_usage_stats else None
+        return chunk
 
     def _head(self, kind: str) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -306,11 +300,9 @@ class CompletionShape(AnswerShape):
 
     id_prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(
-        self, body: CompletionRequest, requests: Sequence[Request], tier: str, text: TextModel, *, echo: bool
-    ) -> None:
+    def __init__(self, body: CompletionRequest, requests: Sequence[Request], tier: str, text: TextModel) -> None:
         super().__init__(body, requests, tier, text)
-        self._echo = echo
+        self._echo = bool(body.echo)
         self._tables = [CompletionLogprobs(self._names, text.special_ids) for _ in requests]
 
     def openings(self) -> Iterator[dict[str, Any]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.requests import MOST_CONTEXTS, check_length, check_token_ids, too_long
-from alignedserve.gateway.openai.strict import ListOf, Strict
+from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, fault
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
 from alignedserve.gateway.openai.types import MOST_MESSAGES, Message, TokenId
 from alignedserve.text.chat_template import Rendering, all_texts
@@ -19,7 +20,7 @@ from alignedserve.text.text_model import TextModel
 MOST_CONVERTED = 1 << 18
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Ruled):
     """The body of /tokenize: a text, or a conversation that is rendered as a prompt."""
 
     model: str | None = None
@@ -31,19 +32,15 @@ class TokenizeRequest(Strict):
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
-    @model_validator(mode="after")
-    def _check_one_kind(self) -> TokenizeRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
         if (self.prompt is None) == (self.messages is None):
-            message = "there must be either a prompt or messages"
-            raise PydanticCustomError("one_of_both", message, {"field": "prompt"})
+            yield fault("prompt", "there must be either a prompt or messages")
         foreign = (
             ("add_special_tokens",) if self.messages else ("tools", "add_generation_prompt", "chat_template_kwargs")
         )
         for name in foreign:
             if getattr(self, name) is not None:
-                message = f"cannot be used with {'messages' if self.messages else 'a prompt'}"
-                raise PydanticCustomError("one_of_both", message, {"field": name})
-        return self
+                yield fault(name, f"cannot be used with {'messages' if self.messages else 'a prompt'}")
 
 
 class DetokenizeRequest(Strict):

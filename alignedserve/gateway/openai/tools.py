@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import from_json
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema, WantedCalls
-from alignedserve.gateway.openai.strict import ListOf, Strict
+from alignedserve.gateway.openai.strict import ListOf, Strict, fault
 
 MOST_TOOLS = 128
 _NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -18,7 +18,9 @@ _NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalPropert
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class _Typed(Strict):
+class Typed(Strict):
+    NO_OTHERS: ClassVar[str] = "are supported yet"
+
     type: str
 
     @model_validator(mode="before")
@@ -26,9 +28,13 @@ class _Typed(Strict):
     def _check_type(cls, given: Any) -> Any:
         """Refuse other types before their fields are looked at."""
         if isinstance(given, dict) and isinstance(given.get("type"), str) and given["type"] != "function":
-            message = "only tools of the type function are supported yet"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": "type"})
+            raise fault("type", f"only tools of the type function {cls.NO_OTHERS}", UNSUPPORTED)
         return given
+
+
+def as_function(**fields: Any) -> dict[str, Any]:
+    """Return a function as chats have it, in tools, calls and choices; None counts as not set."""
+    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
 
 class Function(Strict):
@@ -38,7 +44,7 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(_Typed):
+class Tool(Typed):
     function: Function
 
     @property
@@ -51,7 +57,7 @@ class NamedFunction(Strict):
     name: Name
 
 
-class NamedTool(_Typed):
+class NamedTool(Typed):
     function: NamedFunction
 
 
@@ -60,7 +66,7 @@ class CalledFunction(Strict):
     arguments: str
 
 
-class CalledTool(_Typed):
+class CalledTool(Typed):
     """A call that the assistant made earlier in the conversation."""
 
     id: str

@@ -8,13 +8,14 @@ default. Deadlines, tiers and priorities decide which request runs first (docs/h
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.errors import UNSUPPORTED
+from alignedserve.gateway.openai.errors import UNSUPPORTED, from_validation
 from alignedserve.gateway.openai.formats import (
     Choices,
     Format,
@@ -25,7 +26,7 @@ from alignedserve.gateway.openai.formats import (
     WantedCalls,
     vllm_formats,
 )
-from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, Strict, TextOr, Usual, fault
 from alignedserve.gateway.openai.tools import (
     MOST_TOOLS,
     AllowedTools,
@@ -49,64 +50,6 @@ MOST_STOP_TOKENS = 256  # that a client names: each token of an output is looked
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
-# Fields that are known but not supported yet: field -> the values that, like null, ask for nothing.
-_UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
-    "bad_words": ([],),
-    "ec_transfer_params": (),
-    "guided_decoding_backend": (),
-    "kv_transfer_params": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "logprob_token_ids": (),
-    "mm_processor_kwargs": ({},),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "return_mm_kwargs": (True,),
-    "return_token_offsets": (False,),
-    "routed_experts_prompt_start": (0,),
-    "spaces_between_special_tokens": (True,),
-    "stream_interval": (1,),
-    "truncation_side": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    "watermarking": (False,),
-}
-_UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
-    **_UNSUPPORTED_ANYWHERE,
-    "add_special_tokens": (False,),
-    "audio": (),
-    "chat_template": (),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "media_io_kwargs": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "return_prompt_text": (False,),
-    "web_search_options": (),
-}
-_UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
-    **_UNSUPPORTED_ANYWHERE,
-    "prompt_embeds": (),
-    "suffix": ("",),
-    "thinking_token_budget": (-1,),
-}
-_UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "function_call": (),
-}
-_UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "include_obfuscation": (False,),
-}
-
-
-# Fields without a meaning here, whose absence changes no answer: a header tells the client that they are ignored.
-_IGNORED = (
-    *("request_id", "session_id", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("safety_identifier", "store"),
-)
-
 
 class TextPart(Strict):
     type: Literal["text"]
@@ -128,16 +71,23 @@ class RefusalPart(Strict):
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
-def _kind_of_content(content: Any) -> str:
-    return "parts" if isinstance(content, list) else "text"
+Content = TextOr[ListOf[Part]]
 
 
-Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ListOf[Part], Tag("parts")], Discriminator(_kind_of_content)
-]
+class _HasText(Protocol):
+    @property
+    def text(self) -> str: ...
 
 
-class Message(Strict):
+def text_of(content: str | Sequence[_HasText]) -> str:
+    """Return the text of a content, its parts on lines of their own, as in vLLM."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class Message(Ruled):
+    UNSUPPORTED: ClassVar[Usual] = {"audio": (), "function_call": ()}
+    WHERE = "in a message, "
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None  # an assistant's may be missing, as in an answer that ended while it reasoned
     tool_calls: ListOf[CalledTool] | None = None  # of an assistant
@@ -148,28 +98,18 @@ class Message(Strict):
     reasoning_content: str | None = None
     annotations: Any = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
-
-    @model_validator(mode="after")
-    def _check_role(self) -> Message:
+    def faults(self) -> Iterator[PydanticCustomError]:
         if self.content is None and self.role != "assistant":
-            raise PydanticCustomError("missing", "is missing", {"field": "content"})
+            yield fault("content", "is missing", "missing")
         if self.tool_calls and self.role != "assistant":
-            raise PydanticCustomError("role", "only an assistant calls tools", {"field": "tool_calls"})
+            yield fault("tool_calls", "only an assistant calls tools")
         if (self.tool_call_id is not None) != (self.role == "tool"):
-            message = "messages of the role tool must have it, other messages must not"
-            raise PydanticCustomError("role", message, {"field": "tool_call_id"})
-        return self
+            yield fault("tool_call_id", "messages of the role tool must have it, other messages must not")
 
     @property
     def text(self) -> str:
-        """The text of the content, its parts on lines of their own, as in vLLM."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or self.refusal or ""
-        return "\n".join(part.text for part in self.content)
+        content = self.content if isinstance(self.content, list) else self.content or self.refusal or ""
+        return text_of(content)
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -189,23 +129,18 @@ class Message(Strict):
         return {name: value for name, value in told.items() if value is not None}
 
 
-class StreamOptions(Strict):
+class StreamOptions(Ruled):
+    UNSUPPORTED: ClassVar[Usual] = {"include_obfuscation": (False,)}
+    WHERE = "stream_options."
+
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_timing: bool | None = None  # times in the last usage
+    continuous_usage_stats: bool | None = None  # each chunk shows the usage so far
+    include_timing: bool | None = None  # the last usage says how long the answer took
 
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
-
-    @model_validator(mode="after")
-    def _check_usage(self) -> StreamOptions:
+    def faults(self) -> Iterator[PydanticCustomError]:
         for field in ("continuous_usage_stats", "include_timing"):
             if getattr(self, field) and not self.include_usage:
-                message = "only allowed if include_usage is true"
-                raise PydanticCustomError("needs_usage", message, {"field": field})
-        return self
+                yield fault(field, "only allowed if include_usage is true")
 
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -222,11 +157,21 @@ class SloFields(Strict):
     strict: bool | None = None  # whether a prompt that alone takes longer than ttft_ms is refused
 
 
-class _AnyRequest(Strict):
-    """The fields that chat and text completions have in common; null counts as not set."""
+class PromisedRequest(Ruled):
+    """The fields of every body that asks for tokens or vectors; null counts as not set."""
 
     model: str
-    max_tokens: int | None = Field(None, ge=1)
+    slo: SloFields | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class SampledRequest(PromisedRequest):
+    """The fields of every body that asks for tokens, by the same names in all of OpenAI's interfaces."""
+
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
@@ -234,6 +179,39 @@ class _AnyRequest(Strict):
     repetition_penalty: float | None = Field(None, gt=0)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
+
+
+class _AnyRequest(SampledRequest):
+    """The fields that chat and text completions have in common."""
+
+    UNSUPPORTED: ClassVar[Usual] = {
+        "bad_words": ([],),
+        "ec_transfer_params": (),
+        "guided_decoding_backend": (),
+        "kv_transfer_params": (),
+        "length_penalty": (1,),
+        "logits_processors": ([],),
+        "logprob_token_ids": (),
+        "mm_processor_kwargs": ({},),
+        "prompt_logprobs": (),
+        "repetition_detection": (),
+        "return_mm_kwargs": (True,),
+        "return_token_offsets": (False,),
+        "routed_experts_prompt_start": (0,),
+        "spaces_between_special_tokens": (True,),
+        "stream_interval": (1,),
+        "truncation_side": (),
+        "use_beam_search": (False,),
+        "vllm_xargs": ({},),
+        "watermarking": (False,),
+    }
+    usual_tokens: ClassVar[int | None] = (
+        None  # output tokens if the client sets no limit; None: the rest of the context
+    )
+
+    max_tokens: int | None = Field(None, ge=1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     allowed_token_ids: ListOf[TokenId] | None = Field(None, min_length=1)
     guided_choice: Choices | None = None
@@ -242,7 +220,6 @@ class _AnyRequest(Strict):
     guided_grammar: Pattern | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -250,20 +227,13 @@ class _AnyRequest(Strict):
     stop_token_ids: ListOf[TokenId] | None = Field(None, max_length=MOST_STOP_TOKENS)
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
-    expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    slo: SloFields | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
-    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1, lt=_INT32)
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    request_id: Any = None
-    session_id: Any = None
+    request_id: Ignored = None
+    session_id: Ignored = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -278,29 +248,16 @@ class _AnyRequest(Strict):
                 raise PydanticCustomError("no_token", "its names must be token ids", {"field": name})
         return biases
 
-    @property
-    def ignored(self) -> list[str]:
-        """The fields that are set and change nothing; a header names them to the client."""
-        return [name for name in _IGNORED if getattr(self, name, None) not in (None, False)]
-
-    @model_validator(mode="after")
-    def _check_formats(self) -> _AnyRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
         formats = self._formats
         if len(formats) > 1:
-            first, second = formats[:2]
-            message = f"{second.field} also sets the form of the answer: use only one of them"
-            raise PydanticCustomError("two_formats", message, {"field": first.field})
+            message = f"{formats[1].field} also sets the form of the answer: use only one of them"
+            yield fault(formats[0].field, message)
         for name in ("allowed_token_ids", "min_tokens"):
             if formats and getattr(self, name):
-                message = f"cannot be used with {formats[0].field}"
-                raise PydanticCustomError("two_formats", message, {"field": name})
-        return self
-
-    @model_validator(mode="after")
-    def _check_stream_options(self) -> _AnyRequest:
+                yield fault(name, f"cannot be used with {formats[0].field}")
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("needs_stream", "only allowed if stream is true", {"field": "stream_options"})
-        return self
+            yield fault("stream_options", "only allowed if stream is true")
 
     @property
     def _formats(self) -> list[Format]:
@@ -333,26 +290,27 @@ class _AnyRequest(Strict):
         return "max_tokens"
 
     @property
-    def usual_tokens(self) -> int | None:
-        """The limit of output tokens if the client sets none; None: the output may fill the context."""
-        return None
-
-    @property
-    def with_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def with_timing(self) -> bool:
-        """Return whether the last usage says how long the answer took."""
-        return bool(self.stream_options and self.stream_options.include_timing)
-
-    @property
-    def usage_in_chunks(self) -> bool:
-        """Return whether each chunk shows the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+    def streaming(self) -> StreamOptions:
+        return self.stream_options or StreamOptions()
 
 
 class ChatRequest(_AnyRequest):
+    UNSUPPORTED: ClassVar[Usual] = {
+        **_AnyRequest.UNSUPPORTED,
+        "add_special_tokens": (False,),
+        "audio": (),
+        "chat_template": (),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "media_io_kwargs": ({},),
+        "modalities": (["text"],),
+        "moderation": (),
+        "return_prompt_text": (False,),
+        "web_search_options": (),
+    }
+
     messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
@@ -366,49 +324,72 @@ class ChatRequest(_AnyRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
-    store: Any = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    store: Ignored = None
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED_IN_CHAT)
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> ChatRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
+        yield from super().faults()
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
-            message = "max_completion_tokens sets another limit"
-            raise PydanticCustomError("two_limits", message, {"field": "max_tokens"})
-        return self
-
-    @model_validator(mode="after")
-    def _check_budget(self) -> ChatRequest:
+            yield fault("max_tokens", "max_completion_tokens sets another limit")
         if self.most_reasoning_tokens is not None and self.allowed_token_ids:
-            message = "cannot be used with a budget of reasoning"
-            raise PydanticCustomError("two_limits", message, {"field": "allowed_token_ids"})
+            yield fault("allowed_token_ids", "cannot be used with a budget of reasoning")
         if None not in (self.max_reasoning_tokens, self.thinking_token_budget):
-            message = "max_reasoning_tokens sets the same: use only one of them"
-            raise PydanticCustomError("two_limits", message, {"field": "thinking_token_budget"})
-        return self
+            yield fault("thinking_token_budget", "max_reasoning_tokens sets the same: use only one of them")
+        if self.top_logprobs and not self.logprobs:
+            yield fault("top_logprobs", "only allowed if logprobs is true")
+        yield from self._faults_of_tools()
+        if self.continue_final_message and not self._may_continue:
+            message = "only allowed if the last message is a text of the assistant, and add_generation_prompt is false"
+            yield fault("continue_final_message", message)
+
+    def _faults_of_tools(self) -> Iterator[PydanticCustomError]:
+        """Leave only the tools that an allowed_tools choice allows, and its mode as the choice; yield what is wrong."""
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = self.tool_choice.allowed_tools
+            wanted, known = {tool.function.name for tool in allowed.tools}, self.tools or []
+            if unknown := wanted - {tool.function.name for tool in known}:
+                yield fault("tool_choice", f"there is no tool named {min(unknown)} among tools")
+            self.tools = [tool for tool in known if tool.function.name in wanted]
+            self.tool_choice = allowed.mode
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            yield fault("tools", "two tools have the same name")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            yield fault("tool_choice", "there is no tool with this name among tools")
+        if self.tool_choice == "required" and not names:
+            yield fault("tool_choice", "there are no tools to call")
+        others = [form for form in super()._formats if form.schema is None]
+        if self.may_call and self.demanded_calls is None and others:
+            name = others[0].field
+            message = f"{name} leaves no room for calls: set tool_choice to none or required, or use a schema"
+            yield fault("tools", message)
+
+    @property
+    def _may_continue(self) -> bool:
+        last = self.messages[-1]
+        return not self.add_generation_prompt and last.role == "assistant" and not last.tool_calls
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> ChatRequest:
+        """Return the chat of these fields, None counts as not set; raise an ApiError that names what is wrong."""
+        tree = {name: value for name, value in fields.items() if value is not None}
+        try:
+            return cls.model_validate(tree)
+        except ValidationError as error:
+            raise from_validation(error, tree) from None
 
     @property
     def most_reasoning_tokens(self) -> int | None:
         """The budget of the reasoning, in tokens."""
         other = None if self.thinking_token_budget == -1 else self.thinking_token_budget
         return self.max_reasoning_tokens if other is None else other
-
-    @model_validator(mode="after")
-    def _check_logprobs(self) -> ChatRequest:
-        if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("needs_logprobs", "only allowed if logprobs is true", {"field": "top_logprobs"})
-        return self
 
     @property
     def num_logprobs(self) -> int | None:
@@ -421,46 +402,6 @@ class ChatRequest(_AnyRequest):
     @property
     def most_tokens_field(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @model_validator(mode="after")
-    def _narrow_tools(self) -> ChatRequest:
-        """Leave only the tools that an allowed_tools choice allows, and its mode as the choice."""
-        if isinstance(self.tool_choice, AllowedTools):
-            allowed = self.tool_choice.allowed_tools
-            names, known = {tool.function.name for tool in allowed.tools}, self.tools or []
-            if unknown := names - {tool.function.name for tool in known}:
-                message = f"there is no tool named {min(unknown)} among tools"
-                raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
-            self.tools = [tool for tool in known if tool.function.name in names]
-            self.tool_choice = allowed.mode
-        return self
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> ChatRequest:
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise PydanticCustomError("two_tools", "two tools have the same name", {"field": "tools"})
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            message = "there is no tool with this name among tools"
-            raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
-        if self.tool_choice == "required" and not names:
-            raise PydanticCustomError("no_tool", "there are no tools to call", {"field": "tool_choice"})
-        others = [form for form in super()._formats if form.schema is None]
-        if self.may_call and self.demanded_calls is None and others:
-            message = (
-                f"{others[0].field} leaves no room for calls: set tool_choice to none or required, or use a schema"
-            )
-            raise PydanticCustomError("two_formats", message, {"field": "tools"})
-        return self
-
-    @model_validator(mode="after")
-    def _check_continuing(self) -> ChatRequest:
-        if not self.continue_final_message:
-            return self
-        if self.add_generation_prompt or self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
-            message = "only allowed if the last message is a text of the assistant, and add_generation_prompt is false"
-            raise PydanticCustomError("going_on", message, {"field": "continue_final_message"})
-        return self
 
     @property
     def ignored(self) -> list[str]:
@@ -593,6 +534,14 @@ Prompts = Annotated[
 
 
 class CompletionRequest(_AnyRequest):
+    UNSUPPORTED: ClassVar[Usual] = {
+        **_AnyRequest.UNSUPPORTED,
+        "prompt_embeds": (),
+        "suffix": ("",),
+        "thinking_token_budget": (-1,),
+    }
+    usual_tokens = 16  # as for OpenAI and vLLM: the continuation of a text has no natural end
+
     prompt: Prompts
     add_special_tokens: bool | None = None
     best_of: int | None = Field(None, ge=1)
@@ -604,30 +553,15 @@ class CompletionRequest(_AnyRequest):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    @model_validator(mode="after")
-    def _check_output(self) -> CompletionRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
+        yield from super().faults()
         if self.max_tokens == 0 and not self.echo:
-            raise PydanticCustomError("no_output", "may be 0 only if echo is true", {"field": "max_tokens"})
-        return self
-
-    @property
-    def usual_tokens(self) -> int | None:
-        return 16  # as for OpenAI and vLLM: the continuation of a text has no natural end
-
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
-
-    @model_validator(mode="after")
-    def _check_choices(self) -> CompletionRequest:
+            yield fault("max_tokens", "may be 0 only if echo is true")
         if self.best_of not in (None, self.n or 1):
-            message = "best_of is supported only if it equals n: leave it out"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": "best_of"})
+            yield fault("best_of", "best_of is supported only if it equals n: leave it out", UNSUPPORTED)
         if (number := len(self.prompts) * (self.n or 1)) > MOST_REQUESTS:
             message = f"with n there would be {number} choices, but a request may have at most {MOST_REQUESTS}"
-            raise PydanticCustomError("too_many", message, {"field": "prompt"})
-        return self
+            yield fault("prompt", message)
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -3,26 +3,23 @@
     created ─▶ in_progress ─▶ item added ─▶ part added ─▶ deltas ─▶ part done ─▶ item done ─▶ ... ─▶ completed
                                                                                                    or incomplete
 
-A response has one item open at a time: reasoning, a message, or a call. A piece that goes on with another item closes
-the open one. Events are numbered from 0, and a client that saw the number N can ask for those after it.
+Events are numbered from 0, and a client that saw the number N can ask for those after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import TokenNames, chat_logprobs
 from alignedserve.gateway.responses.items import call_id, output_id
 from alignedserve.gateway.responses.types import ResponseRequest
-from alignedserve.text.calls.parts import CallPart
+from alignedserve.text.calls.scanning import CallPart
 from alignedserve.text.text_model import TextModel
-
-Event: TypeAlias = dict[str, Any]
 
 
 def response_head(body: ResponseRequest, id: str, created_at: int, tier: str) -> dict[str, Any]:
@@ -64,90 +61,35 @@ def response_head(body: ResponseRequest, id: str, created_at: int, tier: str) ->
     }
 
 
-@dataclass
-class _Usage:
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-
-    @property
-    def tree(self) -> dict[str, Any]:
-        return {
-            "input_tokens": self.input_tokens,
-            "input_tokens_details": {"cached_tokens": self.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": self.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            "total_tokens": self.input_tokens + self.output_tokens,
-        }
-
-
-@dataclass
-class _OpenItem:
-    """The item that pieces are added to, and what of it has been written."""
-
-    tree: dict[str, Any]
-    kind: str
-    number: int  # its place in the output
-    text: str = ""  # of its only part, or its arguments
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    shown_logprobs: list[dict[str, Any]] = field(default_factory=list)  # the same, as events show them
-
-    @property
-    def at(self) -> dict[str, Any]:
-        return {"item_id": self.tree["id"], "output_index": self.number}
-
-
 @dataclass(frozen=True)
-class _ReasoningForm:
-    """The place of a reasoning's text in its item, and the events that tell of it."""
+class _TextForm:
+    """The place of a text in its item, and the names of its events."""
 
     field: str
-    kind: str  # of the part
-    part_added: str
-    delta: str
-    done: str
-    part_done: str
-    index: str
-
-    @property
-    def at(self) -> dict[str, int]:
-        return {self.index: 0}
-
-    def part(self, text: str) -> dict[str, str]:
-        return {"type": self.kind, "text": text}
+    kind: str  # of the only part
+    part: str  # whose events begin so
+    text: str
 
 
-_AS_CONTENT = _ReasoningForm(
-    "content",
-    "reasoning_text",
-    "response.content_part.added",
-    "response.reasoning_text.delta",
-    "response.reasoning_text.done",
-    "response.content_part.done",
-    "content_index",
-)
-_AS_SUMMARY = _ReasoningForm(
-    "summary",
-    "summary_text",
-    "response.reasoning_summary_part.added",
-    "response.reasoning_summary_text.delta",
-    "response.reasoning_summary_text.done",
-    "response.reasoning_summary_part.done",
-    "summary_index",
-)
+_MESSAGE = _TextForm("content", "output_text", "response.content_part", "response.output_text")
+_REASONING = _TextForm("content", "reasoning_text", "response.content_part", "response.reasoning_text")
+_SUMMARY = _TextForm("summary", "summary_text", "response.reasoning_summary_part", "response.reasoning_summary_text")
+_ARGUMENTS = "response.function_call_arguments"
 
 
-class ResponseAnswer:
-    """Build one response from its head to its last event; `tree` holds the response so far."""
+class ResponseAnswer(ItemAnswer):
+    """Builds one response from its head to its last event."""
 
     def __init__(self, head: dict[str, Any], wants_summary: bool, with_logprobs: bool, text: TextModel) -> None:
-        self.tree = head
-        self._usage = _Usage()
-        self._wants_summary, self._with_logprobs = wants_summary, with_logprobs
-        self._names = TokenNames(text.token_bytes, by_ids=False)
-        self._open: _OpenItem | None = None
+        """`wants_summary`: the client gets a reasoning as its summary."""
+        super().__init__(head)
+        self._forms: dict[Kind, _TextForm] = {"text": _MESSAGE, "reasoning": _SUMMARY if wants_summary else _REASONING}
+        self._with_logprobs, self._names = with_logprobs, TokenNames(text.token_bytes, by_ids=False)
+        self._input_tokens = self._cached_tokens = self._output_tokens = self._reasoning_tokens = 0
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is not there yet
+        self._logprobs: list[dict[str, Any]] = []  # of the open message
+        self._shown_logprobs: list[dict[str, Any]] = []  # the same, as events show them
+        self._at: dict[str, Any] = {}  # the place of the open item's text
         self._num_events = 0
 
     @classmethod
@@ -157,43 +99,43 @@ class ResponseAnswer:
 
     def begin(self, request: Request) -> list[Event]:
         """Return the first events, when the request of the response is known."""
-        self._usage.input_tokens = len(request.prompt)
+        self._input_tokens = len(request.prompt)
         self.tree |= {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
-        created = self._event("response.created", response=dict(self.tree))
+        self._tell("response.created", response=dict(self.tree))
         self.tree["status"] = "in_progress"
-        return [created, self._event("response.in_progress", response=dict(self.tree))]
+        self._tell("response.in_progress", response=dict(self.tree))
+        return self._take()
 
     def feed(self, piece: AnswerPiece) -> list[Event]:
-        """Return the events of a piece; its reasoning comes before its text, and its calls come last."""
-        self._usage.output_tokens += len(piece.tokens)
-        self._usage.cached_tokens += piece.num_cached
-        self._usage.reasoning_tokens += piece.num_reasoning
-        events: list[Event] = self._reasoning(piece.reasoning) if piece.reasoning else []
-        logprobs = self._logprobs(piece)
-        self._held += logprobs[piece.num_reasoning :]  # the events of a reasoning have no place for them
-        if piece.text:
-            logprobs, self._held = self._held, []
-            events += self._text("message", piece.text, logprobs)
-        for part in piece.calls:
-            events += self._call(part)
-        return events
+        """Return the events of a piece."""
+        self._output_tokens += len(piece.tokens)
+        self._cached_tokens += piece.num_cached
+        self._reasoning_tokens += piece.num_reasoning
+        if self._with_logprobs:  # the events of a reasoning have no place for them
+            logprobs = list(chat_logprobs(piece.tokens, piece.logprobs, self._names))
+            self._held += logprobs[piece.num_reasoning :]
+        self._read(piece)
+        return self._take()
 
     def end(self, finish: FinishReason | None, now: int) -> list[Event]:
         """Return the last events of a response whose answer has ended."""
-        is_whole = finish is not FinishReason.LENGTH
-        events = self._text("message", "", []) if not self.tree["output"] and self._open is None else []
-        events += self._close("completed" if is_whole else "incomplete")
-        self.tree |= {"usage": self._usage.tree, "status": "completed" if is_whole else "incomplete"}
-        if is_whole:
+        status = "incomplete" if finish is FinishReason.LENGTH else "completed"
+        if not self._num_items:
+            self._begin("text")
+        self._close(status)
+        self.tree |= {"usage": self._usage, "status": status}
+        if status == "completed":
             self.tree["completed_at"] = now
         else:
             self.tree["incomplete_details"] = {"reason": "max_output_tokens"}
-        return [*events, self._event(f"response.{self.tree['status']}", response=self.tree)]
+        self._tell(f"response.{status}", response=self.tree)
+        return self._take()
 
     def fail(self, error: ApiError) -> list[Event]:
         """Return the last event of a response that an error ends."""
         fail(self.tree, error)
-        return [self._event("response.failed", response=self.tree)]
+        self._tell("response.failed", response=self.tree)
+        return self._take()
 
     def whole(self, request: Request, piece: AnswerPiece, now: int) -> dict[str, Any]:
         """Return the response of an answer that is one piece."""
@@ -202,113 +144,78 @@ class ResponseAnswer:
         self.end(piece.finish, now)
         return self.tree
 
+    @property
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self._input_tokens,
+            "input_tokens_details": {"cached_tokens": self._cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self._output_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
+            "total_tokens": self._input_tokens + self._output_tokens,
+        }
+
     # --- Items
 
-    def _text(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]]) -> list[Event]:
-        """Return the events of a new text of the open message, which begins with it if none is open."""
-        events = [] if self._open is not None and self._open.kind == kind else self._begin_message()
-        opened = self._open
-        assert opened is not None
-        shown = [_without_bytes(entry) for entry in logprobs]
-        opened.text += text
-        opened.logprobs += logprobs
-        opened.shown_logprobs += shown
-        if text:
-            more = {"content_index": 0, "delta": text, "logprobs": shown}
-            events.append(self._event("response.output_text.delta", **opened.at, **more))
-        return events
-
-    def _reasoning(self, text: str) -> list[Event]:
-        """Return the events of a new text of the open reasoning; a client that wants a summary gets it as that."""
-        form = self._form
-        events: list[Event] = []
-        if self._open is None or self._open.kind != "reasoning":
-            events += self._close("completed") + self._add("reasoning", summary=[])
-            assert self._open is not None
-            events.append(self._event(form.part_added, **self._open.at, **form.at, part=form.part("")))
-        assert self._open is not None
-        self._open.text += text
-        return [*events, self._event(form.delta, **self._open.at, **form.at, delta=text)]
-
-    @property
-    def _form(self) -> _ReasoningForm:
-        return _AS_SUMMARY if self._wants_summary else _AS_CONTENT
-
-    def _end_reasoning(self, opened: _OpenItem) -> list[Event]:
-        form = self._form
-        part = form.part(opened.text)
-        opened.tree[form.field] = [part]
-        at = {**opened.at, **form.at}
-        return [self._event(form.done, **at, text=opened.text), self._event(form.part_done, **at, part=part)]
-
-    def _begin_message(self) -> list[Event]:
-        events = self._close("completed")
-        events += self._add("message", role="assistant", content=[])
-        assert self._open is not None
-        part = _text_part("", [])
-        return [*events, self._event("response.content_part.added", **self._open.at, content_index=0, part=part)]
-
-    def _call(self, part: CallPart) -> list[Event]:
-        events: list[Event] = []
-        if part.id is not None:
-            events += self._close("completed")
-            id = call_id(self.tree["id"], len(self.tree["output"]))
-            events += self._add("function_call", call_id=id, name=part.name, arguments="")
-        opened = self._open
-        assert opened is not None
-        opened.text += part.arguments
-        if part.arguments:
-            events.append(self._event("response.function_call_arguments.delta", **opened.at, delta=part.arguments))
-        return events
-
-    def _add(self, kind: str, **fields: Any) -> list[Event]:
-        number = len(self.tree["output"])
-        tree = {"id": output_id(self.tree["id"], kind, number), "type": kind, "status": "in_progress", **fields}
-        self._open = _OpenItem(tree, kind, number)
-        return [self._event("response.output_item.added", output_index=number, item=dict(tree))]
-
-    def _close(self, status: str) -> list[Event]:
-        """Return the events that end the open item, if there is one."""
-        opened, self._open = self._open, None
-        if opened is None:
-            return []
-        if opened.kind == "message":
-            part = _text_part(opened.text, opened.logprobs)
-            opened.tree["content"] = [part]
-            at = {**opened.at, "content_index": 0}
-            events = [
-                self._event("response.output_text.done", **at, text=opened.text, logprobs=opened.shown_logprobs),
-                self._event("response.content_part.done", **at, part=part),
-            ]
-        elif opened.kind == "reasoning":
-            events = self._end_reasoning(opened)
+    def _make(self, kind: Kind, number: int, part: CallPart | None) -> dict[str, Any]:
+        fields: dict[str, Any]
+        if part is not None:
+            type, id = "function_call", call_id(self.tree["id"], number)
+            fields = {"call_id": id, "name": part.name, "arguments": ""}
+        elif kind == "reasoning":
+            type, fields = "reasoning", {"summary": []}
         else:
-            opened.tree["arguments"] = opened.text
-            said = {"name": opened.tree["name"], "arguments": opened.text}
-            events = [self._event("response.function_call_arguments.done", **opened.at, **said)]
-        opened.tree["status"] = status
-        self.tree["output"] = [*self.tree["output"], opened.tree]
-        return [*events, self._event("response.output_item.done", output_index=opened.number, item=opened.tree)]
+            type, fields = "message", {"role": "assistant", "content": []}
+            self._logprobs, self._shown_logprobs = [], []
+        return {"id": output_id(self.tree["id"], type, number), "type": type, "status": "in_progress", **fields}
 
-    def _logprobs(self, piece: AnswerPiece) -> list[dict[str, Any]]:
-        if not self._with_logprobs:
-            return []
-        return list(chat_logprobs(piece.tokens, piece.logprobs, self._names))
+    def _tell_beginning(self, item: OpenItem) -> None:
+        self._tell("response.output_item.added", output_index=item.number, item=dict(item.tree))
+        self._at = {"item_id": item.tree["id"], "output_index": item.number}
+        if form := self._forms.get(item.kind):
+            self._at[f"{form.field}_index"] = 0
+            self._tell(f"{form.part}.added", **self._at, part=self._part(item, form))
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        event = {"type": kind, "sequence_number": self._num_events, **fields}
+    def _tell_delta(self, item: OpenItem, text: str) -> None:
+        form = self._forms.get(item.kind)
+        if form is None:
+            self._tell(f"{_ARGUMENTS}.delta", **self._at, delta=text)
+        elif item.kind == "reasoning":
+            self._tell(f"{form.text}.delta", **self._at, delta=text)
+        else:
+            shown = [_without_bytes(entry) for entry in self._held]
+            self._logprobs += self._held
+            self._shown_logprobs += shown
+            self._held = []
+            self._tell(f"{form.text}.delta", **self._at, delta=text, logprobs=shown)
+
+    def _tell_end(self, item: OpenItem, status: str) -> None:
+        form = self._forms.get(item.kind)
+        if form is None:
+            item.tree["arguments"] = item.text
+            self._tell(f"{_ARGUMENTS}.done", **self._at, name=item.tree["name"], arguments=item.text)
+        else:
+            part = self._part(item, form)
+            item.tree[form.field] = [part]
+            more = {"logprobs": self._shown_logprobs} if item.kind == "text" else {}
+            self._tell(f"{form.text}.done", **self._at, text=item.text, **more)
+            self._tell(f"{form.part}.done", **self._at, part=part)
+        item.tree["status"] = status
+        self.tree["output"] = [*self.tree["output"], item.tree]
+        self._tell("response.output_item.done", output_index=item.number, item=item.tree)
+
+    def _part(self, item: OpenItem, form: _TextForm) -> dict[str, Any]:
+        more = {"annotations": [], "logprobs": list(self._logprobs)} if item.kind == "text" else {}
+        return {"type": form.kind, "text": item.text, **more}
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._events.append({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
-        return event
 
 
 def fail(tree: dict[str, Any], error: ApiError) -> None:
     """Make a response one that this error has ended."""
     code = "rate_limit_exceeded" if error.status == 429 else "server_error" if error.status >= 500 else "invalid_prompt"
     tree |= {"status": "failed", "error": {"code": code, "message": error.message}}
-
-
-def _text_part(text: str, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _without_bytes(entry: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import BytesGone, Conflict
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import ApiError, rate_limited
@@ -159,7 +159,7 @@ class _LineResponse(msgspec.Struct):
     body: dict[str, msgspec.Raw]
 
 
-class _LineAnswer(msgspec.Struct):
+class _JobAnswer(msgspec.Struct):
     response: _LineResponse | None
     error: msgspec.Raw
 
@@ -167,7 +167,7 @@ class _LineAnswer(msgspec.Struct):
 def _read_answer(storage: Storage, file_id: str, id: str) -> dict[str, Any]:
     """Return the fields of a response by the answer to the only line of its job, whose bulk stays JSON."""
     with storage.blobs.open(file_id) as file:
-        line = msgspec.json.decode(file.read(), type=_LineAnswer)
+        line = msgspec.json.decode(file.read(), type=_JobAnswer)
     if line.response is None:
         return _failed(500, msgspec.json.decode(line.error)["message"])
     body = line.response.body

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from alignedserve.gateway.openai.errors import ApiError, from_validation, invalid
-from alignedserve.gateway.openai.types import ChatRequest
+from alignedserve.gateway.openai.errors import ApiError, invalid
+from alignedserve.gateway.openai.tools import as_function
+from alignedserve.gateway.openai.types import ChatRequest, SampledRequest, text_of
 from alignedserve.gateway.responses.items import (
     CallItem,
     Item,
@@ -20,15 +19,10 @@ from alignedserve.gateway.responses.items import (
     MessageItem,
     OutputItem,
     ReasoningItem,
-    text_of,
 )
 from alignedserve.gateway.responses.types import AllowedTools, NamedTool, ResponseRequest
 
-_SAME = (
-    *("model", "temperature", "top_p", "parallel_tool_calls", "service_tier", "metadata", "user", "top_k"),
-    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "priority", "expected_tokens"),
-    *("cache_salt", "chat_template_kwargs", "max_reasoning_tokens"),
-)
+_SAME = (*SampledRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs", "max_reasoning_tokens")
 # The fields of a chat that have another name here.
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
@@ -43,13 +37,11 @@ _NAMES = {
 
 def make_chat(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
     """Return the chat of a body whose conversation has these items; raise an ApiError that names the body's fields."""
-    tree = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
-    tree["messages"] = make_messages(body.instructions, items)
-    tree |= _forms(body)
+    same = {name: getattr(body, name) for name in _SAME}
     try:
-        return ChatRequest.model_validate(tree)
-    except ValidationError as error:
-        raise renamed(from_validation(error, tree)) from None
+        return ChatRequest.of({**same, "messages": make_messages(body.instructions, items), **_forms(body)})
+    except ApiError as error:
+        raise renamed(error) from None
 
 
 def make_lone_chat(body: ResponseRequest) -> ChatRequest:
@@ -73,22 +65,20 @@ def _forms(body: ResponseRequest) -> dict[str, Any]:
     text, reasoning = body.text, body.reasoning
     choice: Any = body.tool_choice
     if isinstance(choice, NamedTool):
-        choice = {"type": "function", "function": {"name": choice.name}}
+        choice = as_function(name=choice.name)
     elif isinstance(choice, AllowedTools):
-        named = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+        named = [as_function(name=tool.name) for tool in choice.tools]
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
-    forms = {
+    return {
         "max_completion_tokens": body.max_output_tokens,
         "tools": [tool.chat_tree for tool in body.tools or ()] or None,
         "tool_choice": choice,
         "response_format": text.format.chat_tree if text is not None and text.format is not None else None,
         "verbosity": text.verbosity if text is not None else None,
         "reasoning_effort": reasoning.effort if reasoning is not None else None,
-        "slo": body.slo.model_dump(exclude_none=True) if body.slo is not None else None,
         "logprobs": body.shows_logprobs or None,
         "top_logprobs": body.top_logprobs,
     }
-    return {name: value for name, value in forms.items() if value is not None}
 
 
 def make_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -102,9 +92,8 @@ def make_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
         elif isinstance(item, CallItem):
             if reasoning or not messages or messages[-1]["role"] != "assistant":
                 messages.append(_assistant("", reasoning))
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
-            messages[-1].setdefault("tool_calls", []).append(call)
+            call = as_function(name=item.name, arguments=item.arguments)
+            messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, **call})
             reasoning = ""
         elif item.role == "assistant":
             messages.append(_assistant(text_of(item.content), reasoning))

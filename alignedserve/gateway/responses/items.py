@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from alignedserve.gateway.openai.strict import ListOf, SentBack
+from alignedserve.gateway.openai.strict import ListOf, SentBack, TextOr
 
 _ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io][0-9]{1,5}")
 PREFIX = "resp_"  # of the ids of responses
@@ -50,13 +50,7 @@ Part = Annotated[
 ]
 
 
-def _kind_of_content(content: Any) -> str:
-    return "parts" if isinstance(content, list) else "text"
-
-
-Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ListOf[Part], Tag("parts")], Discriminator(_kind_of_content)
-]
+Content = TextOr[ListOf[Part]]
 
 
 class _Item(SentBack):
@@ -127,11 +121,6 @@ InputItem = Annotated[
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind_of_item),
 ]
-
-
-def text_of(content: str | Sequence[TextContent | RefusalContent]) -> str:
-    """Return the text of a content, its parts on lines of their own, as in chats."""
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def output_id(response: str, kind: str, number: int) -> str:

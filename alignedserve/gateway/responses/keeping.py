@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from pydantic import TypeAdapter
 
-from alignedserve.config.config import JobsConfig
+from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.types import MOST_MESSAGES

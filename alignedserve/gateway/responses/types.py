@@ -6,35 +6,26 @@ by default is never refused.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema
-from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
-from alignedserve.gateway.openai.tools import MOST_TOOLS, Name
-from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, SloFields
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, Strict, TextOr, Usual, fault
+from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, Typed
+from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, SampledRequest
 from alignedserve.gateway.responses.items import InputItem
 
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "access_programs": ({},),
-    "context_management": ([],),
-    "conversation": (),
-    "image": ({},),
-    "moderation": (),
-    "prompt": (),
-    "truncation": ("disabled",),
-}
-_UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"include_obfuscation": (False,)}
-_IGNORED = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier")
 _LOGPROBS = "message.output_text.logprobs"
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
 
 
-class FunctionTool(Strict):
-    type: str
+class FunctionTool(Typed, Ruled):
+    NO_OTHERS = "are supported: this server runs no tools of its own"
+
     name: Name | None = None
     description: str | None = None
     parameters: Schema | None = None
@@ -43,20 +34,9 @@ class FunctionTool(Strict):
     allowed_callers: ListOf[Literal["direct"]] | None = None
     output_schema: Any = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_type(cls, given: Any) -> Any:
-        """Refuse tools that run on the server before their fields are looked at."""
-        if isinstance(given, dict) and isinstance(given.get("type"), str) and given["type"] != "function":
-            message = "only tools of the type function are supported: this server runs no tools of its own"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": "type"})
-        return given
-
-    @model_validator(mode="after")
-    def _check_name(self) -> FunctionTool:
+    def faults(self) -> Iterator[PydanticCustomError]:
         if self.name is None:
-            raise PydanticCustomError("missing", "is missing", {"field": "name"})
-        return self
+            yield fault("name", "is missing", "missing")
 
     @property
     def chat_tree(self) -> dict[str, Any]:
@@ -94,20 +74,17 @@ ToolChoice: TypeAlias = Annotated[
 ]
 
 
-class TextFormat(Strict):
+class TextFormat(Ruled):
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
     description: str | None = None
     wanted: Schema | None = Field(None, alias="schema")
     strict: bool | None = None
 
-    @model_validator(mode="after")
-    def _check_schema(self) -> TextFormat:
+    def faults(self) -> Iterator[PydanticCustomError]:
         for field, value in (("name", self.name), ("schema", self.wanted)):
             if (self.type == "json_schema") != (value is not None):
-                message = "must be there if type is json_schema, and only then"
-                raise PydanticCustomError("schema", message, {"field": field})
-        return self
+                yield fault(field, "must be there if type is json_schema, and only then")
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -143,30 +120,26 @@ class ReasoningOptions(Strict):
 
 
 class ResponseStreamOptions(Strict):
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+    UNSUPPORTED: ClassVar[Usual] = {"include_obfuscation": (False,)}
+    WHERE = "stream_options."
 
 
 class BackgroundOptions(Strict):
     completion_window: Literal["soonest", "2h", "8h"] = "soonest"
 
 
-def _kind_of_input(given: Any) -> str:
-    return "items" if isinstance(given, list) else "text"
+class ResponseRequest(SampledRequest):
+    UNSUPPORTED: ClassVar[Usual] = {
+        "access_programs": ({},),
+        "context_management": ([],),
+        "conversation": (),
+        "image": ({},),
+        "moderation": (),
+        "prompt": (),
+        "truncation": ("disabled",),
+    }
 
-
-Input = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[ListOf[InputItem], Field(min_length=1, max_length=MOST_MESSAGES), Tag("items")],
-    Discriminator(_kind_of_input),
-]
-
-
-class ResponseRequest(Strict):
-    model: str
-    input: Input
+    input: TextOr[Annotated[ListOf[InputItem], Field(min_length=1, max_length=MOST_MESSAGES)]]
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
     store: bool | None = None
@@ -176,8 +149,6 @@ class ResponseRequest(Strict):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     max_tool_calls: int | None = Field(None, ge=1)  # of tools that run on the server, of which there are none
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     include: ListOf[str] | None = Field(None, max_length=32)
     text: TextOptions | None = None
@@ -185,49 +156,23 @@ class ResponseRequest(Strict):
     tools: ListOf[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     metadata: dict[str, str] | None = Field(None, max_length=_MOST_PAIRS)
-    user: str | None = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    safety_identifier: Any = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
     # Our own, as in chats
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    slo: SloFields | None = None
-    priority: int | None = None
-    expected_tokens: int | None = None
-    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     max_reasoning_tokens: int | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _supported(cls, given: Any) -> Any:
-        return without_unsupported(given, _UNSUPPORTED)
-
-    @model_validator(mode="after")
-    def _check_metadata(self) -> ResponseRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
         for key, value in (self.metadata or {}).items():
             if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
-                message = f"a key may have {_MOST_KEY} characters, a value {_MOST_VALUE}"
-                raise PydanticCustomError("too_long", message, {"field": "metadata"})
-        return self
-
-    @model_validator(mode="after")
-    def _check_storing(self) -> ResponseRequest:
+                yield fault("metadata", f"a key may have {_MOST_KEY} characters, a value {_MOST_VALUE}")
         if self.background and self.store is False:
-            message = "must not be false if background is true: the response is fetched from the store"
-            raise PydanticCustomError("needs_store", message, {"field": "store"})
+            yield fault("store", "must not be false if background is true: the response is fetched from the store")
         if self.background and self.stream:
-            message = "a response in the background is not streamed: fetch it"
-            raise PydanticCustomError(UNSUPPORTED, message, {"field": "stream"})
-        return self
+            yield fault("stream", "a response in the background is not streamed: fetch it", UNSUPPORTED)
 
     @property
     def shows_logprobs(self) -> bool:
@@ -239,5 +184,4 @@ class ResponseRequest(Strict):
         included = [name for name in self.include or () if name == "reasoning.encrypted_content"]
         options = self.reasoning or ReasoningOptions()
         reasoning = [f"reasoning.{name}" for name in ("context", "mode") if getattr(options, name) is not None]
-        set_fields = [name for name in _IGNORED if getattr(self, name) not in (None, False)]
-        return [*set_fields, *(f"include.{name}" for name in included), *reasoning]
+        return [*super().ignored, *(f"include.{name}" for name in included), *reasoning]

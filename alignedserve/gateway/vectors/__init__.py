@@ -2,6 +2,5 @@
 
 answers.py   Builds the answers of vectors: embeddings, scores, ranks.
 requests.py  Makes Requests of a body that asks for vectors.
-running.py   Runs the requests of a body, and reads their vectors.
 types.py     The bodies that ask for vectors: OpenAI's, vLLM's, Jina's and Cohere's fields.
 """

@@ -1,22 +1,27 @@
-"""Build the answers of vectors: embeddings, scores of pairs, documents in the order of their relevance.
+"""Run the requests of a body that asks for vectors, and build its answer: embeddings, scores of pairs, or ranks.
 
 Vectors come as they go over the wire: numbers of 4 bytes, little-endian.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from math import sqrt
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from alignedserve.architectures.vectors import PooledRule
-from alignedserve.core import Request
+from alignedserve.core import FinishReason, Request
+from alignedserve.gateway.openai.errors import no_vector
 from alignedserve.gateway.vectors.requests import texts_of
 from alignedserve.gateway.vectors.types import EmbeddingRequest, RerankRequest, ScoreRequest
+from alignedserve.owner.client import Delivered, OwnerClient
 
 Answer: TypeAlias = dict[str, Any]
 Build: TypeAlias = Callable[[Sequence[Request], Sequence[bytes]], Answer]  # of requests and their vectors
@@ -91,3 +96,28 @@ def _id(kind: str, requests: Sequence[Request]) -> str:
 def _usage(requests: Sequence[Request]) -> dict[str, int]:
     num_tokens = sum(len(request.prompt) for request in requests)
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+T = TypeVar("T")
+
+
+async def read_vector(client: OwnerClient, request: Request, note: Callable[[Delivered], None]) -> bytes:
+    """Run a request to its end and return its vector. `note` hears what was delivered, which has no tokens."""
+    async with aclosing(client.open(request)) as deliveries:
+        async for delivered in deliveries:
+            if delivered.finish is None or delivered.finish is FinishReason.ERROR:
+                raise no_vector()
+            note(replace(delivered, tokens=()))
+            return delivered.opening.vector
+    raise RuntimeError("a request's deliveries ended without a finish")
+
+
+async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
+    """Return the results of all work; where some of it fails the rest is cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

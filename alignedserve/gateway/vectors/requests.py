@@ -24,7 +24,7 @@ _ONE = Estimate(1, 1)  # a request for a vector ends with its prompt
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class _VectorPrompt:
     """The tokens of an input; of a pair, where its second text begins."""
 
     tokens: tuple[int, ...]
@@ -118,15 +118,15 @@ class _Reader:
             raise invalid(message, "truncate_prompt_tokens")
         self._cut = longest if cut == -1 else cut
 
-    def read(self, text: str, with_special: bool) -> _Prompt:
+    def read(self, text: str, with_special: bool) -> _VectorPrompt:
         self._check_texts([text])
         return self._fitting(self._text.encoding(text, None, with_special))
 
-    def read_pair(self, first: str, second: str) -> _Prompt:
+    def read_pair(self, first: str, second: str) -> _VectorPrompt:
         self._check_texts([first, second])
         return self._fitting(self._text.encoding(first, second, True))
 
-    def checked(self, ids: Sequence[int]) -> _Prompt:
+    def checked(self, ids: Sequence[int]) -> _VectorPrompt:
         check_token_ids(self._field, ids, self._text.vocab_size)
         return self._whole(tuple(ids[: self._cut]))
 
@@ -134,19 +134,19 @@ class _Reader:
         most = self._longest if self._cut is None else MOST_CONTEXTS * self._longest
         check_length(texts, self._text, self._longest, most, self._field)
 
-    def _fitting(self, encoding: Encoding) -> _Prompt:
+    def _fitting(self, encoding: Encoding) -> _VectorPrompt:
         ids: list[int] = encoding.ids
         if self._cut is not None and len(ids) > self._cut:
             ids = _shortened(ids, encoding.special_tokens_mask, self._cut)
         second_at = next((place for place, kind in enumerate(encoding.type_ids) if kind), None)
         return self._whole(tuple(ids), second_at)
 
-    def _whole(self, tokens: tuple[int, ...], second_at: int | None = None) -> _Prompt:
+    def _whole(self, tokens: tuple[int, ...], second_at: int | None = None) -> _VectorPrompt:
         if not tokens:
             raise invalid(f"{self._field}: a text is empty", self._field)
         if len(tokens) > self._longest:
             raise too_long(f"a text has {len(tokens)}, see truncate_prompt_tokens", self._longest, self._field)
-        return _Prompt(tokens, second_at)
+        return _VectorPrompt(tokens, second_at)
 
 
 def _shortened(ids: list[int], specials: Sequence[int], most: int) -> list[int]:
@@ -158,7 +158,7 @@ def _shortened(ids: list[int], specials: Sequence[int], most: int) -> list[int]:
 
 
 def _made(
-    prompts: Sequence[_Prompt],
+    prompts: Sequence[_VectorPrompt],
     poolings: Sequence[Pooling],
     body: VectorRequest,
     promise: ServicePromise,

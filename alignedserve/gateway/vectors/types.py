@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.strict import ListOf, Strict
-from alignedserve.gateway.openai.types import Prompt, SloFields, TokenId, kind_of_prompts
+from alignedserve.gateway.openai.strict import ListOf, Strict, fault
+from alignedserve.gateway.openai.types import PromisedRequest, Prompt, TokenId, kind_of_prompts
 
 MOST_INPUTS = 2048  # of a body, as for OpenAI
 MOST_DIMENSIONS = 1 << 20
-_INT32, _INT64 = 2**31, 2**63
+_INT32 = 2**31
 
 Inputs = Annotated[
     Annotated[str, Tag("text")]
@@ -23,24 +24,14 @@ Inputs = Annotated[
 Texts = str | Annotated[ListOf[str], Field(min_length=1, max_length=MOST_INPUTS)]
 
 
-class VectorRequest(Strict):
-    """The fields that all bodies for vectors have in common; null counts as not set."""
+class VectorRequest(PromisedRequest):
+    """The fields that all bodies for vectors have in common."""
 
-    model: str
-    slo: SloFields | None = None
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
-    priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=_INT32)  # -1: to what the model can read
-    user: str | None = None
-    metadata: dict[str, str] | None = None
 
-    @model_validator(mode="after")
-    def _check_truncation(self) -> VectorRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
         if self.truncate_prompt_tokens == 0:
-            message = "must be -1, for as many tokens as the model reads, or above 0"
-            raise PydanticCustomError("no_tokens", message, {"field": "truncate_prompt_tokens"})
-        return self
+            yield fault("truncate_prompt_tokens", "must be -1, for as many tokens as the model reads, or above 0")
 
 
 class EmbeddingRequest(VectorRequest):
@@ -65,17 +56,14 @@ class ScoreRequest(VectorRequest):
     queries: Texts | None = None
     items: Texts | None = None
 
-    @model_validator(mode="after")
-    def _check_texts(self) -> ScoreRequest:
+    def faults(self) -> Iterator[PydanticCustomError]:
+        yield from super().faults()
         named = [name for name in ("text_1", "text_2", "queries", "items") if getattr(self, name) is not None]
         if named not in (["text_1", "text_2"], ["queries", "items"]):
-            message = "there must be text_1 and text_2, or queries and items"
-            raise PydanticCustomError("two_texts", message, {"field": "text_1"})
+            yield fault("text_1", "there must be text_1 and text_2, or queries and items")
         first, second = (_listed(getattr(self, name)) for name in named)
         if len(first) not in (1, len(second)):
-            message = f"has {len(first)} texts and {named[1]} has {len(second)}: one text, or as many"
-            raise PydanticCustomError("two_texts", message, {"field": named[0]})
-        return self
+            yield fault(named[0], f"has {len(first)} texts and {named[1]} has {len(second)}: one text, or as many")
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

@@ -7,31 +7,24 @@ A format of the same name may have several rows, where models of one family writ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
-from alignedserve.text.calls.grammar import GrammarWriter, Schema
-from alignedserve.text.calls.json_calls import JsonCalls
-from alignedserve.text.calls.named_calls import HarmonyCalls, MistralCalls, SectionCalls
-from alignedserve.text.calls.python_calls import PythonCalls
-from alignedserve.text.calls.tagged_calls import TaggedCalls
-from alignedserve.text.calls.tape import Reading, Tape
+from alignedserve.text.calls.layouts import (
+    CallLayout,
+    HarmonyCalls,
+    JsonCalls,
+    MistralCalls,
+    PythonCalls,
+    SectionCalls,
+    TaggedCalls,
+)
+from alignedserve.text.calls.names import CALL_FORMATS
+from alignedserve.text.calls.scanning import CallText, Enough, NoCall, Reading, Schema, Tape
 
 SHORT_ID = 9  # letters and digits of an id of a call, for Mistral's templates
-
-
-class Layout(Protocol):
-    """The way in which one call is written."""
-
-    def read(self, tape: Tape, marker: str) -> Reading[None]:
-        """Read what follows a marker that begins calls."""
-
-    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return one call."""
-
-    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> str | None:
-        """Return the rule of a call in a grammar; None if a grammar cannot say it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class CallFormat:
     """A format in which models call tools; its name is vLLM's."""
 
     name: str
-    layout: Layout
+    layout: CallLayout
     frame: tuple[str, str, str]  # what stands before the calls, between two of them, and after them
     openings: tuple[str, ...] = ()  # the texts that begin calls
     others: tuple[str, ...] = ()  # other markers, which may be special tokens as the openings may
@@ -93,9 +86,22 @@ def deepseek_marker(words: str) -> str:
     return "<\uff5c{}\uff5c>".format(words.replace(" ", "\u2581"))
 
 
+def _tagged(
+    name: str, layout: CallLayout, opens: str, closes: str, *signs: tuple[str, ...], also: str = ""
+) -> CallFormat:
+    """Return a format with each call between two tags; `also` may begin a call too."""
+    frame = f"{opens}\n", f"\n{closes}\n{opens}\n", f"\n{closes}"
+    openings = (opens, also) if also else (opens,)
+    return CallFormat(name, layout, frame, openings, (closes,), signs or ((opens,),))
+
+
+def _listed(name: str, layout: CallLayout, opens: str, closes: str, *signs: tuple[str, ...], **more: Any) -> CallFormat:
+    """Return a format with a list of calls between two markers."""
+    made = CallFormat(name, layout, (f"{opens}[", ", ", f"]{closes}"), (opens,), (closes,), signs or ((opens,),))
+    return replace(made, **more)
+
+
 _SEPARATOR = deepseek_marker("tool sep")
-
-
 _KIMI = SectionCalls(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     "<|tool_call_begin|>",
@@ -104,12 +110,17 @@ _KIMI = SectionCalls(
     ("functions.NAME:0<|tool_call_argument_begin|>", ""),
 )
 _TO = "<|channel|>commentary to="
-_TAG_OPEN, _TAG_CLOSE = "<tool_call>", "</tool_call>"
-_TAG_FRAME = f"{_TAG_OPEN}\n", f"\n{_TAG_CLOSE}\n{_TAG_OPEN}\n", f"\n{_TAG_CLOSE}"
+_HARMONY = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|end|>"
+_TAGS = _TAG_OPEN, _TAG_CLOSE = "<tool_call>", "</tool_call>"
+_SEED_TAGS = "<seed:tool_call>", "</seed:tool_call>"
 _GLM_TAGS = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _QWEN_TAGS = "<parameter=", ">", "", "</parameter>", "</function>"
+_ACTION = "<|START_ACTION|>", "<|END_ACTION|>"
+_PYTHON = "<|python_start|>", "<|python_end|>"
+_PHI = _PHI_OPEN, _PHI_CLOSE = "<|tool_call|>", "<|/tool_call|>"
+_PHI_BEGINS = "functools", _PHI_OPEN
 
-HERMES = CallFormat("hermes", JsonCalls((_TAG_CLOSE,)), _TAG_FRAME, (_TAG_OPEN,), (_TAG_CLOSE,), signs=((_TAG_OPEN,),))
+HERMES = _tagged("hermes", JsonCalls((_TAG_CLOSE,)), *_TAGS)
 LLAMA3_JSON = CallFormat(
     "llama3_json",
     JsonCalls(argument_keys=("parameters", "arguments"), known_only=True),
@@ -124,8 +135,8 @@ FORMATS = (  # the first row that a template shows is its model's
         HarmonyCalls(),
         (_TO, f"<|call|><|start|>assistant{_TO}", "<|call|>"),
         (_TO, f"<|start|>assistant{_TO}", "<|start|>assistant to=", "<|channel|>analysis to="),
-        ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|end|>"),
-        signs=(("<|channel|>", "to=functions."),),
+        _HARMONY,
+        (("<|channel|>", "to=functions."),),
         stands_aside=True,
     ),
     CallFormat(
@@ -134,17 +145,10 @@ FORMATS = (  # the first row that a template shows is its model's
         ("[TOOL_CALLS]", "[TOOL_CALLS]", ""),
         ("[TOOL_CALLS]",),
         ("[CALL_ID]", "[ARGS]"),
-        signs=(("[TOOL_CALLS]", "[ARGS]"),),
+        (("[TOOL_CALLS]", "[ARGS]"),),
         has_short_ids=True,
     ),
-    CallFormat(
-        "mistral",
-        JsonCalls(),
-        ("[TOOL_CALLS][", ", ", "]"),
-        ("[TOOL_CALLS]",),
-        signs=(("[TOOL_CALLS]",),),
-        has_short_ids=True,
-    ),
+    _listed("mistral", JsonCalls(), "[TOOL_CALLS]", "", others=(), has_short_ids=True),
     _deepseek("deepseek_v3", f"function{_SEPARATOR}NAME\n```json\n", "\n```", (_SEPARATOR, "```json")),
     _deepseek("deepseek_v31", f"NAME{_SEPARATOR}", "", (_SEPARATOR,)),
     _section("kimi_k2", "<|tool_call_begin|>", _KIMI, ("<|tool_call_argument_begin|>",)),
@@ -154,73 +158,35 @@ FORMATS = (  # the first row that a template shows is its model's
         (_TAG_OPEN, f"\n{_TAG_OPEN}", ""),
         (_TAG_OPEN,),
         (_TAG_CLOSE, *_GLM_TAGS),
-        signs=((_TAG_OPEN, "<arg_key>"),),
+        ((_TAG_OPEN, "<arg_key>"),),
     ),
-    CallFormat(
+    _tagged(
         "qwen3_coder",
         TaggedCalls("<function=", ">", *_QWEN_TAGS, _TAG_CLOSE, has_lines=True),
-        _TAG_FRAME,
+        *_TAGS,
         (_TAG_OPEN, "<function="),
-        (_TAG_CLOSE,),
-        signs=((_TAG_OPEN, "<function="),),
+        also="<function=",
     ),
-    CallFormat(
-        "seed_oss",
-        TaggedCalls("<function=", ">", *_QWEN_TAGS, "</seed:tool_call>"),
-        ("<seed:tool_call>\n", "\n</seed:tool_call>\n<seed:tool_call>\n", "\n</seed:tool_call>"),
-        ("<seed:tool_call>",),
-        ("</seed:tool_call>",),
-        signs=(("<seed:tool_call>",),),
+    _tagged("seed_oss", TaggedCalls("<function=", ">", *_QWEN_TAGS, _SEED_TAGS[1]), *_SEED_TAGS),
+    _listed("cohere_command3", JsonCalls(_ACTION[1:], ("tool_name", "name"), ("parameters", "arguments")), *_ACTION),
+    _listed(
+        "phi4_mini_json", JsonCalls(), "functools", "", ("functools[",), openings=_PHI_BEGINS, others=(_PHI_CLOSE,)
     ),
-    CallFormat(
-        "cohere_command3",
-        JsonCalls(("<|END_ACTION|>",), ("tool_name", "name"), ("parameters", "arguments")),
-        ("<|START_ACTION|>[", ", ", "]<|END_ACTION|>"),
-        ("<|START_ACTION|>",),
-        ("<|END_ACTION|>",),
-        signs=(("<|START_ACTION|>",),),
-    ),
-    CallFormat(
-        "phi4_mini_json",
-        JsonCalls(),
-        ("functools[", ", ", "]"),
-        ("functools", "<|tool_call|>"),
-        ("<|/tool_call|>",),
-        signs=(("functools[",),),
-    ),
-    CallFormat(
-        "phi4_mini_json",
-        JsonCalls(("<|/tool_call|>",)),
-        ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
-        ("functools", "<|tool_call|>"),
-        ("<|/tool_call|>",),
-        signs=(("<|/tool_call|>",),),
-    ),
-    CallFormat(
-        "granite",
-        JsonCalls(),
-        ("<|tool_call|>[", ", ", "]"),
-        ("<|tool_call|>", _TAG_OPEN),
-        (_TAG_CLOSE,),
-        signs=(("<|tool_call|>",),),
-    ),
+    _listed("phi4_mini_json", JsonCalls((_PHI_CLOSE,)), *_PHI, (_PHI_CLOSE,), openings=_PHI_BEGINS),
+    _listed("granite", JsonCalls(), _PHI_OPEN, "", openings=(_PHI_OPEN, _TAG_OPEN), others=(_TAG_CLOSE,)),
     HERMES,
-    CallFormat(
+    _listed(
         "llama4_pythonic",
-        PythonCalls(("<|python_end|>",)),
-        ("<|python_start|>[", ", ", "]<|python_end|>"),
+        PythonCalls(_PYTHON[1:]),
+        *_PYTHON,
         ("<|python_start|>",),
-        ("<|python_end|>",),
-        signs=(("<|python_start|>",), ("<|header_start|>", "[func_name1(")),
+        ("<|header_start|>", "[func_name1("),
         begins_answer=True,
     ),
     CallFormat("pythonic", PythonCalls(), ("[", ", ", "]"), signs=(("[func_name1(",),), begins_answer=True),
     LLAMA3_JSON,
 )
 GENERAL = HERMES  # for models that know no format: it needs no special tokens
-# Names that vLLM has for formats that are read alike.
-ALIASES = {"granite4": "hermes", "glm47": "glm45", "llama4_json": "llama3_json", "qwen3_xml": "qwen3_coder"}
-NAMES = tuple(sorted({*(form.name for form in FORMATS), *ALIASES}))
 
 
 def find_call_format(template: str) -> CallFormat | None:
@@ -230,5 +196,60 @@ def find_call_format(template: str) -> CallFormat | None:
 
 def named_call_format(name: str, template: str = "") -> CallFormat:
     """Return the format of this name, in the row that the template shows if there are several."""
-    rows = [form for form in FORMATS if form.name == ALIASES.get(name, name)]
+    rows = [form for form in FORMATS if form.name == CALL_FORMATS[name]]
     return next((form for form in rows if form.is_shown_by(template)), rows[0])
+
+
+class CallReader:
+    """Reads one output. Equal text gives equal calls and equal text, however it is cut into pieces."""
+
+    def __init__(
+        self,
+        form: CallFormat,
+        tools: Mapping[str, Schema],
+        most: int | None = None,
+        hidden: Sequence[str] = (),
+    ) -> None:
+        """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows.
+
+        `hidden` are markers that are special tokens: no text shows them."""
+        self._form, self._tape = form, Tape(tools, form.make_id, most, hidden)
+        self.ends_answer = most is not None  # whether the answer ends with the calls that are wanted
+        self._reading = self._read()
+        self.is_over = False  # whether as many calls have been found as were wanted
+        self._advance()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that must be seen even if they are special tokens."""
+        return self._form.markers
+
+    def feed(self, text: str) -> CallText:
+        """Take the text apart; its end may be held back until more text shows what it is."""
+        self._tape.feed(text)
+        return self._advance()
+
+    def flush(self) -> CallText:
+        """Return the held text, when no more text comes."""
+        self._tape.end()
+        return self._advance()
+
+    def _advance(self) -> CallText:
+        if not self.is_over:
+            try:
+                next(self._reading, None)
+            except Enough:
+                self.is_over = True
+        return self._tape.take_found()
+
+    def _read(self) -> Reading[None]:
+        if self._form.begins_answer:
+            yield from self._attempt("")
+        while marker := (yield from self._tape.say_until(*self._form.openings)):
+            yield from self._attempt(marker)
+
+    def _attempt(self, marker: str) -> Reading[None]:
+        self._tape.begin_attempt(marker)
+        with suppress(NoCall):
+            yield from self._form.layout.read(self._tape, marker)
+        self._tape.end_attempt()

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 
 from alignedserve.text.reasoning import harmony
 from alignedserve.text.reasoning.harmony import HarmonySplitter
+from alignedserve.text.reasoning.names import AUTO, NONE, REASONING_FAMILIES
 from alignedserve.text.reasoning.splitting import MarkedSplitter, Markers, Splitter
 
-AUTO, NONE = "auto", "none"
+_THINK, _UNTHINK = ("<think>",), ("</think>",)
 
 
 @dataclass(frozen=True)
-class Family:
+class ReasoningFamily:
     """Models that reason in one way."""
 
     name: str
-    starts: tuple[str, ...]
-    ends: tuple[str, ...]
+    starts: tuple[str, ...] = _THINK
+    ends: tuple[str, ...] = _UNTHINK
     always: bool = False  # whether the output begins inside, even where neither prompt nor output has the start marker
     calls: tuple[str, ...] = ()  # texts with which calls begin, which some models write without ending their reasoning
     around_answer: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class _Harmony(Family):
+class _Harmony(ReasoningFamily):
     @property
     def markers(self) -> frozenset[str]:
         return frozenset(harmony.MARKERS)
@@ -65,57 +66,37 @@ class _Harmony(Family):
         return HarmonySplitter(inside, calls)
 
 
-_THINK, _UNTHINK = ("<think>",), ("</think>",)
 _CALLS = ("<tool_call>",)
 _KIMI_CALLS = ("<|tool_calls_section_begin|>",)
 _K3_AROUND = "<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"
-_INKLING = "<|message_model|>", "<|end_message|>"
-_INKLING_AROUND = "<|content_text|>", "<|content_model_end_sampling|>"
+_INKLING_AROUND = "<|message_model|>", "<|end_message|>", "<|content_text|>", "<|content_model_end_sampling|>"
 _COHERE = ("<|START_THINKING|>",), ("<|END_THINKING|>",)
 _THOUGHTS = "Here is my thought process:", "Here's my thought process:"
 _RESPONSES = "Here is my response:", "Here's my response:"
-_FINAL = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
+_GPT_OSS = (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",), (f"{harmony.CHANNEL}final{harmony.MESSAGE}",)
+_THOUGHT = "<|message_model|><|content_thinking|>", "<|content_thinking|>"
 
-_ROWS = (
-    Family("deepseek_r1", _THINK, _UNTHINK, always=True),
-    Family("deepseek_v3", _THINK, _UNTHINK),
-    Family("deepseek_v4", _THINK, _UNTHINK),
-    Family("ernie45", _THINK, _UNTHINK, around_answer=("<response>", "</response>")),
-    Family("cohere_command3", *_COHERE),
-    Family("cohere_command4", *_COHERE),
-    Family("gemma4", ("<|channel>thought",), ("<channel|>",), calls=("<|tool_call>",)),
-    Family("glm45", _THINK, _UNTHINK, calls=_CALLS),
-    Family("glm47", _THINK, _UNTHINK, calls=_CALLS),
-    Family("granite", _THOUGHTS, _RESPONSES),
-    Family("holo2", _THINK, _UNTHINK),
-    Family("hunyuan_a13b", _THINK, _UNTHINK, around_answer=("<answer>", "</answer>")),
-    Family("hy_v3", _THINK, _UNTHINK, calls=_CALLS),
-    Family(
-        "inkling",
-        ("<|message_model|><|content_thinking|>", "<|content_thinking|>"),
-        ("<|end_message|>",),
-        calls=("<|content_invoke_tool_json|>",),
-        around_answer=(*_INKLING, *_INKLING_AROUND),
+_ROWS = (  # that differ from most, who reason between <think> and </think>
+    *(ReasoningFamily(name, always=True) for name in ("deepseek_r1", "minimax_m2", "olmo3", "step3", "step3p5")),
+    *(ReasoningFamily(name, calls=_CALLS) for name in ("glm45", "glm47", "hy_v3", "mimo", "nemotron_v3", "qwen3")),
+    *(ReasoningFamily(name, *_COHERE) for name in ("cohere_command3", "cohere_command4")),
+    ReasoningFamily("ernie45", around_answer=("<response>", "</response>")),
+    ReasoningFamily("gemma4", ("<|channel>thought",), ("<channel|>",), calls=("<|tool_call>",)),
+    ReasoningFamily("granite", _THOUGHTS, _RESPONSES),
+    ReasoningFamily("hunyuan_a13b", around_answer=("<answer>", "</answer>")),
+    ReasoningFamily(
+        "inkling", _THOUGHT, ("<|end_message|>",), False, ("<|content_invoke_tool_json|>",), _INKLING_AROUND
     ),
-    Family("kimi", ("◁think▷",), ("◁/think▷",)),
-    Family("kimi_k2", _THINK, _UNTHINK, calls=_KIMI_CALLS),
-    Family("kimi_k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), around_answer=_K3_AROUND),
-    Family("mimo", _THINK, _UNTHINK, calls=_CALLS),
-    Family("minimax_m2", _THINK, _UNTHINK, always=True),
-    Family("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
-    Family("mistral", ("[THINK]",), ("[/THINK]",)),
-    Family("nemotron_v3", _THINK, _UNTHINK, calls=_CALLS),
-    Family("olmo3", _THINK, _UNTHINK, always=True),
-    _Harmony("openai_gptoss", (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",), (_FINAL,)),
-    Family("poolside_v1", _THINK, _UNTHINK),
-    Family("qwen3", _THINK, _UNTHINK, calls=_CALLS),
-    Family("seed_oss", ("<seed:think>",), ("</seed:think>",)),
-    Family("solar_open2", ("<|think:start|>",), ("<|think:end|>",), calls=("<|tool_call:start|>",)),
-    Family("step3", _THINK, _UNTHINK, always=True),
-    Family("step3p5", _THINK, _UNTHINK, always=True),
+    ReasoningFamily("kimi", ("◁think▷",), ("◁/think▷",)),
+    ReasoningFamily("kimi_k2", calls=_KIMI_CALLS),
+    ReasoningFamily("kimi_k3", ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), around_answer=_K3_AROUND),
+    ReasoningFamily("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
+    ReasoningFamily("mistral", ("[THINK]",), ("[/THINK]",)),
+    _Harmony("openai_gptoss", *_GPT_OSS),
+    ReasoningFamily("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+    ReasoningFamily("solar_open2", ("<|think:start|>",), ("<|think:end|>",), calls=("<|tool_call:start|>",)),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in _ROWS}
-CHOICES = (AUTO, NONE, *FAMILIES)
+FAMILIES = {name: ReasoningFamily(name) for name in REASONING_FAMILIES} | {family.name: family for family in _ROWS}
 
 # Texts that all stand in the chat templates of a family; the first row that fits counts.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -138,12 +119,9 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def choose_family(name: str, template: str) -> Family | None:
+def choose_family(name: str, template: str) -> ReasoningFamily | None:
     """Return the family of this name; `auto`: the family whose markers the chat template has; `none`: no family."""
     if name == AUTO:
-        return next((FAMILIES[family] for family, signs in _SIGNS if _has_all(template, signs)), None)
+        shown = (family for family, signs in _SIGNS if all(sign in template for sign in signs))
+        name = next(shown, NONE)
     return FAMILIES.get(name)
-
-
-def _has_all(template: str, signs: Iterable[str]) -> bool:
-    return all(sign in template for sign in signs)

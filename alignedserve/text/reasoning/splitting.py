@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from alignedserve.text.calls.markers import find_first, num_unsettled
+from alignedserve.text.calls.scanning import find_first, num_unsettled
 
 
-class Phase(Enum):
+class ReasoningPhase(Enum):
     OPEN = "open"  # it is not known yet whether the output begins with reasoning
     REASONING = "reasoning"
     ASIDE = "aside"  # a part that is neither, such as a call in a channel of its own
@@ -24,40 +24,40 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitText:
     """A new part of the reasoning, and of the text that is left for the answer and its calls."""
 
     reasoning: str = ""
     text: str = ""
 
-    def __add__(self, other: Split) -> Split:
-        return Split(self.reasoning + other.reasoning, self.text + other.text)
+    def __add__(self, other: SplitText) -> SplitText:
+        return SplitText(self.reasoning + other.reasoning, self.text + other.text)
 
 
 class Splitter(ABC):
     """Parts one output. Equal text gives equal parts, however it is cut into pieces."""
 
-    phase: Phase
+    phase: ReasoningPhase
 
     def __init__(self) -> None:
         self._held = ""
 
-    def feed(self, text: str) -> Split:
+    def feed(self, text: str) -> SplitText:
         """Part the text; its end may be held back until more text shows what it is."""
         text, self._held = self._held + text, ""
-        return sum(self._read(text), Split())
+        return sum(self._read(text), SplitText())
 
-    def flush(self) -> Split:
+    def flush(self) -> SplitText:
         """Return the held text, when no more text comes."""
         held, self._held = self._held, ""
         return self._last(held)
 
     @abstractmethod
-    def _read(self, text: str) -> Iterator[Split]:
+    def _read(self, text: str) -> Iterator[SplitText]:
         """Part the whole text; text that must be held back goes to `_held`."""
 
     @abstractmethod
-    def _last(self, held: str) -> Split:
+    def _last(self, held: str) -> SplitText:
         """Part the held text, which no other text follows."""
 
 
@@ -77,69 +77,73 @@ class MarkedSplitter(Splitter):
     def __init__(self, markers: Markers, inside: bool) -> None:
         """`inside`: the output begins within the reasoning, since the prompt ends with the start marker."""
         super().__init__()
-        self.phase = Phase.REASONING if inside else Phase.OPEN
+        self.phase = ReasoningPhase.REASONING if inside else ReasoningPhase.OPEN
         self._markers = markers
         self._leads = inside  # whether nothing of this phase has been seen yet but white space
 
-    def _read(self, text: str) -> Iterator[Split]:
-        read = {Phase.OPEN: self._read_open, Phase.REASONING: self._read_reasoning, Phase.ANSWER: self._read_answer}
+    def _read(self, text: str) -> Iterator[SplitText]:
+        read = {
+            ReasoningPhase.OPEN: self._read_open,
+            ReasoningPhase.REASONING: self._read_reasoning,
+            ReasoningPhase.ANSWER: self._read_answer,
+        }
         while text:
             text, found = read[self.phase](text)
             yield found
 
-    def _last(self, held: str) -> Split:
-        if self.phase is Phase.REASONING:
-            return Split(held.rstrip(), "")
+    def _last(self, held: str) -> SplitText:
+        if self.phase is ReasoningPhase.REASONING:
+            return SplitText(held.rstrip(), "")
         pieces = []
-        while self.phase is Phase.ANSWER and (found := find_first(held, self._markers.dropped, is_whole=True)):
+        while self.phase is ReasoningPhase.ANSWER and (found := find_first(held, self._markers.dropped, is_whole=True)):
             at, marker = found
             pieces.append(held[:at].rstrip())
             held = held[at + len(marker) :]
-        return Split("", "".join([*pieces, held]))
+        return SplitText("", "".join([*pieces, held]))
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: ReasoningPhase) -> None:
         self.phase, self._leads = phase, True
 
-    def _read_open(self, text: str) -> tuple[str, Split]:
+    def _read_open(self, text: str) -> tuple[str, SplitText]:
         known = self._markers.starts + self._markers.ends
         stripped = text.lstrip()
         if (marker := _beginning(stripped, known)) is not None:
-            self._enter(Phase.REASONING if marker in self._markers.starts else Phase.ANSWER)
-            return stripped[len(marker) :], Split()
+            self._enter(ReasoningPhase.REASONING if marker in self._markers.starts else ReasoningPhase.ANSWER)
+            return stripped[len(marker) :], SplitText()
         if any(marker.startswith(stripped) for marker in known):
             self._held = text
-            return "", Split()
-        self._enter(Phase.ANSWER)
+            return "", SplitText()
+        self._enter(ReasoningPhase.ANSWER)
         self._leads = False
-        return text, Split()
+        return text, SplitText()
 
-    def _read_reasoning(self, text: str) -> tuple[str, Split]:
+    def _read_reasoning(self, text: str) -> tuple[str, SplitText]:
         if self._leads:
             text = text.lstrip()
             if (marker := _beginning(text, self._markers.starts)) is not None:  # said again after the prompt's own
-                return text[len(marker) :], Split()
+                return text[len(marker) :], SplitText()
             if any(marker.startswith(text) for marker in self._markers.starts):
                 self._held = text
-                return "", Split()
+                return "", SplitText()
             self._leads = False
         watched = self._markers.ends + self._markers.calls
         if (found := find_first(text, watched)) is not None:
             at, marker = found
-            self._enter(Phase.ANSWER)
+            self._enter(ReasoningPhase.ANSWER)
             after = text[at:] if marker in self._markers.calls else text[at + len(marker) :]
-            return after, Split(text[:at].rstrip(), "")
-        return "", Split(self._hold(text, watched), "")
+            return after, SplitText(text[:at].rstrip(), "")
+        return "", SplitText(self._hold(text, watched), "")
 
-    def _read_answer(self, text: str) -> tuple[str, Split]:
+    def _read_answer(self, text: str) -> tuple[str, SplitText]:
         if self._leads:
             text = text.lstrip()
         if (found := find_first(text, self._markers.dropped)) is not None:
             at, marker = found
             self._leads = self._leads and not text[:at]
-            return text[at + len(marker) :], Split("", text[:at].rstrip())
+            return text[at + len(marker) :], SplitText("", text[:at].rstrip())
         settled = self._hold(text, self._markers.dropped) if self._markers.dropped else text
         self._leads = self._leads and not settled
-        return "", Split("", settled)
+        return "", SplitText("", settled)
 
     def _hold(self, text: str, markers: Sequence[str]) -> str:
         """Hold back what may begin a marker and the white space before it; return the text before that."""

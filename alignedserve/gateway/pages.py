@@ -1,12 +1,84 @@
-"""The page /docs: the OpenAPI document in HTML. It loads nothing, so it works where no other server can be reached."""
+"""Small pages in HTML that load nothing else: / says what runs here, /docs shows the OpenAPI document.
+
+The answer of / needs no key, so a server with keys names no model there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from alignedserve.gateway.pages.html import html_page
+from starlette.requests import Request as HttpRequest
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from alignedserve.dashboard.page import policy
+
+_STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0 auto; max-width: 960px; padding: 16px; font: 16px/1.5 system-ui, sans-serif; }
+h1 { font-size: 24px; margin: 8px 0; }
+h2 { font-size: 18px; margin: 24px 0 8px; }
+code { font: 14px/1.45 ui-monospace, monospace; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #8884; vertical-align: top; }
+details { border: 1px solid #8886; border-radius: 6px; margin: 8px 0; padding: 6px 12px; }
+summary { cursor: pointer; }
+.soft { opacity: .75; }
+"""
+
+
+def html_page(title: str, body: str) -> str:
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><h1>{escape(title)}</h1>{body}</body></html>'
+
+
+def html_answer(page: str) -> Response:
+    headers = {
+        "Content-Security-Policy": policy(page),
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return HTMLResponse(page, headers=headers)
+
+
+_NAME = "AlignedServe"
+_LINKS = {
+    "/docs": "every route, with its parameters, body and answers",
+    "/openapi.json": "the same for programs",
+    "/v1/models": "which models answer",
+    "/dashboard": "the live page: parts, queues, batches, the pool, jobs, slow and refused requests",
+    "/metrics": "for Prometheus",
+    "/health": "whether requests are served; /live says whether this process answers",
+}
+
+
+def front_answer(http: HttpRequest, version: str, models: Sequence[str], has_keys: bool) -> Response:
+    """Answer with a page where a browser asks for one, and with JSON otherwise."""
+    if "text/html" in http.headers.get("accept", ""):
+        answer = html_answer(_page(version, models, has_keys))
+    else:
+        served = {} if has_keys else {"version": version, "models": list(models)}
+        links = {path.rpartition("/")[2].removesuffix(".json"): path for path in _LINKS}
+        answer = JSONResponse({"name": _NAME, **served, "links": links})
+    answer.headers["Vary"] = "Accept"
+    return answer
+
+
+def _page(version: str, models: Sequence[str], has_keys: bool) -> str:
+    names = ", ".join(f"<code>{escape(model)}</code>" for model in models)
+    served = "This server asks for an API key." if has_keys else f"Version {escape(version)} serves {names}."
+    rows = "".join(
+        f'<tr><td><a href="{path[1:]}">{path}</a></td><td>{escape(meaning)}</td></tr>'
+        for path, meaning in _LINKS.items()
+    )
+    return html_page(_NAME, f'<p>{served}</p><div class="scroll"><table>{rows}</table></div>')
+
 
 _ABOUT = (
     '<p>OpenAI\'s API, with what AlignedServe adds. Programs read <a href="openapi.json">/openapi.json</a>. '

@@ -1,0 +1,407 @@
+"""The ways in which one call is written: each layout reads calls, writes one, and says as a grammar how one is written.
+
+JsonCalls     {"name": "f", "arguments": {...}}, alone or in a list
+SectionCalls  a name and its arguments in JSON, each call between markers; MistralCalls, HarmonyCalls: likewise
+TaggedCalls   arguments between tags, each as a plain text, which becomes JSON by the function's schema
+PythonCalls   [f(a=1), g()]
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from alignedserve.text.calls.scanning import NoCall, Reading, Schema, Tape
+from alignedserve.text.calls.values import (
+    coerced,
+    is_text,
+    is_unicode,
+    parameter_types,
+    python_value,
+    to_json,
+)
+
+_MOST_HEADER = 256  # characters between a name and its arguments
+# What a schema of parameters may say besides; any other word rules several parameters together.
+_PLAIN_WORDS = {"type", "properties", "required", "$defs", "definitions", "$schema", "title", "description"}
+
+
+class GrammarWriter(Protocol):
+    """Writes the parts of a rule."""
+
+    def text(self, literal: str) -> str:
+        """Return the part that a text stands for, in which special tokens are tokens."""
+
+    def text_before(self, marker: str) -> str:
+        """Return the part of any text up to a marker, and of the marker."""
+
+    def json(self, schema: Any) -> str:
+        """Return the part of a JSON value of the schema."""
+
+
+class CallLayout(ABC):
+    """The way in which one call is written; by default as JSON between two texts, of which the first has the name."""
+
+    @abstractmethod
+    def read(self, tape: Tape, marker: str) -> Reading[None]:
+        """Read what follows a marker that begins calls."""
+
+    def around(self, name: str) -> tuple[str, str]:
+        """Return the texts before and after the arguments of a call."""
+        raise NotImplementedError
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return one call."""
+        before, after = self.around(name)
+        return f"{before}{to_json(arguments)}{after}"
+
+    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> str | None:
+        """Return the rule of a call in a grammar; None if a grammar cannot say it."""
+        before, after = map(grammar.text, self.around(name))
+        return f"{before} {grammar.json(parameters)} {after}"
+
+
+@dataclass(frozen=True)
+class JsonCalls(CallLayout):
+    """Objects with a name and arguments, alone or in a list, perhaps up to a closing marker.
+
+    All of the keys are read; the first of them are written."""
+
+    closings: tuple[str, ...] = ()
+    name_keys: tuple[str, ...] = ("name",)
+    argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    known_only: bool = False  # whether only the name of a tool makes an object a call
+
+    def around(self, name: str) -> tuple[str, str]:
+        return f'{{"{self.name_keys[0]}": {to_json(name)}, "{self.argument_keys[0]}": ', "}"
+
+    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> str:
+        before, after = self.around(name)  # the brace is a part of its own, since other JSON may begin with it too
+        parts = grammar.text(before[0]), grammar.text(before[1:]), grammar.json(parameters), grammar.text(after)
+        return " ".join(parts)
+
+    def read(self, tape: Tape, _: str) -> Reading[None]:
+        in_list = bool((yield from tape.accept("[")))
+        yield from self._read_object(tape)
+        while True:
+            yield from tape.skip(", ;\t\r\n")
+            if in_list and (yield from tape.take("]")):
+                in_list = False
+            elif (yield from tape.peek()) == "{":
+                tape.begin_attempt()
+                yield from self._read_object(tape)
+            else:
+                break
+        if self.closings:
+            yield from tape.say_until(*self.closings)
+
+    def _read_object(self, tape: Tape) -> Reading[None]:
+        yield from tape.expect("{")
+        name, arguments, follows = "", "", "{"
+        while follows != "}":
+            key = yield from _read_key(tape)
+            if key in self.name_keys and not name:
+                name = self._check(_parsed((yield from tape.json_text())), tape)
+                tape.begin_call(name)
+                if arguments:
+                    tape.add(arguments)
+            elif key in self.argument_keys:
+                arguments = yield from _read_json_arguments(tape, streams=bool(name))
+            else:
+                yield from tape.json_text()
+            follows = yield from tape.expect(",", "}")
+        if not name:
+            raise NoCall
+        tape.end_call()
+
+    def _check(self, name: Any, tape: Tape) -> str:
+        if not isinstance(name, str) or not name.isprintable() or (self.known_only and name not in tape.tools):
+            raise NoCall
+        return name
+
+
+def _read_key(tape: Tape) -> Reading[str]:
+    if (yield from tape.skip()) != '"':
+        raise NoCall
+    key = _parsed((yield from tape.json_text()))
+    yield from tape.expect(":")
+    yield from tape.skip()
+    return str(key)
+
+
+def _read_json_arguments(tape: Tape, streams: bool) -> Reading[str]:
+    """Read arguments, and pass them on if `streams`; return what has not been passed on."""
+    if streams and (yield from tape.peek()) == "{":
+        yield from tape.value(tape.add)
+        return ""
+    written = yield from tape.json_text()
+    value = _parsed(written)
+    arguments = value if isinstance(value, str) and is_unicode(value) else "{}" if value is None else written
+    if streams:
+        tape.add(arguments)
+    return arguments
+
+
+def _parsed(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+
+
+# --- Names with arguments in JSON after them
+
+
+def _read_call(tape: Tape, name: str, *closings: str) -> Reading[None]:
+    """Read a call's arguments: an object, or nothing before a closing marker."""
+    if (yield from tape.skip()) == "{":
+        tape.begin_call(name)
+        yield from tape.value(tape.add)
+    elif closings and (yield from tape.take(*closings)):
+        tape.begin_call(name)
+    else:
+        raise NoCall
+    tape.end_call()
+
+
+@dataclass(frozen=True)
+class SectionCalls(CallLayout):
+    """Reads a section of calls, each with a marker before its name, another before its arguments, and one at its end.
+
+    DeepSeek V3 writes `function` where others have the name, then the name, and the arguments as a block of code."""
+
+    section: tuple[str, str]
+    begins: str
+    parts: str
+    ends: str
+    shape: tuple[str, str]  # what stands before and after the arguments, with NAME for the name
+
+    def around(self, name: str) -> tuple[str, str]:
+        return self.shape[0].replace("NAME", name), self.shape[1]
+
+    def read(self, tape: Tape, marker: str) -> Reading[None]:
+        if marker == self.section[0]:
+            yield from tape.expect(self.begins)
+        while True:
+            yield from tape.skip()
+            name = yield from tape.name("_.-:")
+            yield from tape.expect(self.parts)
+            if (yield from tape.skip()) not in ("{", self.ends[0]):
+                name = yield from tape.name()
+                yield from tape.accept("```json")
+            # Kimi writes functions.NAME:0
+            yield from _read_call(tape, name.removeprefix("functions.").partition(":")[0], self.ends)
+            yield from tape.accept("```")
+            yield from tape.accept(self.ends)
+            if (yield from tape.accept(self.begins, self.section[1])) != self.begins:
+                return
+            tape.begin_attempt(self.begins)
+
+
+class MistralCalls(CallLayout):
+    """Reads a list of objects, which older models write, or a name, perhaps the call's id, and arguments."""
+
+    def around(self, name: str) -> tuple[str, str]:
+        return f"{name}[ARGS]", ""
+
+    def read(self, tape: Tape, marker: str) -> Reading[None]:
+        if (yield from tape.skip()) in ("[", "{"):
+            yield from JsonCalls().read(tape, marker)
+            return
+        name = yield from tape.name()
+        if (yield from tape.accept("[CALL_ID]")):
+            yield from tape.name()
+        yield from tape.take("[ARGS]")
+        yield from _read_call(tape, name)
+
+
+class HarmonyCalls(CallLayout):
+    """Reads a message to a function: `functions.NAME<|message|>{...}<|call|>`, perhaps with a type before the body."""
+
+    def around(self, name: str) -> tuple[str, str]:
+        return f"functions.{name} <|constrain|>json<|message|>", ""
+
+    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> None:
+        """Return no rule: a grammar holds for answers, and such calls are in a channel of their own."""
+
+    def read(self, tape: Tape, _: str) -> Reading[None]:
+        yield from tape.take("functions.")
+        name = yield from tape.name()
+        header = yield from tape.text_until("<|message|>")
+        if len(header) > _MOST_HEADER or "\n" in header:
+            raise NoCall
+        tape.begin_call(name)
+        yield from tape.until("<|call|>", "<|end|>", pass_on=tape.add)
+        tape.end_call()
+
+
+@dataclass(frozen=True)
+class TaggedCalls(CallLayout):
+    """Reads one call: its name, and a key and a value for each argument.
+
+    `opens_name` may be the marker that begins the call. A new line beside a value belongs to the tags, where
+    `has_lines` says so."""
+
+    opens_name: str
+    ends_name: str
+    opens_key: str
+    ends_key: str
+    opens_value: str
+    ends_value: str
+    ends_call: str
+    closing: str = ""
+    has_lines: bool = False
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        line = "\n" if self.has_lines else ""
+        written = [
+            f"{self._before(key)}{line}{value if isinstance(value, str) else to_json(value)}{line}{self.ends_value}\n"
+            for key, value in arguments.items()
+        ]
+        return f"{self.opens_name}{name}{self.ends_name}\n{''.join(written)}{self.ends_call}"
+
+    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> str | None:
+        """Return the rule of a call with the parameters in their order; None if the schema does not list them."""
+        properties = parameters.get("properties") or {}
+        if not isinstance(properties, Mapping) or parameters.keys() - {"additionalProperties", *_PLAIN_WORDS}:
+            return None
+        if not properties and parameters.get("additionalProperties") is not False:
+            return None
+        required = parameters.get("required") or ()
+        shared = {word: parameters[word] for word in ("$defs", "definitions") if word in parameters}
+        rules = []
+        for key, schema in properties.items():
+            types = parameter_types(parameters, key)
+            rule = self._argument_rule(key, schema, shared, types, grammar)
+            rules.append(rule if key in required else f"({rule})?")
+        begin, end = grammar.text(f"{self.opens_name}{name}{self.ends_name}\n"), grammar.text(self.ends_call)
+        return " ".join([begin, *rules, end])
+
+    def _argument_rule(
+        self, key: str, schema: Any, shared: Schema, types: frozenset[str] | None, grammar: GrammarWriter
+    ) -> str:
+        line = "\n" if self.has_lines else ""
+        before, after = grammar.text(self._before(key) + line), f"{line}{self.ends_value}\n"
+        if not is_text(types):
+            return f"{before} {grammar.json({**schema, **shared})} {grammar.text(after)}"
+        choices = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+        if choices:
+            return f"{before} ({' | '.join(map(grammar.text, choices))}) {grammar.text(after)}"
+        return f"{before} {grammar.text_before(after)}"
+
+    def _before(self, key: str) -> str:
+        return f"{self.opens_key}{key}{self.ends_key}" + (f"\n{self.opens_value}" if self.opens_value else "")
+
+    def read(self, tape: Tape, marker: str) -> Reading[None]:
+        if self.opens_name and marker != self.opens_name:
+            yield from tape.expect(self.opens_name)
+        yield from tape.skip()
+        name = yield from tape.name()
+        if self.ends_name:
+            yield from tape.expect(self.ends_name)
+        follows = yield from tape.expect(self.opens_key, self.ends_call)
+        tape.begin_call(name)
+        yield from self._read_arguments(tape, follows, tape.tools.get(name) or {})
+        tape.end_call()
+        if self.closing:
+            yield from tape.accept(self.closing)
+
+    def _read_arguments(self, tape: Tape, follows: str, parameters: Schema) -> Reading[None]:
+        """Read arguments up to the end of the call; `follows` is the tag that was read last."""
+        before = "{"
+        while follows == self.opens_key:
+            key = yield from tape.text_until(self.ends_key)
+            if self.opens_value:
+                yield from tape.expect(self.opens_value)
+            tape.add(f"{before}{to_json(key.strip())}: ")
+            yield from self._read_value(tape, parameter_types(parameters, key.strip()))
+            before, follows = ", ", (yield from tape.accept(self.opens_key, self.ends_call))
+        if before != "{":
+            tape.add("}")
+        if not follows:
+            raise NoCall
+
+    def _read_value(self, tape: Tape, types: frozenset[str] | None) -> Reading[None]:
+        """Read one value; a text is passed on while it is written, other values when they are complete."""
+        ends: tuple[str, ...] = (self.ends_value,)
+        if self.has_lines:
+            yield from tape.take("\n")
+            ends = (f"\n{self.ends_value}", self.ends_value)
+        if is_text(types):
+            tape.add('"')
+            found = yield from tape.until(*ends, pass_on=lambda piece: tape.add(_escaped(piece)))
+            if not found:
+                raise NoCall
+            tape.add('"')
+        else:
+            tape.add(to_json(coerced((yield from tape.text_until(*ends)), types)))
+
+
+def _escaped(piece: str) -> str:
+    return json.dumps(piece, ensure_ascii=False)[1:-1]
+
+
+@dataclass(frozen=True)
+class PythonCalls(CallLayout):
+    """Reads `[f(a=1), g()]`. Only the name of a tool makes it a call: brackets begin many texts."""
+
+    closings: tuple[str, ...] = ()
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+    def rule(self, name: str, parameters: Schema, grammar: GrammarWriter) -> None:
+        """Return no rule: grammars are made of JSON."""
+
+    def read(self, tape: Tape, marker: str) -> Reading[None]:
+        if (yield from tape.skip()) == "{":  # what Llama 4 writes where it is asked to
+            yield from JsonCalls(known_only=True).read(tape, marker)
+        else:
+            yield from tape.expect("[")
+            follows = ","
+            while follows == ",":
+                tape.begin_attempt()
+                yield from self._read_call(tape)
+                follows = yield from tape.accept(",", "]")
+        if self.closings:
+            yield from tape.accept(*self.closings)
+
+    def _read_call(self, tape: Tape) -> Reading[None]:
+        yield from tape.skip()
+        name = yield from tape.name()
+        if not (yield from tape.take("(")) or name not in tape.tools:
+            raise NoCall
+        if (yield from tape.accept(")")):
+            tape.begin_call(name)
+        else:
+            key = yield from self._read_key(tape)
+            tape.begin_call(name)
+            yield from self._read_arguments(tape, tape.tools[name], key)
+            tape.add("}")
+        tape.end_call()
+
+    def _read_key(self, tape: Tape) -> Reading[str]:
+        key = yield from tape.name("_")
+        yield from tape.expect("=")
+        return key
+
+    def _read_arguments(self, tape: Tape, parameters: Schema, key: str) -> Reading[None]:
+        """Read all arguments of a call, whose first key has been read; each is passed on when it is complete."""
+        before = "{"
+        while True:
+            pieces: list[str] = []
+            yield from tape.value(pieces.append, in_python=True)
+            value = python_value("".join(pieces), parameter_types(parameters, key))
+            tape.add(f"{before}{to_json(key)}: {to_json(value)}")
+            before = ", "
+            yield from tape.take(",")
+            if (yield from tape.accept(")")):
+                return
+            try:
+                key = yield from self._read_key(tape)
+            except NoCall:
+                tape.add("}")  # what came before are arguments all the same
+                raise
