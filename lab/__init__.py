@@ -10,5 +10,7 @@ It imports the package; the package never imports the lab, but its command line 
     planning/    the cheapest deployment that keeps its promises
     fuzzing/     faults from seeds, and what must hold
     reproduce/   the papers' figures, run again
-    benchmarks/  measurements behind every claim
+    benchmarks/  measurements behind our claims
+
+    processes.py  processes that share a piece of work
 """

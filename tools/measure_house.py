@@ -4,13 +4,14 @@ The sources are parsed and never imported, so the same script measures older com
 
     python tools/measure_house.py                  this repository
     python tools/measure_house.py --at ../older    another checkout
-    python tools/measure_house.py --list           also each colliding class name with its files
+    python tools/measure_house.py --list           also each colliding class name, and mechanism, with its files
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterator, Mapping
@@ -24,7 +25,40 @@ PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernel
 BENCHMARKS = "benchmarks"  # in lab/ now
 BESIDE = ("tools", "deploy", BENCHMARKS)  # counted as code, but nobody installs it
 CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
+# What a request passes on its way: mechanisms that are of little use must be known to few files of it.
+_IN_PACKAGE = "cost engine executor protocol scheduling schedulers transport worker".split()  # and not forms/
+SERVING = [*(f"{PACKAGE}/{part}" for part in _IN_PACKAGE), *PARTS[1:-1]]
+# Words that only those know who know the mechanism, as it was called and as it is called, and the files of its own.
+MECHANISMS = {
+    "two-ended blocks": (
+        r"from_right|right end|bidirectional|BIDIRECTIONAL|Shared(Memory|Blocks|Seating|Pairs)|[Tt]wo.?[Ee]nded"
+        r"|CopySlots|SlotCopies|Checkpoints\b|\.checkpoints\b|\bsaved[:=(]|num_places"
+        r"|two requests (may )?(share|be in)",
+        ("decode_worker/memory/blocks", "decode_worker/memory/shared", "memory/slot_copies", "copying/checkpoints"),
+    ),
+    "hidden vectors": (
+        r"CacheKind|half_blocks|ProjectKv|[Hh]idden vector|Hidden(Form|Attention|Pairs|Vectors)|[Hh]ybrid|HYBRID"
+        r"|\.is_hidden|num_hidden\b|hidden_(token|slots)|keeps_hidden|(check|write|read|with|add|not)_hidden|WeighedMemory"
+        r"|(running|part)\.blocks",
+        ("decode_worker/memory/hidden", "decode_worker/memory/worth"),
+    ),
+    "int8 pages of the pool": (
+        r"KV_INT8|Int8(Pages|Layout)|[Cc]ompress(Page|ion)",
+        ("int8_pages", "int8_layout", "compression"),
+    ),
+    "prefetch to prefill workers": (r"Prefetch|prefetch|Departure|Evict\b", ("prefetching", "buffering", "departures")),
+    "windows and folding": (r"\b[Ff]old(s|ed|ing|able)?\b|\bdropped\b|unread\(|\.reach\b", ("folding", "dropping")),
+}
+NOTEBOOK = "notebook"  # in docs/: what was measured, with dates; the pages below it are made by commands
+GENERATED = (
+    "reproductions",
+    "reference/clients",
+    "reference/families",
+    "reference/settings",
+    "reference/workload_keys",
+)
 SETTINGS, EXPERIMENT = ("setting", "common"), "experiment"  # the functions of config/setting.py that declare them
+CORES = ("router.state", "kvpool.state", "prefill_worker.state", "decode_worker.state", "owner.core", "jobs.state")
 
 
 @dataclass(frozen=True)
@@ -32,6 +66,10 @@ class Module:
     name: str  # as it is imported: alignedserve.router.state
     path: Path
     tree: ast.Module
+
+    @property
+    def is_folder(self) -> bool:
+        return self.path.name == "__init__.py"
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
@@ -126,6 +164,14 @@ class House:
         pages = list((self.root / folder).rglob("*.md"))
         return len(pages), sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
 
+    def words_to_read(self, folder: str) -> tuple[int, int]:
+        """Return the same without notebook and generated pages; a word has a letter, which bars of tables have not."""
+        root = self.root / folder
+        names = (page.relative_to(root).with_suffix("") for page in root.rglob("*.md"))
+        read = [name for name in names if name.parts[0] != NOTEBOOK and name.as_posix() not in GENERATED]
+        texts = ((root / name).with_suffix(".md").read_text(encoding="utf-8") for name in read)
+        return len(read), sum(any(map(str.isalpha, word)) for text in texts for word in text.split())
+
     def readme_lines(self) -> int:
         return len((self.root / "README.md").read_text(encoding="utf-8").splitlines())
 
@@ -143,8 +189,35 @@ class House:
             found[name] = (files + 1, lines + _code_lines(path))
         return found
 
+    def closure(self, name: str) -> set[str]:
+        """Return the modules that are loaded with this one: itself and what it imports, in any number of steps. Imports
+        inside functions, or for types alone, load nothing; an `__init__` that is only a docstring does not count."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            if (name := left.pop()) in self.modules and name not in found:
+                found.add(name)
+                left += _loads(self.modules[name].tree)
+        return {name for name in found if len(self.modules[name].tree.body) > 1 or not self.modules[name].is_folder}
+
+    def knowing(self, mechanism: str) -> list[str]:
+        """Return the files of the serving path, without those of its own, that have words of this mechanism."""
+        words, own = MECHANISMS[mechanism]
+        paths = [*(self.root / PACKAGE).glob("core.py"), *(path for part in SERVING for path in self.files(part))]
+        names = {str(path.relative_to(self.root)): path for path in paths if path.suffix in (".py", ".cpp", ".h")}
+        others = {name: path for name, path in names.items() if not name.rpartition(".")[0].endswith(own)}
+        return [name for name, path in others.items() if re.search(words, path.read_text(encoding="utf-8"))]
+
     def class_names(self) -> int:
         return len({name for module in self.modules.values() for name in module.classes})
+
+
+def _loads(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of modules that a module imports as it is loaded, and perhaps names in them."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _is_call(value: ast.expr | None, names: Container[str]) -> bool:
@@ -172,7 +245,14 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
     yield "numbers that only presets and experiments set", f"{house.settings(EXPERIMENT).total()}"
     yield "README, lines", f"{house.readme_lines()}"
     yield "docs, pages and words", f"{pages}, {words:,}"
+    read, words_read = house.words_to_read("docs")
+    yield "    without notebook and generated pages, words with a letter", f"{read}, {words_read:,}"
     yield "class names", f"{house.class_names():,}"
+    for core in (f"{PACKAGE}.{name}" for name in CORES):
+        if core in house.modules:
+            yield f"files that {core} loads", f"{len(house.closure(core))}"
+    for mechanism in MECHANISMS:
+        yield f"files of the serving path that know {mechanism}", f"{len(house.knowing(mechanism))}"
     found = house.subsystems()
     for title, names in _groups(found).items():
         yield title, _size(found, names)
@@ -194,7 +274,9 @@ def _size(found: Mapping[str, tuple[int, int]], names: Collection[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--at", type=Path, default=HERE, help="the checkout to measure")
-    parser.add_argument("--list", action="store_true", help="list the colliding class names with their files")
+    parser.add_argument(
+        "--list", action="store_true", help="list the colliding class names, and the mechanisms, with their files"
+    )
     options = parser.parse_args()
     house = House(options.at.resolve())
     table = list(rows(house))
@@ -202,6 +284,7 @@ def main() -> None:
     print("\n".join(f"{name:{width}}  {figure}" for name, figure in table))
     if options.list:
         print("\n".join(f"{name}: {' '.join(paths)}" for name, paths in house.colliding_names().items()))
+        print("\n".join(f"{name}: {' '.join(house.knowing(name))}" for name in MECHANISMS))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python tools/quarter.py --part b --seconds 300 --out DIR --wheels wheels  # there: the whole server, and the rest
     python tools/quarter.py --only decode,server --seconds 120 --out DIR
     python tools/quarter.py --part a,b --dry --seconds 900 --out DIR          # tried without a GPU, on a tiny model
-    python tools/quarter.py --page                                            # here: the tables of docs/how/gpu.md
+    python tools/quarter.py --page                                            # here: the tables of docs/notebook/gpu.md
 
 Each step is a process group of its own with a time limit: a step that crashes, hangs or prints without end costs only
 itself, and all that it has started ends with it. After such a step a fresh process asks the GPU whether it still
@@ -42,7 +42,7 @@ MOST_LINES = 2_000  # figures of one step
 LEAST_S = 5.0  # a step with less time is left out
 GRACE_S = 3.0  # between asking a step to end and killing it
 
-RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "results", ROOT / "docs" / "how" / "gpu.md"
+RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "results", ROOT / "docs" / "notebook" / "gpu.md"
 BEGIN, END = "<!-- made by tools/quarter.py --page from here -->", "<!-- to here -->"
 
 # What a server needs beside torch, Triton and transformers, for Python 3.12 on Linux: 8 MB.
@@ -449,7 +449,7 @@ def main() -> int:
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, and steps that misbehave")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="download the wheels there, and end")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/how/gpu.md anew, and end")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/notebook/gpu.md anew, and end")
     options = parser.parse_args()
     if options.collect:
         return collect(options.collect)

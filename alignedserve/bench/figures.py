@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 from alignedserve.core import ServiceClass
 from alignedserve.loads.figures.request_figures import (
@@ -71,10 +71,7 @@ class ClassFigures:
 
     def at(self, path: str) -> float:
         """Return a number by its path, such as `ttft_s.p99`."""
-        found: Any = self
-        for name in path.split("."):
-            found = getattr(found, name)
-        return float(found)
+        return float(attrgetter(path)(self))
 
 
 @dataclass(frozen=True, slots=True)

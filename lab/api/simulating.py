@@ -23,9 +23,10 @@ from alignedserve.config.topology import Topology
 from alignedserve.errors import SimulateError
 from alignedserve.lab.api.frames import Frame, columns_of, frame_of
 from alignedserve.lab.api.simulated_run import SimulatedRun
+from alignedserve.lab.processes import one_for_each_core
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
-from alignedserve.lab.trials.building import Given, check_rates, cluster_of, settings_of
+from alignedserve.lab.trials.building import Given, check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import finished
 from alignedserve.lab.trials.side_by_side import side_by_side
 from alignedserve.loads import defaults
@@ -34,7 +35,6 @@ from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.build import build
 from alignedserve.loads.workload.stream import Stream
 from alignedserve.loads.workload.table import Table, trace_of
-from alignedserve.machine.processes import one_for_each_core
 from alignedserve.policies.kinds import OwnPolicy
 from alignedserve.policies.source import GivenPolicies, PolicySource, check
 from alignedserve.simulator.run import Simulation
@@ -43,7 +43,6 @@ Workload: TypeAlias = str | Path | Mixture | Stream | Table
 Policies: TypeAlias = str | Path | PolicySource | type[OwnPolicy] | Sequence[type[OwnPolicy]]
 Transport: TypeAlias = Literal["host", "direct"]
 
-_TRANSPORTS = {None: None, "host": False, "direct": True}
 _NO_WORDS = "given"  # stands for a workload that is an object
 
 
@@ -183,18 +182,11 @@ def _common(
 ) -> tuple[SimulationTrial, Mixture | None]:
     """Return what the runs share, and their workload where it is an object."""
     mixture = _mixture(workload)
-    if transport not in _TRANSPORTS:
-        raise SimulateError(f"transport must be host or direct, not {transport!r:.40}")
-    common = SimulationTrial(
-        presets[0],
-        str(workload) if mixture is None else _NO_WORDS,
-        cluster_of(presets) if cluster is None else str(cluster),
-        profile=str(profile),
-        direct=_TRANSPORTS[transport],
-        options=tuple(f"{path}={text_of(value)}" for path, value in settings.items()),
-        gateway_ms=_number("gateway_ms", gateway_ms),
-    )
-    return common, mixture
+    words = str(workload) if mixture is None else _NO_WORDS
+    where = None if cluster is None else str(cluster)
+    options = [f"{path}={text_of(value)}" for path, value in settings.items()]
+    gateway_ms = _number("gateway_ms", gateway_ms)
+    return trial_of(presets, words, where, str(profile), transport, gateway_ms, options), mixture
 
 
 def _mixture(workload: Workload) -> Mixture | None:

@@ -1,7 +1,12 @@
-"""Measure attention: decode against read bandwidth, KV in int8 against bf16, prompts against torch's SDPA, and Python's
-share of a call.
+"""Measure attention: decode against read bandwidth, KV in int8 against bf16, prompts against torch's SDPA, Python's
+share of a call, and what a few long prefixes cost a batch of short ones.
 
-    python -m lab.benchmarks.attention                   # one minute
+    python -m lab.benchmarks.attention                   # two minutes
+    python -m lab.benchmarks.attention --only lengths    # one part
+
+`lengths`: decodes of 32 requests read the same number of tokens in each case: all requests have equal lengths, or two
+are longer than the others by some ratio. gamma2 is the cost model's, in seconds per token: the least squares over the
+ratios of T = T(all equal) + gamma2 * B * (max C - mean C). It may be noise and negative: it has no goal.
 
 All variants of a figure run in turns, and the least time of each counts: it has the smallest error on a machine that
 also does other work.
@@ -14,24 +19,29 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
 import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.common.int8_kv import quantise_vectors
+from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
-from alignedserve.lab.benchmarks.common.report import command, report
+from alignedserve.lab.benchmarks.common.report import command, report, several
 from alignedserve.lab.benchmarks.common.timing import in_turns
 
 BLOCK_SIZE = 16
 CALL_US = 10.0  # goals
 SPANS_US = 100.0
 CALLS_AT_ONCE = 200
+PARTS = ("calls", "decode", "int8", "prompts", "lengths")
+REQUESTS, LONG = 32, 2
+TOKENS = 32 * 504  # equal requests have a last block that is half full, as requests of any length have on average
+RATIOS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -135,25 +145,62 @@ def calls(kernels: Kernels) -> None:
     report("spans_of_64_requests_of_32_pairs", min(took["spans"]) / (CALLS_AT_ONCE // 10) * 1e6, "us", goal=SPANS_US)
 
 
+# --- Lengths
+
+
+def prefixes(ratio: int) -> list[int]:
+    """Return lengths of a batch in which two requests are `ratio` times as long as each of the others."""
+    short = TOKENS // (REQUESTS - LONG + LONG * ratio)
+    long = (TOKENS - (REQUESTS - LONG) * short) // LONG
+    return [long] * LONG + [short] * (REQUESTS - LONG)
+
+
+def lengths(kernels: Mapping[str, Kernels], heads: Heads, threads: int, seconds: float) -> None:
+    batches = {ratio: Paged([(1, tokens) for tokens in prefixes(ratio)], heads) for ratio in RATIOS}
+    variants: dict[str, Callable[[], object]] = {
+        f"{name}_ratio_{ratio}": partial(batch.attend, by)
+        for ratio, batch in batches.items()
+        for name, by in kernels.items()
+    }
+    took = {name: median(times) for name, times in in_turns(variants, seconds).items()}
+    bubbles = [REQUESTS * (max(held) - mean(held)) for held in map(prefixes, RATIOS)]  # what gamma2 multiplies
+    for name in kernels:
+        title = f"alignment_{heads}_threads_{threads}_{name}"
+        times = [took[f"{name}_ratio_{ratio}"] for ratio in RATIOS]
+        for ratio, time in zip(RATIOS, times, strict=True):
+            report(f"{title}_ratio_{ratio}", time * 1e3, "ms", baseline=times[0] * 1e3)
+        points = [(bubble - bubbles[0], time - times[0]) for bubble, time in zip(bubbles, times, strict=True)][1:]
+        squares = sum(x * x for x, _ in points)
+        gamma2 = sum(x * y for x, y in points) / squares
+        left = sum((y - gamma2 * x) ** 2 for x, y in points)
+        report(f"{title}_gamma2", gamma2, "s/token")
+        report(f"{title}_gamma2_standard_error", (left / (len(points) - 1) / squares) ** 0.5, "s/token")
+
+
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for all figures together")
+    parser.add_argument("--only", type=several(str, PARTS), default=[*PARTS], help="parts (default: all)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     options = parser.parse_args()
-    kernels = {isa: Native(Library(isa)) for isa in usable_sets() if isa != "generic"}
+    native = {isa: Native(Library(isa)) for isa in usable_sets()}
+    kernels = {isa: by for isa, by in native.items() if isa != "generic"}
     counts = sorted(set(options.threads))
-    each_s = options.seconds / (8 * len(counts))
     best = list(kernels.values())[-1]
-    calls(best)
+    measures: dict[str, list[Callable[[int, float], None]]] = {
+        "decode": [partial(decode_bandwidth, kernels, heads) for heads in (MHA, GQA)],
+        "int8": [partial(decode_in_int8, best, heads) for heads in (MHA, GQA, SEVEN, EIGHT)],
+        "prompts": [partial(prompts, kernels, tokens) for tokens in (512, 2048)],
+        "lengths": [partial(lengths, {"torch": Reference(), **native}, heads) for heads in (MHA, GQA)],
+    }
+    if "calls" in options.only:
+        calls(best)
+    wanted = [measure for part in options.only for measure in measures.get(part, ())]
     with torch.inference_mode():
         for threads in counts:
             torch.set_num_threads(threads)
-            for heads in (MHA, GQA):
-                decode_bandwidth(kernels, heads, threads, each_s)
-            for heads in (MHA, GQA, SEVEN, EIGHT):
-                decode_in_int8(best, heads, threads, each_s)
-            for tokens in (512, 2048):
-                prompts(kernels, tokens, threads, each_s)
+            for measure in wanted:
+                measure(threads, options.seconds / (len(wanted) * len(counts)))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """Measure how fast pages are copied, compressed and brought back, against memcpy of the same number of bytes.
 
     python -m lab.benchmarks.copies                      # a minute on one core
-    python -m lab.benchmarks.copies --isa avx2           # another instruction set of the C++ kernels, or `reference`
-    python -m lab.benchmarks.copies --only arena         # a single part: `arena`, `kernels` or `int8`
+    python -m lab.benchmarks.copies --only arena         # a single part: `arena` or `int8`
 
 It uses one thread, and pages of 64 tokens of a model with 12 layers and 768-wide K and V in bf16, 2.4 MB each, in
 blocks of 16 at random places in the cache. All rates count the bytes of the page in bf16. All variants are timed in
 turns, page by page. The exit status is 1 if a goal is missed.
 
-    kernels    through the interface that the engine uses, in a cache much larger than a core's own cache; a figure
-               is the median
     arena      requests of 512 tokens between a device cache and pages of a real arena, both ways, with and without
                `verify_pages`, and with zlib's CRC-32 after the copy; nothing else runs, so no load has more copies
     int8       compressing a page of KV to int8, and bringing it to the device, through the copier that workers use
@@ -21,7 +18,6 @@ the core's cache; in processor time of the thread: it never waits here, and othe
 from __future__ import annotations
 
 import ctypes
-import mmap
 import random
 import sys
 import tempfile
@@ -29,57 +25,44 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from statistics import median
-from time import perf_counter, thread_time
+from time import thread_time
 
 import torch
 
 from alignedserve.engine.copying.copies import PageCopier
-from alignedserve.kernels.common.spans import slots_of
-from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.lab.benchmarks.common.report import command, report, status
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
-PAGE_SHAPE = (LAYERS, 2, PAGE, KV_DIM)
 PAGE_BYTES = LAYERS * 2 * PAGE * KV_DIM * 2
 SIZES = PageBytes(PAGE_BYTES, Int8Layout(2 * LAYERS * KV_DIM, PAGE).size)
 COPY_GOAL = 0.8  # share of memcpy's rate, for whole pages
 VERIFY_GOAL = 0.02  # longer at most, where nothing runs but copies
 BYTES_GOAL = 0.54  # share of a bf16 page's bytes, for an int8 page
-CACHE_PAGES = 64
 REQUEST_PAGES, REQUESTS, INT8_PAGES = 8, 4, 16
 ARENA_ROUNDS = 40
 
 Piece = Callable[[int], object]
 
 
-def timed(
-    pieces: Mapping[str, Piece],
-    numbers: range,
-    rounds: int,
-    clock: Callable[[], float],
-    apart: int = 0,
-    shuffle: Callable[[list[str]], object] = lambda _: None,
-) -> dict[str, list[float]]:
-    """Return the seconds of each piece, timed in turns after a first round that warms up.
+def timed(pieces: Mapping[str, Piece], numbers: range, rounds: int) -> dict[str, list[float]]:
+    """Return the processor seconds of each piece, in turns after a first round that warms up.
 
-    Pieces work on numbers that are `apart`, so that no piece finds the data of the piece before it in the core's cache.
-    Where they are shuffled, none gains by what always comes before it.
+    No piece finds the data of the piece before it in the core's cache, and none gains by what always comes before it.
     """
     took: dict[str, list[float]] = {name: [] for name in pieces}
-    names = list(pieces)
+    names, draw = list(pieces), random.Random(1)
     for turn in range(rounds + 1):
         for number in numbers:
-            shuffle(names)
-            for place, (name, piece) in enumerate((name, pieces[name]) for name in names):
-                other = numbers[(number - numbers.start + apart * place) % len(numbers)]
-                began = clock()
-                piece(other)
+            draw.shuffle(names)
+            for place, name in enumerate(names):
+                other = numbers[(number - numbers.start + place) % len(numbers)]
+                began = thread_time()
+                pieces[name](other)
                 if turn:
-                    took[name].append(clock() - began)
+                    took[name].append(thread_time() - began)
     return took
 
 
@@ -94,61 +77,6 @@ def arena_of(pages: int | Extents, payload: int | PageBytes) -> Iterator[Arena]:
 
 def _address(arena: Arena, page: int) -> int:
     return torch.frombuffer(arena.payload(page), dtype=torch.uint8).data_ptr()
-
-
-# --- Kernels
-
-
-class Memory:
-    """A cache and an arena of CACHE_PAGES pages each, and room for the same pages as int8."""
-
-    def __init__(self) -> None:
-        pairs = CACHE_PAGES * PAGE // BLOCK
-        self.cache = _shared(LAYERS * 2 * pairs * BLOCK * KV_DIM).view(LAYERS, 2 * pairs, BLOCK, KV_DIM)
-        self.arena = _shared(CACHE_PAGES * PAGE_BYTES // 2).view(CACHE_PAGES, *PAGE_SHAPE)
-        self.cache.normal_()
-        self.arena.normal_()
-        anywhere = torch.tensor(random.Random(1).sample(range(pairs), pairs)).view(CACHE_PAGES, -1)
-        left = torch.zeros(PAGE // BLOCK, dtype=torch.bool)
-        self.slots = [slots_of(own, left, BLOCK) for own in anywhere]
-        self.levels = torch.zeros(CACHE_PAGES, 2 * LAYERS, PAGE, KV_DIM, dtype=torch.uint8)
-        self.least, self.step = torch.zeros(2, CACHE_PAGES, 2 * LAYERS, KV_DIM)
-
-    def memcpy(self, page: int) -> None:
-        """Copy a page's bytes in one piece, from a place in the cache to a place in the arena."""
-        start = self.cache.data_ptr() + (7 * page) % CACHE_PAGES * PAGE_BYTES
-        ctypes.memmove(self.arena[page].data_ptr(), start, PAGE_BYTES)
-
-    def pieces(self, kernels: Kernels) -> dict[str, Piece]:
-        def rows(page: int) -> torch.Tensor:
-            return self.arena[page].view(2 * LAYERS, PAGE, KV_DIM)
-
-        def int8(page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            return self.levels[page], self.least[page], self.step[page]
-
-        return {
-            "page gather": lambda page: kernels.gather(self.cache, self.slots[page], self.arena[page]),
-            "page scatter": lambda page: kernels.scatter(self.cache, self.slots[page], self.arena[page]),
-            "page quantise": lambda page: kernels.quantise(rows(page), *int8(page)),
-            "page dequantise": lambda page: kernels.dequantise(*int8(page), rows(page)),
-        }
-
-
-def _shared(elements: int) -> torch.Tensor:
-    """Return memory like that of the device cache and the arena: shared, and aligned to a page of the machine."""
-    return torch.frombuffer(mmap.mmap(-1, 2 * elements), dtype=torch.bfloat16)
-
-
-def report_kernels(isa: str | None = None) -> None:
-    memory, kernels = Memory(), choose(torch.device("cpu"), torch.bfloat16, isa).kernels
-    pieces = {"memcpy": memory.memcpy, **memory.pieces(kernels)}
-    took = timed(pieces, range(CACHE_PAGES), 40, perf_counter, apart=11)
-    memcpy = PAGE_BYTES / median(took.pop("memcpy")) / 1e9
-    report("memcpy of a page", memcpy, "GB/s")
-    for name, times in took.items():
-        goal = None if "quantise" in name else COPY_GOAL * memcpy
-        speed = PAGE_BYTES / median(times) / 1e9
-        report(f"{name}, {kernels.name}", speed, "GB/s", baseline=memcpy, goal=goal, at_least=True)
 
 
 # --- An arena
@@ -207,14 +135,7 @@ def report_arena() -> None:
     torch.set_num_threads(1)
     num_pages = REQUESTS * REQUEST_PAGES
     with arena_of(num_pages, PAGE_BYTES) as arena, arena_of(num_pages, PAGE_BYTES) as verified:
-        took = timed(
-            ArenaPieces(arena, verified).pieces(),
-            range(REQUESTS),
-            ARENA_ROUNDS,
-            thread_time,
-            1,
-            random.Random(1).shuffle,
-        )
+        took = timed(ArenaPieces(arena, verified).pieces(), range(REQUESTS), ARENA_ROUNDS)
     best = {name: sorted(times)[len(times) // 10] for name, times in took.items()}
 
     def speed(seconds: float) -> float:
@@ -266,7 +187,7 @@ def report_int8() -> None:
     with arena_of(SIZES.divide(2 * INT8_PAGES), SIZES) as arena:
         own = Int8Pieces(arena)
         pieces = {"memcpy": own.memcpy, "compress": own.compress, "expand to the device": own.expand}
-        took = timed(pieces, range(1, INT8_PAGES - 1), 12, thread_time)
+        took = timed(pieces, range(1, INT8_PAGES - 1), 12)
         del own, pieces
     speeds = {name: SIZES.kv / min(times) / 1e9 for name, times in took.items()}
     memcpy = speeds.pop("memcpy")
@@ -280,11 +201,10 @@ def report_int8() -> None:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--isa", help="kernels: instruction set of the C++ kernels, or `reference`")
-    parser.add_argument("--only", choices=("kernels", "arena", "int8"), help="one part (default: all)")
+    parser.add_argument("--only", choices=("arena", "int8"), help="one part (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = {"kernels": lambda: report_kernels(args.isa), "arena": report_arena, "int8": report_int8}
+    parts = {"arena": report_arena, "int8": report_int8}
     for name, report_part in parts.items():
         if args.only in (None, name):
             report_part()

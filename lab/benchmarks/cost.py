@@ -4,21 +4,17 @@
     python -m lab.benchmarks.cost --record FILE          # also writes the steps that tests/cost/test_cost.py replays
 
 Held-out steps of the real engine have random sizes; the true time of a step is the median of four runs. Nothing else
-should run on the machine, except for `--only busy`. The exit status is 1 if a goal is missed.
+should run on the machine. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,26 +22,25 @@ from typing import Any
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import resolve
-from alignedserve.config.config import Config, EngineConfig
-from alignedserve.core import Decode, Sampling, StepPlan
+from alignedserve.config.config import Config
+from alignedserve.config.sections import EngineConfig
+from alignedserve.core import NO_KV, Decode, Sampling, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.profiling import Measured as MeasuredTrials
-from alignedserve.engine.profiling import Meter, TimedRun, measure, measure_profile, own_cache, subject_of
+from alignedserve.engine.profiling import Meter, measure_profile, own_cache, subject_of
 from alignedserve.executor.loading import use_threads
 from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.lab.benchmarks.common.timing import least_us
 from alignedserve.lab.devices import gpu_truth
-from alignedserve.machine.capacity import capacity
+from alignedserve.sizing.capacity import capacity
 
 SHARED_MEMORY = Path("/dev/shm")
 MEDIAN, P90 = 0.10, 0.25  # goals for relative errors
-TURNS, BUSY_BUDGET_S = 3, 6.0
 DRIFT, DRIFT_ERROR = 1.6, 0.15
-STEPS_BEFORE, STEPS_AFTER = 100, range(200, 300)
+STEPS_AFTER = range(200, 300)
 
 
 @dataclass(frozen=True)
@@ -87,13 +82,13 @@ def measure_model(folder: Path, budget_s: float, held_out: int, served: int) -> 
     return Measured([*profile.points], truths, steps)
 
 
-def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Iterator[Trial]:
+def serving(bounds: Bounds, count: int, seed: int) -> Iterator[Trial]:
     """Yield steps as a worker runs them: prompts arrive, run in chunks beside decodes, and decode until they end."""
     chance, limits = random.Random(seed), bounds.limits
     waiting: list[list[int]] = []  # [prompt tokens, prompt tokens that have run]
     running: list[list[int]] = []  # [prefix, remaining tokens]
     for _ in range(count):
-        if chance.random() < arrivals and len(waiting) + len(running) < limits.max_batch:
+        if chance.random() < 0.1 and len(waiting) + len(running) < limits.max_batch:
             waiting.append([min(bounds.longest // 2, int(20 * 40 ** chance.random())), 0])
         if not waiting and not running:
             waiting.append([64, 0])
@@ -140,106 +135,6 @@ def report_drift(name: str, measured: Measured) -> None:
     report(f"{name} served steps: median error 200-300 steps after x{DRIFT}", median(after), "share", goal=DRIFT_ERROR)
 
 
-def report_real_drift(folder: Path) -> None:
-    """Measure the drift when the engine, from some step on, shares its core with a process that only computes."""
-    kept = os.sched_getaffinity(0)
-    core = {max(kept)}
-    try:
-        os.sched_setaffinity(0, core)
-        _real_drift(folder, core)
-    finally:
-        os.sched_setaffinity(0, kept)
-
-
-def _real_drift(folder: Path, core: set[int]) -> None:
-    bounds, meter = worker(folder)
-    engine = meter.engine
-    # Steps take tens of milliseconds: the kernel gives the core to each process for a few milliseconds at a time.
-    steps = list(serving(bounds, STEPS_BEFORE + STEPS_AFTER.stop, seed=3, arrivals=0.4))
-    online = measure_profile(meter, bounds, subject_of(engine, folder), SHARED_MEMORY, 6.0).online()
-
-    def run(wanted: Sequence[Trial]) -> list[tuple[float, float]]:
-        """Return (seconds ÷ profiled seconds, error of the prediction) of each step."""
-        profiled, seen = online.model, []
-        for trial in wanted:
-            predicted, seconds = online.model.seconds(trial.shape), meter.run(trial).seconds
-            online.learn(trial.shape, seconds)
-            seen.append((seconds / profiled.seconds(trial.shape), abs(predicted / seconds - 1)))
-        return seen
-
-    before = run(steps[:STEPS_BEFORE])
-    with busy_process(core):
-        after = run(steps[STEPS_BEFORE:])[STEPS_AFTER.start :]
-    slower = median(ratio for ratio, _ in after)
-    report("demo drift with a busy process: steps slower by a factor of", slower, "1")
-    report("demo drift with a busy process: median error before", median(off for _, off in before), "share")
-    name = "demo drift with a busy process: median error of steps 200-300 after"
-    report(name, median(off for _, off in after), "share", goal=DRIFT_ERROR)
-
-
-@contextmanager
-def busy_process(core: set[int]) -> Iterator[None]:
-    context = multiprocessing.get_context("spawn")
-    spins = context.Event()
-    process = context.Process(target=_spin, args=(core, spins), daemon=True)
-    process.start()
-    spins.wait()
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _spin(core: set[int], spins: Event) -> None:
-    os.sched_setaffinity(0, core)
-    spins.set()
-    while True:
-        pass
-
-
-# --- Profiles of a busy machine
-
-
-def report_busy_profiles(folder: Path) -> None:
-    """Take profiles with two busy processes and without, in turns, and compare them with a quiet machine's steps."""
-    bounds, meter = worker(folder)
-    profiled = trials(bounds)
-    new = [trial for trial in random_trials(bounds, 30, seed=1) if trial not in profiled and trial.shape.tokens <= 64]
-    runs: dict[Trial, list[TimedRun]] = {trial: [] for trial in new}
-    found: dict[str, list[MeasuredTrials]] = {"quiet": [], "busy": []}
-    with own_cache(meter.engine):
-        for _ in range(TURNS):
-            for state, steps in found.items():
-                with busy_processes(2 if state == "busy" else 0):
-                    steps.append(measure(meter, profiled, BUSY_BUDGET_S))
-                for trial in new:
-                    runs[trial] += [meter.run(trial) for _ in range(2)]
-    truth = [Point(trial.shape, min(run.quiet_s for run in some)) for trial, some in runs.items()]
-    for state, measured in found.items():
-        as_timed = [_off(fit(_medians(steps)), truth) for steps in measured]
-        report(f"demo, {state} profile: slowdown found", median(steps.slowdown for steps in measured), "1")
-        off = median(_off(fit(steps.points), truth) for steps in measured)
-        name = f"demo, {state} profile: median error for quiet steps (baseline: medians of all runs)"
-        report(name, off, "share", baseline=median(as_timed))
-
-
-def _medians(steps: MeasuredTrials) -> list[Point]:
-    return [Point(trial.shape, median(run.seconds for run in runs)) for trial, runs in steps.runs.items()]
-
-
-def _off(model: CostModel, truth: Sequence[Point]) -> float:
-    return median(abs(model.seconds(point.shape) / point.seconds - 1) for point in truth)
-
-
-@contextmanager
-def busy_processes(count: int) -> Iterator[None]:
-    with ExitStack() as stack:
-        for _ in range(count):
-            stack.enter_context(busy_process(os.sched_getaffinity(0)))
-        yield
-
-
 # --- GPUs
 
 
@@ -279,7 +174,7 @@ def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
 def report_speed(model: CostModel, online: OnlineCost) -> None:
     chance = random.Random(0)
     prefixes = [chance.randrange(1, 2000) for _ in range(128)]
-    decodes = tuple(Decode("r", 1, prefix, (), Sampling(), 0) for prefix in prefixes)
+    decodes = tuple(Decode("r", 1, prefix, NO_KV, Sampling(), 0) for prefix in prefixes)
     estimate, plan = StepEstimate(model), StepPlan(0, (), decodes)
     for prefix in prefixes:
         estimate.add_decode(prefix)
@@ -316,15 +211,14 @@ def _record(path: Path, measured: dict[str, Measured]) -> None:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
-    parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift", "busy"), help="run a single part")
+    parser.add_argument("--only", choices=("cpu", "gpu", "speed"), help="run a single part")
     args = parser.parse_args()
-    parts = (args.only,) if args.only else ("gpu", "cpu", "speed", "drift", "busy")
+    parts = (args.only,) if args.only else ("gpu", "cpu", "speed")
     if "gpu" in parts:
         for name in gpu_truth.names():
             report_gpu(name, gpu_steps(name))
-    demo = resolve("demo")
     if "cpu" in parts:
-        measured = {"demo": measure_model(demo, 20.0, 25, 800)}
+        measured = {"demo": measure_model(resolve("demo"), 20.0, 25, 800)}
         with TemporaryDirectory() as folder:
             measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), 20.0, 10, 0)
         for name, model in measured.items():
@@ -336,10 +230,6 @@ def main() -> None:
         points = [Point(_gpu_shape(*key), seconds) for key, seconds in gpu_steps(gpu_truth.names()[0]).items()][::20]
         online = OnlineCost(points)
         report_speed(online.model, online)
-    if "drift" in parts:
-        report_real_drift(demo)
-    if "busy" in parts:
-        report_busy_profiles(demo)
     sys.exit(status())
 
 

@@ -7,21 +7,25 @@
     python -m lab.benchmarks.engine --quantization int8,int4 --only "decode 1 x 64,decode 8 x 64,decode 64 x 64,prefill"
     python -m lab.benchmarks.engine --kv-dtype int8 --only "decode 32 x 512,prefill 2048"  # KV in int8 against bf16
     python -m lab.benchmarks.engine --peer-python PATH --peers vLLM --rounds 1 --only "4 x 3000"  # a single peer
+    python -m lab.benchmarks.engine --model FILE.gguf --llama-cpp FOLDER     # a quantised file against llama.cpp
+    python -m lab.benchmarks.engine --model FOLDER --peer-python PATH        # a quantised folder against vLLM
+    python -m lab.benchmarks.engine --families mixtral,olmoe                 # our modules against transformers'
 
 Each case runs on every engine in turn, for several rounds, and its figure is the median: slow phases of the machine
-affect all engines alike. `--where` adds a table of the parts of a step's time. The exit status is 1 if a goal is
-missed.
+affect all engines alike. A family of models has a module of its own where that is 1.3 times as fast as transformers' in
+our engine. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -29,29 +33,36 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Protocol
+from unittest.mock import patch
 
 import torch
 
-from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.families.model_config import READERS, read_config
 from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.architectures.model_source import resolve
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.config.config import Config, Dtype, EngineConfig
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.config.choices import Dtype
+from alignedserve.config.config import Config
+from alignedserve.config.sections import EngineConfig
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
-from alignedserve.lab.benchmarks.common.engine_parts import print_parts
+from alignedserve.lab.benchmarks.common.family_models import FAMILIES, make
 from alignedserve.lab.benchmarks.common.models import MAKERS, POSITIONS, VOCAB
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.timing import least_us
-from alignedserve.machine.capacity import capacity
+from alignedserve.sizing.capacity import capacity
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
 WARM_TOKENS = 256
 PEERS = ("transformers", "vLLM")
 BANDWIDTH_SHARE, DECODE_RATIO, PREFILL_RATIO = 0.85, 1.3, 1.0
+LLAMA_CPP_RATIOS = {"decode 1 x 64": 1.0, "decode 8 x 64": 1.5, "decode 32 x 64": 1.5}
+FASTER = 1.3  # than transformers' module: then a family has one of ours
+BENCH = "llama-batched-bench"
 QUANTIZED_SHARE = 0.8
 QUANTIZED_RATIOS = {  # of bf16's speed
     Quantization.INT8: {"decode 1 x 64": 1.7, "decode 8 x 64": 1.5, "decode 64 x 64": 1.3, "prefill 512": 1.3},
@@ -157,7 +168,7 @@ class Ours:
         steps = []
         for index in range(1, case.output):
             requests = enumerate(zip(case.prompts, pairs_of, strict=True))
-            decodes = [Decode(str(i), None, n + index - 1, pairs, _GREEDY, index) for i, (n, pairs) in requests]
+            decodes = [Decode(str(i), None, n + index - 1, KvForm(pairs), _GREEDY, index) for i, (n, pairs) in requests]
             steps.append(self.step(decodes=decodes))
         return Times(prompts_s, steps)
 
@@ -169,15 +180,15 @@ class Ours:
         step: list[Chunk] = []
         prompts = list(enumerate(case.tokens()))
         if len(prompts) == 1:
-            yield [Chunk("0", tuple(prompts[0][1]), 0, pairs_of[0], _GREEDY)]
+            yield [Chunk("0", tuple(prompts[0][1]), 0, KvForm(pairs_of[0]), _GREEDY)]
             return
         for number, tokens in prompts:
             if sum(len(chunk.tokens) for chunk in step) + len(tokens) > MOST_STEP_TOKENS:
                 yield step
                 step = []
-            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, pairs_of[number], None))
+            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, KvForm(pairs_of[number]), None))
         yield [chunk for chunk in step if chunk.tokens]
-        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, pairs_of[i], _GREEDY) for i, tokens in prompts]
+        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, KvForm(pairs_of[i]), _GREEDY) for i, tokens in prompts]
 
 
 class Transformers:
@@ -209,7 +220,7 @@ class VLlm:
     """vLLM in a separate process, which waits while other engines run."""
 
     def __init__(self, python: str, folder: Path, longest: int) -> None:
-        script = Path(__file__).parent / "peers" / "vllm_steps.py"
+        script = Path(__file__).parent / "common" / "vllm_steps.py"
         cores = sorted(os.sched_getaffinity(0))
         environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
         environment.pop("GOMP_SPINCOUNT", None)  # as vLLM is shipped
@@ -238,6 +249,25 @@ class VLlm:
         self._log.cleanup()
 
 
+class LlamaCpp:
+    """llama.cpp on a GGUF file: a process for each run, one token a step for each request, prompts of one length."""
+
+    def __init__(self, folder: Path, model: Path, threads: int) -> None:
+        flags = {"-m": model, "-t": threads, "-tb": threads, "-ctk": "bf16", "-ctv": "bf16"}  # KV as ours is
+        self._program, self._flags = folder / BENCH, flags
+
+    def run(self, case: Case) -> Times:
+        """Return the times of a run: its decode steps are timed together."""
+        (prompt,), requests, steps = set(case.prompts), len(case.prompts), max(1, case.output - 1)
+        lengths = {"-npp": prompt, "-ntg": steps, "-npl": requests, "-c": requests * (prompt + steps + 1)}
+        # a step takes as many tokens as ours may
+        flags = {**self._flags, **lengths, "-b": MOST_STEP_TOKENS, "-ub": MOST_STEP_TOKENS, "--output-format": "jsonl"}
+        command = [str(self._program), *(str(word) for flag in flags.items() for word in flag)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        said = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+        return Times(said["t_pp"], [] if case.is_prefill else [said["t_tg"] / steps] * steps)
+
+
 def read_bandwidth() -> float:
     """Return the bytes per second that all cores read from memory, the best of five runs."""
     numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
@@ -255,60 +285,110 @@ def weight_bytes(folder: Path, quantization: Quantization = Quantization.NONE) -
     return quantization.num_bytes(sum(numbers.values()) - table - head, 0, head or table, _BF16)
 
 
-def compare_quantised(model: str, wanted: Sequence[Case], rounds: int, quantized: Sequence[Quantization]) -> None:
-    """Compare our engine with quantised weights with itself in bf16, in turns."""
-    with TemporaryDirectory() as scratch:
-        folder = MAKERS[model](Path(scratch) / model)
-        largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
-        engines = {kind: Ours(folder, largest, kind) for kind in (Quantization.NONE, *quantized)}
-        for case in wanted:
-            bandwidth = [read_bandwidth() for _ in range(rounds)]
-            took = in_turns(engines, case, rounds)
-            tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
-            bf16 = tokens / took[Quantization.NONE]
-            for kind in quantized:
-                goal = QUANTIZED_RATIOS[kind].get(case.name)
-                name = f"{model}, {case.name}, {kind.value} against bf16"
-                wanted_rate = None if goal is None else goal * bf16
-                report(name, tokens / took[kind], "tokens/s", baseline=bf16, goal=wanted_rate, at_least=True)
-                if case.prompts == (64,):
-                    name, read = f"{model}, {case.name}, {kind.value}", weight_bytes(folder, kind)
-                    _report_share(name, read / took[kind], max(bandwidth), QUANTIZED_SHARE)
-
-
-Kind = TypeVar("Kind")
-
-
-def in_turns(engines: dict[Kind, Ours], case: Case, rounds: int) -> dict[Kind, float]:
-    """Return the median time of a case on each engine."""
+def in_turns(engines: Mapping[str, Peer], case: Case, rounds: int) -> dict[str, float]:
+    """Return the median time of a case on each engine, all of which have run it before."""
     for engine in engines.values():
         engine.run(case.warming)
-    runs: dict[Kind, list[float]] = {kind: [] for kind in engines}
+    runs: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(rounds):
-        for kind in list(engines) if turn % 2 == 0 else list(engines)[::-1]:
-            runs[kind].append(engines[kind].run(case).figure_s)
-    return {kind: median(times) for kind, times in runs.items()}
+        for name in list(engines) if turn % 2 == 0 else list(engines)[::-1]:
+            runs[name].append(engines[name].run(case).figure_s)
+    return {name: median(times) for name, times in runs.items()}
 
 
-def compare_kv(model: str, wanted: Sequence[Case], rounds: int, kept: KvDtype) -> None:
+@dataclass(frozen=True)
+class Versus:
+    """Two engines to compare, and how many times as fast as the second the first is to be in each case."""
+
+    label: str
+    first: str
+    second: str
+    ratio: Callable[[Case], float | None]
+
+
+def compare(
+    model: str, wanted: Sequence[Case], rounds: int, engines: Mapping[str, Peer], pairs: Sequence[Versus]
+) -> Iterator[tuple[Case, dict[str, float]]]:
+    """Report the speed of each pair in each case, and yield the case with the seconds of every engine."""
+    for case in wanted:
+        took = in_turns(engines, case, rounds)
+        tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
+        for pair in pairs:
+            baseline, ratio = tokens / took[pair.second], pair.ratio(case)
+            name, goal = f"{model}, {case.name}, {pair.label}", None if ratio is None else ratio * baseline
+            report(name, tokens / took[pair.first], "tokens/s", baseline=baseline, goal=goal, at_least=True)
+        yield case, took
+
+
+def report_share(name: str, case: Case, read: int, seconds: float, goal: float) -> None:
+    """Report the share of the memory's bandwidth at which a single request's weights are read."""
+    if case.prompts == (64,):
+        bandwidth = read_bandwidth()
+        report(f"{name}, {case.name}, read bandwidth", bandwidth / 1e9, "GB/s")
+        report(f"{name}, {case.name}, of it", read / seconds / bandwidth, "1", goal=goal, at_least=True)
+
+
+def num_pairs_for(wanted: Sequence[Case]) -> int:
+    return max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
+
+
+def against_peers(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
+    """Compare our engine with others on the same weights: random ones of a usual shape, or those of a folder."""
+    with ExitStack() as closing:
+        engines: dict[str, Peer] = {"ours": Ours(folder, num_pairs_for(wanted))}
+        if "transformers" in args.peers and args.model is None:
+            engines["transformers"] = Transformers(folder)
+        if "vLLM" in args.peers and args.peer_python is not None:
+            longest = max(case.longest for case in wanted) + 1
+            engines["vLLM"] = vllm = VLlm(args.peer_python, folder, min(POSITIONS.get(model, longest), longest))
+            closing.callback(vllm.close)
+        if args.llama_cpp is not None:
+            engines["llama.cpp"] = LlamaCpp(args.llama_cpp, args.model, args.threads)
+        pairs = [Versus(f"against {peer}", "ours", peer, partial(ratio_to, peer)) for peer in list(engines)[1:]]
+        for case, took in compare(model, wanted, args.rounds, engines, pairs):
+            if args.model is None:
+                report_share(model, case, weight_bytes(folder), took["ours"], BANDWIDTH_SHARE)
+
+
+def ratio_to(peer: str, case: Case) -> float | None:
+    if peer == "llama.cpp":
+        return LLAMA_CPP_RATIOS.get(case.name)
+    return PREFILL_RATIO if case.is_prefill else DECODE_RATIO
+
+
+def against_bf16(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
+    """Compare our engine with quantised weights with itself in bf16."""
+    kinds: list[Quantization] = args.quantization
+    engines = {kind.value: Ours(folder, num_pairs_for(wanted), kind) for kind in (Quantization.NONE, *kinds)}
+    pairs = [
+        Versus(f"{kind.value} against bf16", kind.value, Quantization.NONE.value, partial(quantized_ratio, kind))
+        for kind in kinds
+    ]
+    for case, took in compare(model, wanted, args.rounds, engines, pairs):
+        for kind in kinds:
+            name = f"{model}, {kind.value}"
+            report_share(name, case, weight_bytes(folder, kind), took[kind.value], QUANTIZED_SHARE)
+
+
+def quantized_ratio(kind: Quantization, case: Case) -> float | None:
+    return QUANTIZED_RATIOS[kind].get(case.name)
+
+
+def against_kv_of_bf16(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
     """Compare our engine with KV kept in another way with itself in bf16: how many requests fit, and speed."""
-    with TemporaryDirectory() as scratch:
-        folder = MAKERS[model](Path(scratch) / model)
-        num_fitting = {kind: requests_that_fit(folder, kind) for kind in (KvDtype.AUTO, kept)}
-        name, bf16 = (
-            f"{model}, requests of {FITTING} tokens in {FITTING_MB} MB, {kept.value}",
-            num_fitting[KvDtype.AUTO],
-        )
-        report(name, num_fitting[kept], "requests", baseline=bf16, goal=FITTING_RATIO * bf16, at_least=True)
-        largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
-        engines = {kind: Ours(folder, largest, kv_dtype=kind) for kind in num_fitting}
-        for case in wanted:
-            took = in_turns(engines, case, rounds)
-            tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
-            rate = tokens / took[KvDtype.AUTO]
-            goal = rate if case.name == "decode 32 x 512" else None
-            name = f"{model}, {case.name}, KV in {kept.value} against bf16"
-            report(name, tokens / took[kept], "tokens/s", baseline=rate, goal=goal, at_least=True)
+    kept: KvDtype = args.kv_dtype
+    fitting, bf16 = (requests_that_fit(folder, kind) for kind in (kept, KvDtype.AUTO))
+    name = f"{model}, requests of {FITTING} tokens in {FITTING_MB} MB, {kept.value}"
+    report(name, fitting, "requests", baseline=bf16, goal=FITTING_RATIO * bf16, at_least=True)
+    engines = {kind.value: Ours(folder, num_pairs_for(wanted), kv_dtype=kind) for kind in (KvDtype.AUTO, kept)}
+    pair = Versus(
+        f"KV in {kept.value} against bf16",
+        kept.value,
+        KvDtype.AUTO.value,
+        lambda case: 1.0 if case.name == "decode 32 x 512" else None,
+    )
+    for _ in compare(model, wanted, args.rounds, engines, [pair]):
+        pass
 
 
 def requests_that_fit(folder: Path, kept: KvDtype) -> int:
@@ -317,104 +397,75 @@ def requests_that_fit(folder: Path, kept: KvDtype) -> int:
     return capacity(config, read_config(folder)).limits.num_pairs // (FITTING // BLOCK)
 
 
-def compare(
-    model: str, wanted: Sequence[Case], rounds: int, others: Sequence[str], peer_python: str | None, where: bool
-) -> None:
-    with TemporaryDirectory() as scratch, ExitStack() as closing:
-        folder = MAKERS[model](Path(scratch) / model)
-        largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
-        ours = Ours(folder, largest)
-        peers: dict[str, Peer] = {"ours": ours}
-        if "transformers" in others:
-            peers["transformers"] = Transformers(folder)
-        if peer_python is not None and "vLLM" in others:
-            vllm = VLlm(peer_python, folder, min(POSITIONS[model], max(case.longest for case in wanted) + 1))
-            closing.callback(vllm.close)
-            peers["vLLM"] = vllm
-        for case in wanted:
-            _compare(model, case, rounds, peers, weight_bytes(folder))
-        if where:
-            print_parts(ours.engine, [(case.name, partial(ours.run, case)) for case in wanted])
+def against_family(family: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
+    """Compare a module of our own with transformers' of the same model, both in our engine, with our attention."""
+    with patch.dict(READERS, clear=True):  # no family has a module of ours
+        engines = {"transformers": Ours(folder, num_pairs_for(wanted), dtype=args.dtype)}
+    engines["ours"] = Ours(folder, num_pairs_for(wanted), dtype=args.dtype)
+    label = f"{args.dtype.value}, our module against transformers'"
+    for _ in compare(family, wanted, args.rounds, engines, [Versus(label, "ours", "transformers", lambda _: FASTER)]):
+        pass
 
 
-def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weights: int) -> None:
-    for peer in peers.values():
-        peer.run(case.warming)  # warms caches, autotuning and pages
-    runs: dict[str, list[float]] = {name: [] for name in peers}
-    bandwidth = []
-    for turn in range(rounds):
-        bandwidth.append(read_bandwidth())
-        for name in list(peers) if turn % 2 == 0 else list(peers)[::-1]:
-            runs[name].append(peers[name].run(case).figure_s)
-    took = {name: median(times) for name, times in runs.items()}
-    for name in list(peers)[1:]:
-        _report(model, case, took[name], took["ours"], name)
-    if case.prompts == (64,):
-        _report_share(f"{model}, {case.name}", weights / took["ours"], max(bandwidth), BANDWIDTH_SHARE)
-
-
-def _report_share(name: str, rate: float, bandwidth: float, goal: float) -> None:
-    """Report the share of the memory's bandwidth at which weights are read."""
-    report(f"{name}, read bandwidth", bandwidth / 1e9, "GB/s")
-    report(f"{name}, of it", rate / bandwidth, "1", goal=goal, at_least=True)
-
-
-def _report(model: str, case: Case, peer_s: float, ours_s: float, peer: str) -> None:
-    """Report the speed of our engine against the peer's; a ratio above 1 means that ours is faster."""
-    tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
-    goal = (PREFILL_RATIO if case.is_prefill else DECODE_RATIO) * tokens / peer_s
-    name = f"{model}, {case.name}, against {peer}"
-    report(name, tokens / ours_s, "tokens/s", baseline=tokens / peer_s, goal=goal, at_least=True)
-
-
-def main() -> None:
+def parser_of_engine() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
-    parser.add_argument("--models", type=several(str, MAKERS), help="default: llama160m, or all with --full")
-    parser.add_argument(
-        "--only", default="", help="run cases whose name contains one of these texts (separated by commas)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case on each engine (default: 3)")
+    parser.add_argument("--models", type=several(str, MAKERS), help="random ones (default: llama160m; all with --full)")
+    parser.add_argument("--model", type=Path, help="a folder, or a GGUF file, in place of random weights")
+    parser.add_argument("--families", type=several(str, FAMILIES), help="our modules of these against transformers'")
+    parser.add_argument("--only", default="", help="cases whose name contains one of these texts (with commas)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case on each engine")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument(
-        "--threads", type=int, default=cores, help="threads of each engine (default: the cores, %(default)s)"
-    )
+    parser.add_argument("--threads", type=int, default=cores, help="threads of each engine")
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
+    parser.add_argument("--llama-cpp", type=Path, metavar="FOLDER", help=f"where {BENCH} is, for a GGUF file")
     parser.add_argument("--peers", type=several(str, PEERS), default=list(PEERS), help="engines to compare with")
-    parser.add_argument(
-        "--quantization",
-        type=several(Quantization, QUANTIZED_RATIOS),
-        help="compare these with bf16, in place of peers",
-    )
-    parser.add_argument(
-        "--kv-dtype", type=KvDtype, choices=[KvDtype.INT8], help="compare KV kept so with bf16, in place of peers"
-    )
-    parser.add_argument("--where", action="store_true", help="print the parts of a step's time")
-    args = parser.parse_args()
-    models = args.models or (list(MAKERS) if args.full else ["llama160m"])
+    kinds = QUANTIZED_RATIOS
+    parser.add_argument("--quantization", type=several(Quantization, kinds), help="these against bf16, without peers")
+    parser.add_argument("--kv-dtype", type=KvDtype, choices=[KvDtype.INT8], help="KV kept so against bf16")
+    dtypes = [kind for kind in Dtype if kind is not Dtype.AUTO]
+    parser.add_argument("--dtype", type=Dtype, choices=dtypes, default=Dtype.BFLOAT16, help="of --families")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of_engine()
+    args = parser.parse_args(arguments)
     for name in ("rounds", "threads"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be 1 or more")
     if args.peer_python is not None and shutil.which(args.peer_python) is None:
         parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
+    if args.model is not None and not args.model.exists():
+        parser.error(f"--model {args.model} is not there")
+    is_gguf = args.model is not None and args.model.suffix == ".gguf"
+    if is_gguf != (args.llama_cpp is not None) or (is_gguf and not shutil.which(args.llama_cpp / BENCH)):
+        parser.error(f"--model FILE.gguf and --llama-cpp go together: a folder that has {BENCH}")
     every, names = cases(args.full or bool(args.only)), args.only.split(",")
     wanted = [case for case in every if any(name in case.name for name in names)]
     if not wanted:
         parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for case in every)}")
     use_threads(args.threads, workers=1)
-    for model in models:
+    with TemporaryDirectory() as scratch:
+        run(args, wanted, Path(scratch))
+    sys.exit(status())
+
+
+def run(args: argparse.Namespace, wanted: Sequence[Case], scratch: Path) -> None:
+    if args.model is not None:
+        against_peers(args.model.name, resolve(str(args.model), str(scratch)), wanted, args)
+        return
+    if args.families:
+        for family in args.families:
+            against_family(family, make(family, scratch / family), wanted, args)
+        return
+    measure = against_bf16 if args.quantization else against_kv_of_bf16 if args.kv_dtype else against_peers
+    for model in args.models or (list(MAKERS) if args.full else ["llama160m"]):
         fitting = [case.within(POSITIONS[model]) for case in wanted]
         for case, asked in zip(fitting, wanted, strict=True):
             if case is not asked:
                 print(f"{model} has {POSITIONS[model]} positions: {asked.name} is {case.name}", file=sys.stderr)
-        if args.quantization:
-            compare_quantised(model, fitting, args.rounds, args.quantization)
-            continue
-        if args.kv_dtype:
-            compare_kv(model, fitting, args.rounds, args.kv_dtype)
-            continue
-        compare(model, fitting, args.rounds, args.peers, args.peer_python, args.where)
-    sys.exit(status())
+        measure(model, MAKERS[model](scratch / model), fitting, args)
 
 
 if __name__ == "__main__":

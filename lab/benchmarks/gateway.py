@@ -1,14 +1,11 @@
 """Measure the time that the gateway adds to a request and to a token, with a fake engine, and the streams it holds.
 
     python -m lab.benchmarks.gateway                        # about a minute
-    python -m lab.benchmarks.gateway --before CHECKOUT      # what a token and a request cost here and there, in turns
-    python -m lab.benchmarks.gateway --peer-python PATH   # vLLM's server too, on the demo model; PATH has its CPU build
 
 The application, its server and its event loop are the gateway's own, in a separate process bound to one core;
 tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. A token and a request cost the
 processor time of the process: other work on the machine changes it little. The latency of a token is the time
-from the thread to its client, another process, which has read it; it needs quiet cores. The cost of the peer's tokens
-is the time of its front-end process, while its engine computes in another.
+from the thread to its client, another process, which has read it; it needs quiet cores.
 """
 
 from __future__ import annotations
@@ -26,11 +23,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, ClassVar
 
 import uvloop
@@ -49,9 +44,6 @@ PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
 CLOCK = struct.Struct("=d")
 MOST_TOKENS = 1024  # tokens of a stream
 WARM_REQUESTS = 200
-TURNS = 3  # of this checkout and another
-BESIDE_BEFORE = (16, 400, 0.002), (512, 60, 0.05)  # streams, tokens of each, seconds between two
-MOST_RATIO = 1.05  # of two costs that are equal as far as can be measured
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 PHASES = 50
 
@@ -140,7 +132,7 @@ def noted_in(file: Path) -> mmap.mmap:
 
 def serve_app(app: FastAPI) -> None:
     """Print a free port, and serve the application at it."""
-    from alignedserve.config.config import ServerConfig
+    from alignedserve.config.sections import ServerConfig
     from alignedserve.gateway.actor import HttpServer, http_settings
     from alignedserve.shell.listener import bind
 
@@ -167,21 +159,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(module: str, *flags: str, checkout: Path | None = None) -> Iterator[Server]:
-    """Yield the server that a benchmark's module starts with these flags, from another checkout if one is named."""
-    command = [sys.executable, "-m", module, *flags]
-    env = os.environ if checkout is None else {**os.environ, "PYTHONPATH": str(checkout)}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=checkout, env=env)
+def ours(beat_s: float, noted: Path) -> Iterator[Server]:
+    """Yield our server, in a process of its own."""
+    command = [sys.executable, "-m", "lab.benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         yield Server(int(process.stdout.readline()), process.pid)
     finally:
         process.kill()
         process.wait()
-
-
-def ours(beat_s: float, noted: Path, checkout: Path | None = None) -> contextlib.AbstractContextManager[Server]:
-    return serving("lab.benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s), checkout=checkout)
 
 
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -261,7 +248,7 @@ async def hold_streams(server: Server, streams: int, tokens: int, noted: mmap.mm
     return sorted(late)
 
 
-def run(path: Path, streams: int, peer_python: str | None) -> None:
+def run(path: Path, streams: int) -> None:
     noted = noted_in(path)
     with ours(0.001, path) as server:
         cost_us = uvloop.run(per_request_us(server))
@@ -282,42 +269,11 @@ def run(path: Path, streams: int, peer_python: str | None) -> None:
         for share in (0.5, 0.99):
             at = late[int(share * (len(late) - 1))]
             report(f"gateway, latency added to a token, p{share * 100:g}, {held} streams", at * 1e3, "ms")
-    if peer_python is not None:
-        from alignedserve.lab.benchmarks.peers import vllm_server
-
-        with vllm_server.serving(peer_python) as peer:
-            report("vLLM's server, a request of one token", uvloop.run(per_request_us(peer, 400)), "us of a core")
-            peer_us = uvloop.run(per_token_us(peer, 16, 400))
-            report("vLLM's server, a streamed token, 16 streams", peer_us, "us of a core")
-
-
-def compare(path: Path, checkout: Path) -> None:
-    """Report what a request and a token cost here, with what they cost in the other checkout as their baselines."""
-
-    def in_turns(
-        name: str, beat_s: float, cost_us: Callable[[Server], Coroutine[Any, Any, float]], most: float | None = None
-    ) -> None:
-        costs: dict[Path | None, list[float]] = {None: [], checkout: []}
-        for _ in range(TURNS):
-            for where, found in costs.items():
-                with ours(beat_s, path, where) as server:
-                    found.append(uvloop.run(cost_us(server)))
-        before, now = median(costs[checkout]), median(costs[None])
-        report(f"gateway, {name}", now, "us of a core", baseline=before, goal=most and most * before)
-
-    in_turns("a request of one token", 0.001, per_request_us)
-    for held, tokens, beat_s in BESIDE_BEFORE:
-        cost_us = partial(per_token_us, streams=held, tokens=tokens)
-        in_turns(f"a streamed token, {held} streams", beat_s, cost_us, MOST_RATIO)
 
 
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--streams", type=int, default=2000, help="streams open at once")
-    parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
-    parser.add_argument(
-        "--before", type=Path, metavar="CHECKOUT", help="another commit's working tree, to compare with"
-    )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -326,10 +282,7 @@ def main() -> int:
         return 0
     with tempfile.NamedTemporaryFile() as file:
         os.ftruncate(file.fileno(), args.streams * MOST_TOKENS * CLOCK.size)
-        if args.before is None:
-            run(Path(file.name), args.streams, args.peer_python)
-        else:
-            compare(Path(file.name), args.before.resolve())
+        run(Path(file.name), args.streams)
     return status()
 
 

@@ -23,7 +23,6 @@ import random
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,7 +36,7 @@ from typing import Any
 import torch
 
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import beside_steps, free_memory
 from alignedserve.engine.device.pinning import cudart_for, pin
@@ -47,17 +46,18 @@ from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
     DEVICE,
-    MODELS,
     PAGE,
     Model,
     about,
+    all_tried,
+    asked,
     busy,
     kernels_of,
     left_out,
     seconds,
     timed,
 )
-from alignedserve.lab.benchmarks.common.report import command, report
+from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.copies import arena_of
 
 PARTS = ("warm", "decode", "kernels", "prompts", "copies", "peer")
@@ -148,7 +148,9 @@ class Bench:
             count = -(-(prefix + 1) // BLOCK_SIZE)
             own = tuple(pairs[first : first + count])
             first += count
-            parts.append(Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, own, sampling, 0))
+            parts.append(
+                Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, KvForm(own), sampling, 0)
+            )
         return StepPlan(0, (), tuple(parts))
 
     # --- Measurements
@@ -238,7 +240,7 @@ class Bench:
         """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have their KV already."""
         prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
         pairs = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
-        return StepPlan(0, (Chunk("r", prompt, behind, pairs, GREEDY),))
+        return StepPlan(0, (Chunk("r", prompt, behind, KvForm(pairs), GREEDY),))
 
     def prompt_s(self, tokens: int) -> float:
         plan = self.prompt(tokens)
@@ -266,8 +268,8 @@ class Bench:
         alone = seconds(partial(engine.step, self.decodes([1000] * MANY)), 8)
         for tokens in MIXED if self.device.type == "cuda" else MIXED[:1]:
             plan = self.decodes([1000] * (MANY + 1))
-            own, prompt = plan.decodes[-1].pairs, self.prompt(tokens).chunks[0]
-            plan = replace(plan, chunks=(replace(prompt, request="prompt", pairs=own),), decodes=plan.decodes[:-1])
+            own, prompt = plan.decodes[-1].kv, self.prompt(tokens).chunks[0]
+            plan = replace(plan, chunks=(replace(prompt, request="prompt", kv=own),), decodes=plan.decodes[:-1])
             name = f"mixed_{self.title}_{MANY}_decodes_{tokens}"
             plans[name] = plan
             report(f"{name}_step", seconds(partial(engine.step, plan), 8) * 1e3, "ms", baseline=alone * 1e3)
@@ -345,6 +347,7 @@ class Bench:
 
     def peer(self) -> None:
         """Compare the speed of 64 requests at once, with prompts of 512 tokens and outputs of 64."""
+        self.close()  # the cache of an engine that other parts used takes all memory
         chance = random.Random(0)
         count, outputs = (64, 64) if self.device.type == "cuda" else (4, 4)
         prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(count)]
@@ -364,13 +367,21 @@ class Bench:
             last: dict[str, int] = {}
             for at in range(0, len(prompts), 4):  # 2,048 tokens in a step
                 chunks = [
-                    Chunk(f"r{n}", tuple(prompts[n]), 0, own[n], GREEDY) for n in range(at, min(at + 4, len(prompts)))
+                    Chunk(f"r{n}", tuple(prompts[n]), 0, KvForm(own[n]), GREEDY)
+                    for n in range(at, min(at + 4, len(prompts)))
                 ]
                 last |= dict(engine.step(StepPlan(0, tuple(chunks))).tokens)
             running = None
             for index in range(1, outputs):
                 decodes = (
-                    Decode(f"r{n}", None if running else last[f"r{n}"], len(prompt) + index - 1, own[n], GREEDY, index)
+                    Decode(
+                        f"r{n}",
+                        None if running else last[f"r{n}"],
+                        len(prompt) + index - 1,
+                        KvForm(own[n]),
+                        GREEDY,
+                        index,
+                    )
                     for n, prompt in enumerate(prompts)
                 )
                 running, before = engine.begin(StepPlan(0, (), tuple(decodes))), running
@@ -432,26 +443,9 @@ def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None
 
 
 def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--only", choices=PARTS, help="one part instead of all")
-    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
-    options = parser.parse_args()
-    if DEVICE.type != "cuda" and options.model != "tiny":
-        print("lab.benchmarks.gpu: no GPU: torch sees none here", file=sys.stderr)
-        return 1
-    print(json.dumps(about()), flush=True)
-    has_failed = False
-    bench = Bench(MODELS[options.model])
-    for part in [options.only] if options.only else PARTS:
-        if part == "peer":
-            bench.close()  # the engine's cache takes all memory
-        try:
-            getattr(bench, part)()
-        except Exception as error:  # time on a GPU is short: measure the remaining parts
-            has_failed = True
-            traceback.print_exc()
-            left_out(f"{part}_{bench.title}", f"{type(error).__name__}: {str(error)[:200]}")
-    return 1 if has_failed else 0
+    parts, model = asked(__doc__, "gpu", PARTS)
+    bench = Bench(model)
+    return 0 if all_tried(parts, lambda part: getattr(bench, part)()) else 1
 
 
 if __name__ == "__main__":

@@ -22,11 +22,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -45,14 +43,15 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
     DEVICE,
     MODELS,
     Model,
-    about,
+    all_tried,
+    asked,
     busy,
     left_out,
     replayed,
     seconds,
     timed,
 )
-from alignedserve.lab.benchmarks.common.report import command, report
+from alignedserve.lab.benchmarks.common.report import report
 
 PARTS = ("machine", "ceilings", "attention", "counters", "alignment")
 ROWS = (1, 8, 32, 64, 128, 256)
@@ -280,26 +279,13 @@ class Fixed(Fastest):
         return self._name
 
 
+MEASURED = {"machine": machine, "ceilings": ceilings, "attention": attention, "alignment": alignment}
+MEASURED |= {"counters": counters, "once": once}
+
+
 def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--only", choices=(*PARTS, "once"), help="one part instead of all")
-    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
-    options = parser.parse_args()
-    if IS_DRY and options.model != "tiny":
-        print(f"{Path(__file__).stem}: no GPU: torch sees none here", file=sys.stderr)
-        return 1
-    print(json.dumps(about()), flush=True)
-    parts = {"machine": machine, "ceilings": ceilings, "attention": attention, "alignment": alignment}
-    parts |= {"counters": counters, "once": once}
-    has_failed = False
-    for name in [options.only] if options.only else PARTS:
-        try:
-            parts[name](MODELS[options.model])
-        except Exception as error:  # time on a GPU is short: measure the remaining parts
-            has_failed = True
-            traceback.print_exc()
-            left_out(name, f"{type(error).__name__}: {str(error)[:200]}")
-    return 1 if has_failed else 0
+    parts, model = asked(__doc__, "gpu_ceilings", PARTS, hidden=["once"])
+    return 0 if all_tried(parts, lambda part: MEASURED[part](model)) else 1
 
 
 if __name__ == "__main__":

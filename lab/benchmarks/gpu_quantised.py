@@ -1,7 +1,6 @@
 """Measure the engine on a GPU with quantised weights against itself in bf16, on random weights of real shapes.
 
     python -m lab.benchmarks.gpu_quantised                      # all kinds, of the 8B
-    python -m lab.benchmarks.gpu_quantised --kinds none,int4
     python -m lab.benchmarks.gpu_quantised --only layers        # single layers, no engine
 
 Decode is of captured steps that each begin before the step before is read, after prompts of 64 tokens, so that weights
@@ -11,7 +10,6 @@ bf16. Shares are of a copy within the device, in the same run.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from enum import Enum
@@ -26,13 +24,13 @@ from alignedserve.kernels.common.fp8 import AnyQuantised, fp8_weight, why_none
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.dispatch.dispatcher import choose
-from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, MODELS, Model, about, left_out, seconds
-from alignedserve.lab.benchmarks.common.report import command, report, several
+from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, Model, all_tried, asked, left_out, seconds
+from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.gpu import Bench
 
 BATCHES, PREFIX, PROMPTS = (1, 8, 64), 64, (512, 2048)
 ROWS = (1, 8, 16, 64, 256, 2048)
-PARTS = ("engine", "layers")
+PARTS = ("layers", "engine")
 
 
 class Kind(str, Enum):
@@ -93,14 +91,14 @@ def of_engines(model: Model, kinds: Sequence[Kind]) -> None:
         bench.close()
 
 
-def of_layers(model: Model, kinds: Sequence[Kind], device: torch.device) -> None:
+def of_layers(model: Model, kinds: Sequence[Kind]) -> None:
     """Report single layers at several numbers of rows: what to look at where an engine is slower than hoped."""
     fused = model.heads * model.head_dim + 2 * model.kv_dim
     for out, inputs in ((fused, model.hidden), (2 * model.inner, model.hidden), (model.hidden, model.inner)):
-        weight = torch.randn(out, inputs, device=device) * 0.02
-        layers = {kind: layer_of(weight, kind, device) for kind in kinds}
+        weight = torch.randn(out, inputs, device=DEVICE) * 0.02
+        layers = {kind: layer_of(weight, kind) for kind in kinds}
         for rows in ROWS:
-            x = torch.randn(rows, inputs, device=device).bfloat16()
+            x = torch.randn(rows, inputs, device=DEVICE).bfloat16()
             took = {kind: seconds(partial(layer, x)) for kind, layer in layers.items()}
             plain = took.get(Kind.NONE)
             for kind, taken in took.items():
@@ -108,8 +106,8 @@ def of_layers(model: Model, kinds: Sequence[Kind], device: torch.device) -> None
                 report(name, taken * 1e6, "us", baseline=None if plain is None else plain * 1e6)
 
 
-def layer_of(weight: torch.Tensor, kind: Kind, device: torch.device) -> Linear:
-    kernels = choose(device, torch.bfloat16).kernels
+def layer_of(weight: torch.Tensor, kind: Kind) -> Linear:
+    kernels = choose(DEVICE, torch.bfloat16).kernels
     bits = kind.quantization.bits
     if bits is not None:
         return kernels.quantised(quantised(weight, bits, GROUP), None, torch.bfloat16)
@@ -119,25 +117,13 @@ def layer_of(weight: torch.Tensor, kind: Kind, device: torch.device) -> Linear:
 
 
 def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
-    parser.add_argument("--kinds", type=several(Kind, list(Kind)), default=list(Kind), help="default: all")
-    parser.add_argument("--only", choices=PARTS, help="one part instead of both")
-    options = parser.parse_args()
-    if DEVICE.type != "cuda" and options.model != "tiny":
-        print("lab.benchmarks.gpu_quantised: no GPU: torch sees none here", file=sys.stderr)
-        return 1
-    print(json.dumps(about()), flush=True)
-    kinds, why = list(options.kinds), why_none(DEVICE, torch.bfloat16)
-    if Kind.FP8 in kinds and why is not None:
+    parts, model = asked(__doc__, "gpu_quantised", PARTS)
+    kinds, why = list(Kind), why_none(DEVICE, torch.bfloat16)
+    if why is not None:
         left_out("fp8", why)
         kinds.remove(Kind.FP8)
-    model = MODELS[options.model]
-    if options.only != "engine":
-        of_layers(model, kinds, DEVICE)
-    if options.only != "layers":
-        of_engines(model, kinds)
-    return 0
+    measured = {"layers": of_layers, "engine": of_engines}
+    return 0 if all_tried(parts, lambda part: measured[part](model, kinds)) else 1
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,8 @@ from random import Random
 from statistics import median
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
-from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, MODELS, Model, about, left_out
-from alignedserve.lab.benchmarks.common.report import command, report, several
+from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, Model, all_tried, asked, left_out
+from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.common.serving import Answer, Deployment, ask, name_of, processes_under, serve
 from alignedserve.loads.records.distribution import percentile
 
@@ -101,6 +100,9 @@ class Served:
                 raise RuntimeError(f"bench ended with {ended.returncode}")
             run: dict[str, dict[str, float]] = json.loads(found.read_text())["runs"][0]["classes"]
             return run
+
+    def measure(self, part: str) -> None:
+        (self.joins if part == "separate" else getattr(self, part))()
 
     def streams(self) -> None:
         size = self.size
@@ -218,35 +220,17 @@ def run(parts: Sequence[str], model: Model, size: Size) -> bool:
                 with serve(made, *FLAGS, *size.memory, "--topology", topology, *more) as deployment:
                     report(f"ready_{topology}", deployment.ready_s, "s")
                     served = Served(deployment, size)
-                    for name in wanted:
-                        went_well &= _tried(name, served)
+                    went_well &= all_tried(wanted, served.measure)
             except (SystemExit, OSError) as error:
                 left_out(topology, str(error)[:300])
                 went_well = False
     return went_well
 
 
-def _tried(name: str, served: Served) -> bool:
-    try:
-        (served.joins if name == "separate" else getattr(served, name))()
-    except Exception as error:  # time on a GPU is short: measure the remaining parts
-        traceback.print_exc()
-        left_out(name, f"{type(error).__name__}: {str(error)[:200]}")
-        return False
-    return True
-
-
 def main() -> int:
-    parser = command(__doc__)
-    parser.add_argument("--only", type=several(str, PARTS), default=list(PARTS), help="parts, separated by commas")
-    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
-    options = parser.parse_args()
-    if IS_DRY and options.model != "tiny":
-        print("lab.benchmarks.gpu_server: no GPU: torch sees none here", file=sys.stderr)
-        return 1
+    parts, model = asked(__doc__, "gpu_server", PARTS)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is stopped in any case
-    print(json.dumps(about()), flush=True)
-    return 0 if run(options.only, MODELS[options.model], DRY if IS_DRY else Size()) else 1
+    return 0 if run(parts, model, DRY if IS_DRY else Size()) else 1
 
 
 if __name__ == "__main__":

@@ -17,6 +17,11 @@ Then floods, each beside a deployment of its own, from a process of its own, wit
     texts          64 clients that have 24 kB tokenised
     ids            16 clients whose bodies have 200 prompts and name all tokens of the model (use --model)
     references     16 clients whose bodies name a kept answer with log-probabilities 150 times
+    chats          64 clients that chat, 200 tokens each
+    aborts         the same, who leave after the first token
+    documents      64 clients with documents of 600 tokens
+    long_prompts   64 clients with new prompts of some 1,500 tokens
+    sessions       64 clients with conversations of 6 turns
 
 Beside each, another client asks for a chat of 8 tokens, again and again. A row is the 95th percentile of the time to
 its first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
@@ -62,6 +67,7 @@ from alignedserve.lab.benchmarks.gateway import CLOCK, MODEL, Server, connect, o
 SIZE = 4 << 20  # the usual limit of a body
 CHATS, PAUSE_S, WARM_S = 60, 0.2, 3.0
 UPLOADS, READERS = 16, 40
+CLIENTS = 64  # of floods of chats: as many as a worker has seats
 MOST_TIMES = 1.5  # the first token of a chat alone
 BODIES = "bodies"
 PATH = "/v1/chat/completions"
@@ -126,8 +132,8 @@ def loop_s(server: Server) -> float:
     return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True, **fields}
+def chat(content: str = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"model": NAME, "messages": [{"role": "user", "content": content}], "ignore_eos": True, **fields}
 
 
 def large(max_tokens: int) -> dict[str, Any]:
@@ -224,9 +230,55 @@ async def references(http: httpx.AsyncClient) -> None:
     await posts(http, 16, "/v1/responses", {"input": [{"id": kept.json()["output"][0]["id"]}] * 150})
 
 
+async def chats(http: httpx.AsyncClient) -> None:
+    await posts(http, CLIENTS, PATH, chat(max_tokens=200))
+
+
+async def aborts(http: httpx.AsyncClient) -> None:
+    async def ask() -> None:
+        while True:
+            async with http.stream("POST", PATH, json=chat(max_tokens=200, stream=True)) as streamed:
+                async for _ in streamed.aiter_bytes():
+                    break
+
+    await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+
+
+async def documents(http: httpx.AsyncClient) -> None:
+    words = " ".join(map(str, range(300)))
+    await posts(http, CLIENTS, PATH, chat(content=words, max_tokens=100, service_tier="flex"))
+
+
+async def long_prompts(http: httpx.AsyncClient) -> None:
+    """Each prompt is new, so that nothing of it is found again."""
+
+    async def ask(client: int) -> None:
+        for number in itertools.count(client, CLIENTS):
+            content = " ".join(f"{number}-{word}" for word in range(300))
+            await http.post(PATH, json=chat(content=content, max_tokens=2))
+
+    await asyncio.gather(*(ask(client) for client in range(CLIENTS)))
+
+
+async def sessions(http: httpx.AsyncClient) -> None:
+    async def talk(client: int) -> None:
+        for number in itertools.count(client, CLIENTS):
+            said = [{"role": "user", "content": f"I am number {number}. Tell me a story."}]
+            for _ in range(6):
+                answer = (await http.post(PATH, json={**chat(max_tokens=60), "messages": said})).json()
+                if "choices" not in answer:
+                    break
+                said += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
+
+    await asyncio.gather(*(talk(client) for client in range(CLIENTS)))
+
+
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
     flood.__name__: flood
-    for flood in (one_stream, answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids, references)
+    for flood in (
+        *(one_stream, answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids, references),
+        *(chats, aborts, documents, long_prompts, sessions),
+    )
 }
 
 

@@ -16,8 +16,7 @@ three promises to the chats. The tight promise is also measured without document
 including the documents' head start and the work after the last chat.
 
 With `--batch` the documents are lines of a file that has more than the run can finish, and the job runner opens as many
-as it sees room for. If a batch gets little beside chats, simulated runs tell whether the job runner is the reason:
-compare `--backend simulated --be 8`, the same with 32, and with `--batch`.
+as it sees room for.
 
 `--url` asks any server with OpenAI's API instead of starting ours. The peer is vLLM's server, on the same random model,
 which `python -m lab.benchmarks.common.models llama160m FOLDER` writes:
@@ -95,6 +94,8 @@ def main() -> None:
     documents.add_argument("--batch", action="store_true", help="documents are lines of a batch")
     add_backend(parser)
     args = parser.parse_args()
+    if args.batch and args.backend == "simulated":
+        parser.error("--batch is of a real deployment: a simulated one has documents alone")
     load = Load(args.rate, args.seconds, 1 if args.batch else args.be)
     with backend(args, is_batch=args.batch) as measured:
         measure(measured, load, has_goals=_has_goals(args))

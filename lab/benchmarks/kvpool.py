@@ -1,9 +1,8 @@
-"""Measure the time of the pool's index, how tight its batches are, and how fast KV is copied and compressed to int8.
+"""Measure the time of the pool's index, and how tight its batches are.
 
     python -m lab.benchmarks.kvpool [--lengths FILE.csv] [--only index] [--only batches] ...
 
-Lengths come from ShareGPT conversations (tests/simulator/data), at random places in their outputs. The parts `arena`
-and `int8` are in lab/benchmarks/copies.py.
+Lengths come from ShareGPT conversations (tests/simulator/data), at random places in their outputs.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.lab.benchmarks.common.requests import LENGTHS, lengths, request
-from alignedserve.lab.benchmarks.copies import report_arena, report_int8
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import Received
 from alignedserve.protocol.messages import AskPages, AskPrefix, Commit, LeasePages, Prefix, Release
 from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.page_writer import PageNames
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.request import WorkerRequest
 
 BLOCK = 16
 SMALL, LARGE, HUGE = 10_000, 100_000, 1_000_000
@@ -117,7 +115,7 @@ def lookup() -> float:
     pool = PoolCore(2 * PROMPT // PAGE, BLOCK)
 
     def named() -> tuple[int, ...]:
-        return names.pages_of(Running(asked, promise(asked, DEFAULT_POLICY), []), PROMPT)
+        return names.pages_of(WorkerRequest(asked, promise(asked, DEFAULT_POLICY), []), PROMPT)
 
     (leased,) = pool.handle(Received("prefill-0", AskPages(PROMPT // PAGE)), 0.0)
     assert isinstance(leased, Send)
@@ -168,8 +166,6 @@ def report_lookup(_: Path) -> None:
 PARTS: Mapping[str, Callable[[Path], None]] = {
     "index": report_changes,
     "batches": report_batches,
-    "int8": lambda _: report_int8(),
-    "arena": lambda _: report_arena(),
     "lookup": report_lookup,
 }
 

@@ -9,7 +9,6 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     overload   chats per second that keep all their promises at 1.25 to 3 times the capacity, against the most that did
                at up to 1.25 times. The capacity is the highest rate at which 19 of 20 do
     refusals   requests refused at 0.7 times the capacity, where nobody needs to be
-    placement  how evenly many workers hold tokens, and preemptions, at equal load for each worker
     handing_on prefill and decode workers: promises kept beside documents at half of their capacity, and against as many
                colocated workers where prompts are long and outputs short
     documents  mean completion of documents that come all at once, against the shortest-first preset, and with lengths
@@ -17,8 +16,6 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
                best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
                time that a document stands still at 0.7 times the capacity
-    predictions  mean completion of documents at once whose words tell their lengths, against no predictions, with
-               lengths that are known, learnt, learnt of something else, or learnt the wrong way round
 """
 
 from __future__ import annotations
@@ -32,9 +29,8 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
-from alignedserve.lab.benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.simulating import figure_of_each, in_processes, save_load
+from alignedserve.lab.benchmarks.common.simulating import figure_of_each, save_load
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.loads.figures.request_figures import attains, requests_of_class, ttft_s
@@ -46,7 +42,6 @@ T = TypeVar("T")
 CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
 GPU = "rtx4090-llama-3.1-8b-tp1"
 KEPT, AT_HALF = 0.95, 0.99
-NO_WORSE = 1.02  # than without predictions
 MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (3.0,)
 BELOW, HALF = 0.7, 0.5
 ONE_PLUS_ONE = 0.6  # of the capacity of two colocated workers, at least: a prefill and a decode worker
@@ -57,7 +52,6 @@ POINTS, OF_BEST = 0.005, 0.98
 SEATS = "engine.max_batch=256"  # of every preset, as `bros` has: with fewer, short chats would wait for a seat
 DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
 AT_ONCE, A_SECOND = 300, 4.0  # documents
-ENDLESS_CHATS = "sizes:prompt=lognormal:1000:1100:7000,output=lognormal:210:150:1000"  # about as long as the trace's
 LONGEST_S = 20.0  # twice schedule.age_s
 LOTS = {  # of documents: a lot comes when the one before it has ended
     "name": "documents",
@@ -179,36 +173,6 @@ def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None
         report(label, value, "1/s", baseline=best, goal=KEPT * best, at_least=True)
 
 
-def placement(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
-    # A trace would have ended after 3 s for 256 workers: eleven chats each.
-    load = replace(chosen["chats"], workload=ENDLESS_CHATS, seconds=20)
-    sizes = (2, 8, 64, 256) if with_all else (2, 8)
-    trials = [load.trial(load.capacity / 2 * 0.9 * workers, f"{workers}xcolocated") for workers in sizes]
-    first = 0.0
-    for workers, runs in zip(sizes, of_seeds(_evenness, trials, seeds), strict=True):
-        spread, preempted = map(mean, zip(*runs, strict=True))
-        first = first or max(preempted, 1 / 100)
-        report(f"{workers} workers, tokens that steps hold, p95/p50", spread, "1", goal=1.3)
-        report(f"{workers} workers, preemptions per request", preempted, "1", baseline=first, goal=2 * first)
-
-
-def _evenness(record: RunRecord) -> tuple[float, float]:
-    """Return how evenly workers hold tokens, and the preemptions of a request."""
-    return _spread(record), sum(request.num_preempted for request in record.requests) / len(record.requests)
-
-
-def _spread(record: RunRecord) -> float:
-    """Return how much more tokens the fullest workers hold in their decode steps than the usual worker, on average
-    while requests come."""
-    held: dict[str, list[int]] = {}
-    last_at = max(request.arrival_at for request in record.requests)
-    for step in record.steps:
-        if step.shape.decodes and step.began_at <= last_at:
-            held.setdefault(step.worker, []).append(step.shape.prefixes)
-    means = sorted(mean(tokens) for tokens in held.values())
-    return means[-(-len(means) * 95 // 100) - 1] / means[-(-len(means) // 2) - 1]
-
-
 def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
     workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
@@ -306,42 +270,12 @@ def _tell_longest(mix: Mix, runs: Sequence[Beside]) -> None:
     report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)
 
 
-def predictions(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
-    clusters = ("2xcolocated", "1+1") if with_all else ("2xcolocated",)
-    rows = list(product(clusters, (Lesson.NOTHING, Lesson.PERFECT, Lesson.LEARNT, Lesson.USELESS, Lesson.REVERSED)))
-    plays = [Play(600 if with_all else 300, *row, seed) for row in rows for seed in seeds]
-    seconds = iter(in_processes(Play.completion_s, plays))
-    means = {row: mean(islice(seconds, len(seeds))) for row in rows}
-    for (cluster, lesson), value in means.items():
-        without = means[cluster, Lesson.NOTHING]
-        if lesson is not Lesson.NOTHING:
-            label = f"documents at once, {cluster}, predictions {lesson.value}, mean completion"
-            report(label, value, "s", baseline=without, goal=NO_WORSE * without)
-
-
-@dataclass(frozen=True)
-class Play:
-    """A run of documents that come all at once."""
-
-    number: int
-    cluster: str
-    lesson: Lesson
-    seed: int
-
-    def completion_s(self) -> float:
-        asked = list(arrivals(self.number, ServiceClass.BE, self.seed))
-        record = played(settings_of_cluster(self.cluster, seed=self.seed), self.lesson, asked)
-        return RunFigures.from_record(record).be.jct_s.mean
-
-
 PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
     "overload": overload,
     "refusals": refusals,
     "handing_on": handing_on,
-    "placement": placement,
     "documents": documents,
     "beside": beside,
-    "predictions": predictions,
 }
 
 

@@ -1,7 +1,7 @@
 """Measure how fast and how exact the simulator is: `python -m lab.benchmarks.simulator [--full]`.
 
 The real cores run every step; none is merged or skipped. The default takes about a minute; --full adds an hour of chat
-on eight workers, the memory that ended requests leave, and 64 and a thousand workers, with a profile of the time.
+on eight workers, the memory that ended requests leave, and 64 and a thousand workers.
 --measured FILE compares with the times of a real run instead.
 """
 
@@ -12,9 +12,7 @@ import gc
 import json
 import resource
 import tracemalloc
-from collections import defaultdict
 from collections.abc import Sequence
-from cProfile import Profile
 from dataclasses import dataclass, replace
 from itertools import count
 from operator import itemgetter
@@ -23,9 +21,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 from alignedserve.lab.benchmarks.common.report import command, report
-from alignedserve.lab.benchmarks.common.simulating import record_of, recorded
-from alignedserve.lab.devices import gpu_truth
-from alignedserve.lab.devices.hardware import Hardware
+from alignedserve.lab.benchmarks.common.simulating import record_of
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
@@ -34,7 +30,6 @@ from alignedserve.loads.records.distribution import Distribution
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.simulator.clients import Client
 from alignedserve.simulator.run import Simulation
-from alignedserve.simulator.settings import Settings
 
 _MIB = 1024  # KiB, as getrusage counts
 _SHORT = 16  # tokens of the output of a short request
@@ -109,30 +104,8 @@ def _left_behind(few: int, many: int, predictor: str, is_kept: bool) -> float:
     return (bytes_at[1] - bytes_at[0]) / (many - few)
 
 
-def where_time_goes(number: int, seconds: float) -> None:
-    """Report each folder's share of the time by cProfile, which overstates small functions."""
-    simulation = Simulation(settings_of(_each_with_one(number, seconds)))
-    profile = Profile(builtins=False)
-    profile.runcall(simulation.run)
-    seconds_in: defaultdict[str, float] = defaultdict(float)
-    for entry in profile.getstats():
-        if not isinstance(entry.code, str):
-            seconds_in[_part_of(Path(entry.code.co_filename))] += entry.inlinetime
-    for part, own in sorted(seconds_in.items(), key=lambda item: -item[1]):
-        what = f"{seconds:g} s of {number:,} requests a second on {number:,} workers: {part}"
-        report(what, 100 * own / sum(seconds_in.values()), "% of the time")
-
-
 def _each_with_one(number: int, seconds: float) -> SimulationTrial:
     return SimulationTrial("aligned", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
-
-
-def _part_of(path: Path) -> str:
-    """Return the folder of a file, within the package if the file is in the package."""
-    parts = path.parts
-    return (
-        "/".join(parts[len(parts) - parts[::-1].index("alignedserve") : -1]) if "alignedserve" in parts else path.stem
-    )
 
 
 def _timed(trial: SimulationTrial) -> float:
@@ -155,31 +128,21 @@ class ServedRequest:
     whole_s: float
 
 
-def against_measured(measured: Path, profile: str, preset: str, link: list[float] | None) -> None:
+def against_measured(measured: Path, profile: str, preset: str) -> None:
     """Simulate the requests of a real run. At most 128 run at once, the default of presets and of LLMServingSim."""
     requests = _read_jsonl(measured) if measured.suffix == ".jsonl" else _read_csv(measured)
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
         _write_trace(trace, requests)
-        settings = settings_of(SimulationTrial(preset, f"trace:{trace}", profile=profile))
-        record = recorded(Simulation(settings if link is None else _over(link, profile, settings)))
+        record = record_of(SimulationTrial(preset, f"trace:{trace}", profile=profile))
     simulated = _simulated_times(record)
-    device = profile if link is None else f"{profile} over {link[0]:g} us, {link[1]:g} GB/s"
     for name, times in _measured_times(requests).items():
         real, mine = Distribution.from_values(times), Distribution.from_values(simulated[name])
-        report(f"{device}, {name}: the mean is off by", 100 * abs(mine.mean / real.mean - 1), "%", goal=15)
-        report(f"{device}, {name}: mean", mine.mean, "s", baseline=real.mean)
-        report(f"{device}, {name}: median", mine.p50, "s", baseline=real.p50)
-        report(f"{device}, {name}: p90", mine.p90, "s", baseline=real.p90)
-        report(f"{device}, {name}: p99", mine.p99, "s", baseline=real.p99)
-
-
-def _over(link: list[float], profile: str, settings: Settings) -> Settings:
-    """Return the settings with GPUs that sum over a link of this latency in microseconds and these GB/s."""
-    tree = json.loads((gpu_truth.FOLDER / f"{profile}.json").read_text(encoding="utf-8"))
-    tree["all_reduce"].update(zip(("latency_us", "gb_s"), link, strict=True))
-    assert isinstance(settings.timing, Hardware)
-    return replace(settings, timing=replace(settings.timing, truth=gpu_truth.GpuTruth(tree)))
+        report(f"{profile}, {name}: the mean is off by", 100 * abs(mine.mean / real.mean - 1), "%", goal=15)
+        report(f"{profile}, {name}: mean", mine.mean, "s", baseline=real.mean)
+        report(f"{profile}, {name}: median", mine.p50, "s", baseline=real.p50)
+        report(f"{profile}, {name}: p90", mine.p90, "s", baseline=real.p90)
+        report(f"{profile}, {name}: p99", mine.p99, "s", baseline=real.p99)
 
 
 def _read_csv(path: Path) -> list[ServedRequest]:
@@ -250,19 +213,9 @@ def main() -> None:
     )
     parser.add_argument("--profile", default=defaults.PROFILE, help="the GPU and the model of the measured run")
     parser.add_argument("--preset", default="vllm-chunked", help="what served the measured run")
-    parser.add_argument(
-        "--link",
-        type=float,
-        nargs=2,
-        metavar=("US", "GB_S"),
-        help="latency and bandwidth between tensor-parallel GPUs, instead of the profile's; 0 inf: sums take no time",
-    )
     given = parser.parse_args()
-    pairs = [name for name in gpu_truth.names() if name.endswith("-tp2")]
-    if given.link and not (given.measured and given.profile in pairs):
-        parser.error(f"--link needs --measured and a --profile of two GPUs: {', '.join(pairs)}")
     if given.measured:
-        against_measured(given.measured, given.profile, given.preset, given.link)
+        against_measured(given.measured, given.profile, given.preset)
         return
     steps_per_second(8, 240, goal=10_000)
     steps_per_second(128, 60, goal=1_500)
@@ -271,7 +224,6 @@ def main() -> None:
         memory_left(2_000, 20_000)
         many_workers(64, 60, goal=300)
         many_workers(1000, 60)
-        where_time_goes(1000, 2)
     else:
         hour_of_chat(5)
 

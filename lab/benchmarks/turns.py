@@ -19,9 +19,6 @@ The other parts start deployments of their own, and compare ours with ours:
     memory    chats beside best-effort requests of long outputs, with memory for half of their tokens: against workers
               that drop the KV of requests that leave and reuse none, as all colocated workers of commit dda63cc do. A
               simulation also counts the tokens that were computed again
-    scan      four prefixes that come again and again among prompts that come once: share of the prefixes that is found
-              from their third use on, where between two uses of a prefix nothing else comes, half of what the pool
-              holds, and twice as much
 
 A round of a part takes about a minute on two quiet cores, of `memory` three; more rounds make its runs longer. Ours
 refuses no request but in `memory`: a server for `--url` needs `--schedule-refuse-ttfts 0`. The peer is vLLM's server,
@@ -64,16 +61,10 @@ UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin 
 LONG = Load(rate=2.0, seconds=30.0, documents=64, document=(64, 128), summary=(400, 600))
 TOKEN_BYTES = 36_864  # of KV, in the 160 M Llama
 SHORT_TOKENS = 8_000  # of memory: in the mean of its half minute the load needs about 16,000
-HOT, HOT_SIZE, ONCE_SIZE = 4, 256, 448  # prefixes, their tokens, and those of prompts that come once
-FIRST_USES, USES = 2, 6  # of each prefix: those before it is known to be hot, and those that count
-LEAST_FOUND = 90.0  # percent, where nothing but the prefixes comes: they fit
-SCANS = {"half of": 1, "twice": 4}  # what the pool holds -> prompts that come once after each use of a prefix
 
 REFUSES_NONE = ("--schedule-refuse-ttfts", "0")
 DROPS_KV = ("schedule.reuse=false", "schedule.evict=false")
 SHORT = ("--kv-memory-mb", str(-(-SHORT_TOKENS * TOKEN_BYTES // (1 << 20))))
-POOL_MB = 128  # 3,640 tokens, and half of them on the device
-SMALL = ("--kv-memory-mb", "64", "--pool-memory-mb", str(POOL_MB), "--max-model-len", "512")
 
 _draw = Random()  # without a seed: a server that was measured before must not know the prompts
 
@@ -284,35 +275,11 @@ def report_memory(runs: Compared[Run]) -> None:
         runs.report(f"{label}: recomputed", average(lambda run: run.num_recomputed or 0), "tokens", 0.0)
 
 
-def scan(deployments: Deployments) -> None:
-    def found_beside(num_once: int) -> float:
-        with deployments.serving(*REFUSES_NONE, *SMALL) as url:
-            return mean(Servers(url, None, deployments.rounds).play(partial(found_of_hot, num_once=num_once)).ours)
-
-    without = found_beside(0)
-    report("hot prefixes found without a scan", without, "%", goal=LEAST_FOUND, at_least=True)
-    goal = 0.9 * max(without, LEAST_FOUND)
-    for size, num_once in SCANS.items():
-        name = f"hot prefixes found beside a scan of {size} the pool"
-        report(name, found_beside(num_once), "%", baseline=without, goal=goal, at_least=True)
-
-
-async def found_of_hot(url: str, num_once: int) -> float:
-    """Use each hot prefix in turn, and after each use ask prompts that come once; return how much was found."""
-    hot, found = [new_tokens(HOT_SIZE) for _ in range(HOT)], 0
-    for use in range(FIRST_USES + USES):
-        for prefix in hot:
-            answer = await ask_whole(url, prefix + new_tokens(QUESTION), 4)
-            found += min(answer.num_cached, HOT_SIZE) if use >= FIRST_USES else 0
-            await ask_at_once(url, [new_tokens(ONCE_SIZE) for _ in range(num_once)], 4)
-    return 100 * found / (USES * HOT * HOT_SIZE)
-
-
 # --- The command
 
 
 ASKING = {"turns": turns, "system": system, "siblings": siblings}
-STARTING = {"nothing": nothing, "memory": memory, "scan": scan}
+STARTING = {"nothing": nothing, "memory": memory}
 
 
 def main() -> int:

@@ -14,21 +14,30 @@ AddsFlag = Callable[[argparse._ActionsContainer], None]
 
 
 def flag(metavar: str | None, help: str, default: Any = None, **how: Any) -> Any:
-    """Declare a flag of the field's name; what it takes is what argparse takes."""
+    """Declare a flag of the field's name; what it takes is what argparse takes. A `group` begins with it."""
     return field(default=default, metadata={"metavar": metavar, "help": help, "action": Once, **how})
 
 
-def flag_of(add: AddsFlag) -> Any:
+def switch(help: str) -> Any:
+    """Declare a flag that takes no value."""
+    return flag(None, help, default=False, nargs=0, const=True)
+
+
+def flag_of(add: AddsFlag, default: Any = None) -> Any:
     """Declare a flag that several commands have: this function adds it."""
-    return field(default=(), metadata={"add": add})
+    return field(default=default, metadata={"add": add})
 
 
-def add_flags(group: argparse._ActionsContainer, declared: type) -> None:
+def add_flags(parser: argparse.ArgumentParser, declared: type) -> None:
+    group: argparse._ActionsContainer = parser
     for one in fields(declared):
-        if (add := one.metadata.get("add")) is not None:
+        how = dict(one.metadata)
+        if (title := how.pop("group", None)) is not None:
+            group = parser.add_argument_group(title)
+        if (add := how.get("add")) is not None:
             add(group)
         else:
-            group.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **one.metadata)
+            group.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **how)
 
 
 def flags_of(args: argparse.Namespace, declared: type[Flags]) -> Flags:

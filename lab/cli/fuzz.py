@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -14,46 +13,35 @@ from itertools import count
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
+from alignedserve.lab.cli.simulating import WhatIsFuzzed
 from alignedserve.lab.fuzzing.fuzz import FuzzVerdict, attempt, record
-from alignedserve.lab.fuzzing.recording import Difference, difference_text, first_difference, read_scenario
+from alignedserve.lab.fuzzing.recording import first_difference, read_scenario, repeated, tell
 from alignedserve.lab.fuzzing.scenario import Scenario, lines
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.lab.fuzzing.shrink import shrink
-from alignedserve.machine.processes import processes
+from alignedserve.lab.processes import processes
 from alignedserve.policies.guard import OwnPolicies
-from alignedserve.policies.source import PolicySource
 
 _TELL_EVERY_S = 5.0
 
 
-@dataclass(frozen=True)
-class FuzzOptions:
-    seeds: int  # how many
-    start: int  # the first seed
-    jobs: int
-    until_failure: bool
-    seed: int | None
-    save: Path | None
-    replay: Path | None
-    diff: tuple[Path, Path] | None
-    policy: PolicySource | None = None
-
-    def scenario(self, seed: int) -> Scenario:
-        drawn = draw_scenario(seed)
-        return drawn if self.policy is None else drawn.with_own(OwnPolicies(self.policy))
+def _scenario(asked: WhatIsFuzzed, seed: int) -> Scenario:
+    drawn = draw_scenario(seed)
+    return drawn if asked.policy is None else drawn.with_own(OwnPolicies(asked.policy))
 
 
-def run(options: FuzzOptions) -> int:
+def run(asked: WhatIsFuzzed) -> int:
     """Return 0 where no seed fails and compared runs are the same, and 1 otherwise."""
-    if options.save is not None:
-        check_writable(options.save)
-    if options.diff is not None:
-        return _diff(*options.diff)
-    if options.replay is not None:
-        return _replay(options.replay)
-    if options.seed is not None:
-        return _run_seed(options, options.seed)
-    return _many(options)
+    if asked.save is not None:
+        check_writable(asked.save)
+    if asked.diff is not None:
+        left, right = asked.diff
+        return tell(first_difference(left, right), str(left), str(right))
+    if asked.replay is not None:
+        return _replay(asked.replay)
+    if asked.seed is not None:
+        return _run_seed(asked, asked.seed)
+    return _many(asked)
 
 
 # --- Many seeds
@@ -94,86 +82,74 @@ class _Tally:
         )
 
 
-def _many(options: FuzzOptions) -> int:
-    seeds = count(options.start) if options.until_failure else range(options.start, options.start + options.seeds)
+def _many(asked: WhatIsFuzzed) -> int:
+    seeds = count(asked.start) if asked.until_failure else range(asked.start, asked.start + asked.seeds)
     tally = _Tally()
-    with _trying(options) as verdicts:
+    with _trying(asked) as verdicts:
         for verdict in verdicts(seeds):
             tally.add(verdict)
             tally.tell_now_and_then()
             if verdict.failure is not None:
                 print(f"seed {verdict.seed} breaks {verdict}", flush=True)
-                if options.until_failure:
+                if asked.until_failure:
                     break
     print(tally.summary())
     if tally.failed:
-        _explain(tally.failed[0], options)
-    elif options.save is not None:
-        print(f"nothing failed, so {options.save} was not written")
+        _explain(tally.failed[0], asked)
+    elif asked.save is not None:
+        print(f"nothing failed, so {asked.save} was not written")
     return 1 if tally.failed else 0
 
 
 @contextmanager
-def _trying(options: FuzzOptions) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
+def _trying(asked: WhatIsFuzzed) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
     """Return a function that yields verdicts in the order of the seeds: the number of jobs changes no output."""
-    verdict_of = partial(_try, options)
-    if options.jobs == 1:
+    verdict_of = partial(_try, asked)
+    if asked.jobs == 1:
         yield lambda seeds: map(verdict_of, seeds)
         return
-    with processes(options.jobs) as started:
+    with processes(asked.jobs) as started:
         yield lambda seeds: started.in_order(verdict_of, seeds)
 
 
-def _try(options: FuzzOptions, seed: int) -> FuzzVerdict:
-    return attempt(options.scenario(seed))
+def _try(asked: WhatIsFuzzed, seed: int) -> FuzzVerdict:
+    return attempt(_scenario(asked, seed))
 
 
 # --- One seed
 
 
-def _run_seed(options: FuzzOptions, seed: int) -> int:
-    scenario = options.scenario(seed)
-    verdict = attempt(scenario) if options.save is None else record(scenario, options.save)
+def _run_seed(asked: WhatIsFuzzed, seed: int) -> int:
+    scenario = _scenario(asked, seed)
+    verdict = attempt(scenario) if asked.save is None else record(scenario, asked.save)
     print("\n".join(lines(scenario)))
     print(f"seed {seed}: {verdict}, {verdict.num_events} events, digest {verdict.digest}")
-    if options.save is not None:
-        print(f"saved to {options.save}")
+    if asked.save is not None:
+        print(f"saved to {asked.save}")
     elif verdict.failure is not None:
-        _explain(verdict, options)
+        _explain(verdict, asked)
     return 0 if verdict.failure is None else 1
 
 
-def _explain(verdict: FuzzVerdict, options: FuzzOptions) -> None:
+def _explain(verdict: FuzzVerdict, asked: WhatIsFuzzed) -> None:
     """Print the shrunk schedule, and the command that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")
-    smallest = shrink(options.scenario(verdict.seed), verdict.failure.rule)
+    smallest = shrink(_scenario(asked, verdict.seed), verdict.failure.rule)
     print("\n".join(f"  {line}" for line in lines(smallest)))
     print(f"  it breaks {attempt(smallest)}")
-    if options.save is not None:
-        record(smallest, options.save)
-        print(f"replay it, shrunk: alignedserve fuzz --replay {options.save}")
-    own = "" if options.policy is None else f" --policy {options.policy.name}"
+    if asked.save is not None:
+        record(smallest, asked.save)
+        print(f"replay it, shrunk: alignedserve fuzz --replay {asked.save}")
+    own = "" if asked.policy is None else f" --policy {asked.policy.name}"
     print(f"replay: alignedserve fuzz --seed {verdict.seed}{own}")
-
-
-# --- Saved runs
 
 
 def _replay(saved: Path) -> int:
     scenario = read_scenario(saved)
-    with tempfile.TemporaryDirectory() as folder:
-        again = Path(folder) / f"again{saved.suffix}"
+
+    def run(again: Path) -> None:
         verdict = record(scenario, again)
-        found = first_difference(saved, again)
-    print(f"this time: {verdict}, digest {verdict.digest}")
-    return _tell(found, "saved", "this time")
+        print(f"this time: {verdict}, digest {verdict.digest}")
 
-
-def _diff(first: Path, second: Path) -> int:
-    return _tell(first_difference(first, second), str(first), str(second))
-
-
-def _tell(found: Difference | int, first: str, second: str) -> int:
-    print(difference_text(found, first, second))
-    return 0 if isinstance(found, int) else 1
+    return tell(repeated(saved, run))

@@ -18,6 +18,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.lab.cli.plan_settings import check_accepted, settings_text
+from alignedserve.lab.cli.planning import WhatIsPlanned
 from alignedserve.lab.devices import devices
 from alignedserve.lab.planning.demand import Capacity, Expected, demand_of, expected_requests, family_of
 from alignedserve.lab.planning.deployments import Deployment, Family, Offer
@@ -25,6 +26,7 @@ from alignedserve.lab.planning.outcome import Hopeless, Outcome, Promise, Tally
 from alignedserve.lab.planning.picture import plot_plan
 from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text
 from alignedserve.lab.planning.search import PlanTrial, Search
+from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of, device_of, settings_of, workload_of
@@ -32,7 +34,6 @@ from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.build import USUAL_REQUESTS
 from alignedserve.loads.workload.pace import Recorded
 from alignedserve.loads.workload.stream import Span
-from alignedserve.machine.processes import one_for_each_core, processes
 from alignedserve.simulator.run import Simulation
 
 _FRESH = 3  # seeds of the check
@@ -43,51 +44,30 @@ _LOADS = (0.6, 0.8, 1.2, 1.5)  # times the workload's, in the picture
 _NOTHING_KEEPS = 1  # the status where no deployment keeps the promises
 
 
-@dataclass(frozen=True)
-class PlanOptions:
-    workload: str
-    attain: float
-    be_attain: float
-    devices: tuple[str, ...] = ()  # each as DEVICE:PRICE
-    devices_file: Path | None = None
-    be_tokens_per_s: float | None = None
-    model: str | None = None
-    workers: int = 16
-    preset: str = "aligned"
-    settings: tuple[str, ...] = ()
-    seed: int = 0
-    jobs: int | None = None
-    out: Path | None = None
-    plot: Path | None = None
-    json: Path | None = None
-
-    @property
-    def promise(self) -> Promise:
-        return Promise(self.attain, self.be_attain, self.be_tokens_per_s)
-
-
-def run(options: PlanOptions) -> int:
+def run(asked: WhatIsPlanned) -> int:
     began_at = monotonic()
     hear_sigterm_as_ctrl_c()
-    _check_files(options)
-    common = _common_trial(options)
+    be_attain = asked.attain if asked.be_attain is None else asked.be_attain
+    promise = Promise(asked.attain, be_attain, asked.be_tokens)
+    _check_files(asked)
+    common = _common_trial(asked)
     workload = workload_of(common)
-    _check_promise(options, workload)
-    families = [family for offer in _offers(options) for family in _families(options, common, offer)]
-    fresh = range(options.seed + 1, options.seed + 1 + _FRESH)
-    search = Search(families, options.promise, options.workers, options.seed, fresh)
+    _check_promise(asked, workload)
+    families = [family for offer in _offers(asked) for family in _families(asked, common, offer)]
+    fresh = range(asked.seed + 1, asked.seed + 1 + _FRESH)
+    search = Search(families, promise, asked.workers, asked.seed, fresh)
     loads, is_interrupted = list[LoadPoint](), False
-    with _simulating(options.jobs or one_for_each_core()) as simulated:
-        simulations = _Simulations(common, workload, options.promise, simulated)
+    with _simulating(asked.jobs or one_for_each_core()) as simulated:
+        simulations = _Simulations(common, workload, promise, simulated)
         try:
             _carry_out(search, simulations)
-            loads = _loads(search, workload, simulations) if options.plot is not None else []
+            loads = _loads(search, workload, simulations) if asked.plot is not None else []
         except KeyboardInterrupt:
             is_interrupted = True  # what was found until now is the answer
-    took_s, question = monotonic() - began_at, _question(options, common)
+    took_s, question = monotonic() - began_at, _question(asked, common, promise)
     notes = _notes(workload)
-    plan = Plan(search, options.promise, options.workers, question, took_s, is_interrupted, loads, notes)
-    _write(plan, options, common, workload)
+    plan = Plan(search, promise, asked.workers, question, took_s, is_interrupted, loads, notes)
+    _write(plan, asked, common, workload)
     print(plan_text(plan), end="")
     if plan.is_interrupted:
         return INTERRUPTED
@@ -97,31 +77,31 @@ def run(options: PlanOptions) -> int:
 # --- The question
 
 
-def _check_files(options: PlanOptions) -> None:
-    for path in filter(None, (options.out, options.plot, options.json)):
+def _check_files(asked: WhatIsPlanned) -> None:
+    for path in filter(None, (asked.out, asked.plot, asked.json)):
         check_writable(path)
-    if options.plot is not None:
-        plots.check(options.plot)
+    if asked.plot is not None:
+        plots.check(asked.plot)
 
 
-def _common_trial(options: PlanOptions) -> SimulationTrial:
+def _common_trial(asked: WhatIsPlanned) -> SimulationTrial:
     """Return what all simulations share. A workload that does not say how long it lasts gets a time."""
-    trial = SimulationTrial(options.preset, options.workload, options=options.settings)
+    trial = SimulationTrial(asked.preset, asked.workload, options=asked.settings)
     workload = workload_of(trial)
     if any(stream.span != Span(USUAL_REQUESTS) for stream in workload.streams):
         return trial
     lasts_s = min(_USUAL_S, max(_LEAST_S, _MANY / workload.rate)) if workload.rate else _USUAL_S
-    return replace(trial, workload=f"{options.workload},first_s={lasts_s:.0f}")
+    return replace(trial, workload=f"{asked.workload},first_s={lasts_s:.0f}")
 
 
-def _check_promise(options: PlanOptions, workload: Mixture) -> None:
-    if options.be_tokens_per_s and all(stream.promise.service is ServiceClass.RT for stream in workload.streams):
+def _check_promise(asked: WhatIsPlanned, workload: Mixture) -> None:
+    if asked.be_tokens and all(stream.promise.service is ServiceClass.RT for stream in workload.streams):
         raise SimulateError("--be-tokens is of documents: no stream of --workload has service=be")
 
 
-def _question(options: PlanOptions, common: SimulationTrial) -> dict[str, object]:
-    left_out = ("out", "plot", "json", "jobs", "devices_file")
-    return {key: value for key, value in asdict(options).items() if key not in left_out} | {"workload": common.workload}
+def _question(asked: WhatIsPlanned, common: SimulationTrial, promise: Promise) -> dict[str, object]:
+    about = {name: getattr(asked, name) for name in ("model", "workers", "preset", "settings", "seed")}
+    return {"workload": common.workload, **asdict(promise), "devices": asked.device, **about}
 
 
 def _notes(workload: Mixture) -> list[str]:
@@ -132,12 +112,12 @@ def _notes(workload: Mixture) -> list[str]:
     return ["Every seed has the trace as it is, so the check proves little: window_s=30 draws windows of it."]
 
 
-def _offers(options: PlanOptions) -> list[Offer]:
+def _offers(asked: WhatIsPlanned) -> list[Offer]:
     """Return every device that the user names, each once."""
-    priced = [_priced(text) for text in options.devices]
-    if options.devices_file is not None:
-        priced += [(str(name), price) for name, price in read_yaml(options.devices_file).items()]
-    offers = [offer for name, price in priced for offer in _offers_of(name, _price(name, price), options.model)]
+    priced = [_priced(text) for text in asked.device]
+    if asked.devices is not None:
+        priced += [(str(name), price) for name, price in read_yaml(asked.devices).items()]
+    offers = [offer for name, price in priced for offer in _offers_of(name, _price(name, price), asked.model)]
     for number, offer in enumerate(offers):
         if any(offer.device == earlier.device for earlier in offers[:number]):
             raise ConfigError(f"--device {offer.device} is given twice")
@@ -185,13 +165,13 @@ def _gpus_of(device: str) -> int:
     return device_of(SimulationTrial("aligned", profile=device)).gpus
 
 
-def _families(options: PlanOptions, common: SimulationTrial, offer: Offer) -> Iterator[Family]:
+def _families(asked: WhatIsPlanned, common: SimulationTrial, offer: Offer) -> Iterator[Family]:
     """Yield the families of a device; presets that are for prefill workers have no colocated ones."""
     trial = _on(common, Deployment(offer, Topology()))
     settings, device = settings_of(trial), device_of(trial)
-    demand = demand_of(workload_of(common).within(device.kv_tokens), options.be_tokens_per_s, options.seed)
+    demand = demand_of(workload_of(common).within(device.kv_tokens), asked.be_tokens, asked.seed)
     capacity = Capacity.of(device, settings.limits, demand)
-    only_parted = not Topology.parse(cluster_of([options.preset])).colocated
+    only_parted = not Topology.parse(cluster_of([asked.preset])).colocated
     for parted in (True,) if only_parted else (False, True):
         yield family_of(offer, parted, demand, capacity)
 
@@ -283,15 +263,15 @@ def _loads(search: Search, workload: Mixture, simulations: _Simulations) -> list
 # --- What is written
 
 
-def _write(plan: Plan, options: PlanOptions, common: SimulationTrial, workload: Mixture) -> None:
+def _write(plan: Plan, asked: WhatIsPlanned, common: SimulationTrial, workload: Mixture) -> None:
     answer = plan.search.answer
-    if options.json is not None:
-        _write_text(options.json, plan_document(plan))
-    if options.plot is not None:
-        plot_plan(plan, options.plot)
-    if options.out is not None and answer is not None:
-        _write_text(options.out, settings_text(_on(common, answer), answer, workload))
-        check_accepted(options.out)
+    if asked.json is not None:
+        _write_text(asked.json, plan_document(plan))
+    if asked.plot is not None:
+        plot_plan(plan, asked.plot)
+    if asked.out is not None and answer is not None:
+        _write_text(asked.out, settings_text(_on(common, answer), answer, workload))
+        check_accepted(asked.out)
 
 
 def _write_text(path: Path, text: str) -> None:

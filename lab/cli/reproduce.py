@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
+from alignedserve.lab.cli.simulating import WhatIsReproduced
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
@@ -36,42 +36,28 @@ from alignedserve.loads.figures.plotting import new_figure
 Found = Mapping[SimulationTrial, RunFigures]
 
 
-@dataclass(frozen=True)
-class ReproduceOptions:
-    papers: tuple[Paper, ...]
-    seeds: tuple[int, ...]
-    is_full: bool = False
-    jobs: int | None = None  # processes; None: one for each core
-    out: Path | None = None
-
-
-def run(options: ReproduceOptions) -> int:
-    before = {} if options.out is None else _prepared(options.out)
-    found = _figures_of_all(options)
+def run(papers: Sequence[Paper], asked: WhatIsReproduced) -> int:
+    before = {} if asked.out is None else _prepared(asked.out)
+    found = _figures_of_all(papers, asked)
     runs = {
-        (paper.name, figure.number): _figure_run(figure, options, found)
-        for paper in options.papers
-        for figure in paper.figures
+        (paper.name, figure.number): _figure_run(figure, asked, found) for paper in papers for figure in paper.figures
     }
-    if options.out is not None:
-        write(options.out, options.papers, {**before, **runs})
-    print(tables(options.papers, runs), end="")
+    if asked.out is not None:
+        write(asked.out, papers, {**before, **runs})
+    print(tables(papers, runs), end="")
     return 0
 
 
-def _figures_of_all(options: ReproduceOptions) -> Found:
+def _figures_of_all(papers: Sequence[Paper], asked: WhatIsReproduced) -> Found:
     """Run each trial once, whatever the number of figures that want it."""
     trials = [
-        trial
-        for paper in options.papers
-        for figure in paper.figures
-        for _, _, trial in figure.trials(options.seeds, options.is_full)
+        trial for paper in papers for figure in paper.figures for _, _, trial in figure.trials(asked.seeds, asked.full)
     ]
     found: dict[SimulationTrial, RunFigures] = {}
     wanted = list(dict.fromkeys(trials))
     with ProgressBar("runs", sys.stderr) as progress:
         try:
-            for done in _each(wanted, options.jobs):
+            for done in _each(wanted, asked.jobs):
                 found[done.trial] = done.figures
                 progress.show(len(found), len(wanted))
         except KeyboardInterrupt:
@@ -88,11 +74,11 @@ def _each(trials: Sequence[SimulationTrial], jobs: int | None) -> Iterator[Trial
             yield done
 
 
-def _figure_run(figure: Figure, options: ReproduceOptions, found: Found) -> FigureRun:
+def _figure_run(figure: Figure, asked: WhatIsReproduced, found: Found) -> FigureRun:
     values: dict[tuple[str, X], list[float]] = {}
-    for label, x, trial in figure.trials(options.seeds, options.is_full):
+    for label, x, trial in figure.trials(asked.seeds, asked.full):
         values.setdefault((label, x), []).append(found[trial].at(figure.metric))
-    return FigureRun(options.seeds, options.is_full, values)
+    return FigureRun(asked.seeds, asked.full, values)
 
 
 # --- What is written

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli.simulating import WhatIsWritten, WhatRuns
-from alignedserve.lab.fuzzing.recording import Difference, difference_text, first_difference, read_trial
+from alignedserve.lab.fuzzing.recording import first_difference, read_trial, repeated, tell
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
 from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
-from alignedserve.lab.trials.building import check_rates, cluster_of, settings_of
+from alignedserve.lab.trials.building import check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import run_filmed, run_once, run_saved
 from alignedserve.lab.trials.side_by_side import side_by_side
 from alignedserve.loads.figures.tables import write
@@ -27,19 +26,11 @@ from alignedserve.loads.records import record_file
 from alignedserve.loads.records.records import RunRecord
 
 _WRONG = 1  # the simulation found something wrong with itself
-_DIFFERENT = 1  # two runs that were compared differ
 
 
 def run(asked: WhatRuns, presets: Sequence[str], files: WhatIsWritten) -> int:
-    common = SimulationTrial(
-        asked.preset,
-        asked.workload,
-        asked.cluster or cluster_of(presets),
-        profile=asked.profile,
-        direct=None if asked.transport is None else asked.transport == "direct",
-        options=asked.settings,
-        gateway_ms=asked.gateway_ms,
-    )
+    how = asked.cluster, asked.profile, asked.transport, asked.gateway_ms, asked.settings
+    common = trial_of(presets, asked.workload, *how)
     planned = trials(common, presets, asked.seeds or (asked.seed,), asked.rates or ())
     check_rates(common, asked.rates or ())
     _check(files, planned)
@@ -104,20 +95,13 @@ def _complain(runs: Sequence[TrialRun]) -> int:
 def replay(saved: Path) -> int:
     """Return 0 where every command of every part is the same, byte for byte, and 1 otherwise, as `diff` does."""
     trial = read_trial(saved)
-    with TemporaryDirectory() as folder, ProgressBar(trial.name, sys.stderr) as progress:
-        again = Path(folder) / f"again{saved.suffix}"
-        run_saved(trial, progress.show, again)
-        found = first_difference(saved, again, read_trial)
-    return _tell(found, "saved", "this time")
+    with ProgressBar(trial.name, sys.stderr) as progress:
+        found = repeated(saved, lambda again: run_saved(trial, progress.show, again), read_trial)
+    return tell(found)
 
 
 def diff(first: Path, second: Path) -> int:
-    return _tell(first_difference(first, second, read_trial), str(first), str(second))
-
-
-def _tell(found: Difference | int, first: str, second: str) -> int:
-    print(difference_text(found, first, second))
-    return 0 if isinstance(found, int) else _DIFFERENT
+    return tell(first_difference(first, second, read_trial), str(first), str(second))
 
 
 # --- Before the first run

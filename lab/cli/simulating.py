@@ -6,10 +6,10 @@ import argparse
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alignedserve.cli.serving import add_policy, add_set, set_of
 from alignedserve.cli.terminal.arguments import (
-    Once,
     above_zero,
     all_above_zero,
     check_goes_with,
@@ -24,8 +24,11 @@ from alignedserve.cli.terminal.arguments import (
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.presets import DEFAULT, PRESETS
 from alignedserve.errors import ConfigError
-from alignedserve.lab.cli.declared import add_flags, flag, flag_of, flags_of
+from alignedserve.lab.cli.declared import add_flags, flag, flag_of, flags_of, switch
 from alignedserve.loads import defaults
+
+if TYPE_CHECKING:
+    from alignedserve.policies.source import PolicySource
 
 # --- simulate
 
@@ -37,8 +40,13 @@ _JOBS = flag("J", "processes that share several runs (default: as many as cores)
 class WhatRuns:
     """The flags that say what `simulate` runs."""
 
-    preset: str = flag("P", f"how requests are scheduled: {', '.join(PRESETS)} (default: %(default)s)", DEFAULT)
-    settings: tuple[str, ...] = flag_of(add_set)  # what --set and --policy say, each as path=value
+    preset: str = flag(
+        "P",
+        f"how requests are scheduled: {', '.join(PRESETS)} (default: %(default)s)",
+        DEFAULT,
+        group="what runs",
+    )
+    settings: tuple[str, ...] = flag_of(add_set, ())  # what --set and --policy say, each as path=value
     policy: str | None = flag_of(add_policy)
     compare: tuple[str, ...] | None = flag("P", "two or more presets, compared over the same arrivals", nargs="+")
     workload: str = flag(
@@ -82,7 +90,9 @@ class WhatRuns:
 class WhatIsWritten:
     """The flags that name the files of `simulate`."""
 
-    out: Path | None = flag("FOLDER", "folder for everything below but the record", type=file)
+    out: Path | None = flag(
+        "FOLDER", "folder for everything below but the record", type=file, group="files that are written"
+    )
     json: Path | None = flag("FILE", "all figures of all runs", type=file)
     csv: Path | None = flag(
         "FILE", "rows of requests, and of steps in NAME-steps.csv; of several runs a row for each", type=file
@@ -97,6 +107,19 @@ class WhatIsWritten:
     timeline_limit: float = flag("S", "the part of a timeline that begins in the first S seconds", inf, type=above_zero)
 
 
+@dataclass(frozen=True)
+class WhatIsSaved:
+    """The flags of saved runs, which have no other flag beside them."""
+
+    replay: Path | None = flag(
+        "FILE",
+        "repeat a saved run, and say whether it is the same",
+        type=file,
+        group="saved runs (no other flag goes with these)",
+    )
+    diff: list[Path] | None = flag("FILE", "show the first difference of two saved runs", type=file, nargs=2)
+
+
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [flags]\n       %(prog)s --replay FILE\n       %(prog)s --diff FILE FILE"
     parser.description = (
@@ -104,19 +127,9 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         "Several presets, seeds or rates are compared: each figure is a mean over the seeds and half its range. "
         "docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."
     )
-    add_flags(parser.add_argument_group("what runs"), WhatRuns)
-    add_flags(parser.add_argument_group("files that are written"), WhatIsWritten)
-    _add_saved(parser.add_argument_group("saved runs (no other flag goes with these)"))
+    for declared in (WhatRuns, WhatIsWritten, WhatIsSaved):
+        add_flags(parser, declared)
     parser.set_defaults(run=_simulate, parser=parser)
-
-
-def _add_saved(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        _REPLAY, action=Once, type=file, metavar="FILE", help="repeat a saved run, and say whether it is the same"
-    )
-    group.add_argument(
-        _DIFF, action=Once, type=file, nargs=2, metavar="FILE", help="show the first difference of two saved runs"
-    )
 
 
 def _simulate(args: argparse.Namespace) -> int:
@@ -157,28 +170,24 @@ def _presets(args: argparse.Namespace) -> tuple[str, ...]:
 # --- reproduce
 
 
+@dataclass(frozen=True)
+class WhatIsReproduced:
+    """The flags of `reproduce`."""
+
+    figure: str | None = flag("N,N", "some of the paper's figures (default: all)", type=filled)
+    seeds: tuple[int, ...] = flag("N,N", "a run for each seed (default: 0,1,2)", (0, 1, 2), type=wholes(0))
+    full: bool = switch("the papers' own sizes, which take hours")
+    jobs: int | None = _JOBS
+    out: Path | None = flag("FOLDER", "folder for a page, pictures and JSON", type=file)
+
+
 def add_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Runs the figures of papers in virtual time: their workloads, the systems that they compare and our default. "
         "Prints what each paper says beside what came out. docs/reproductions.md is what --out docs writes."
     )
     parser.add_argument("paper", nargs="?", metavar="PAPER", help="a paper, such as bros (default: all)")
-    parser.add_argument(
-        "--figure", action=Once, type=filled, metavar="N,N", help="some of the paper's figures (default: all)"
-    )
-    parser.add_argument(
-        "--seeds",
-        action=Once,
-        type=wholes(0),
-        metavar="N,N",
-        default=(0, 1, 2),
-        help="a run for each seed (default: 0,1,2)",
-    )
-    parser.add_argument(
-        "--full", action=Once, nargs=0, const=True, default=False, help="the papers' own sizes, which take hours"
-    )
-    parser.add_argument("--jobs", **_JOBS.metadata)
-    parser.add_argument("--out", action=Once, type=file, metavar="FOLDER", help="folder for a page, pictures and JSON")
+    add_flags(parser, WhatIsReproduced)
     parser.set_defaults(run=_reproduce, parser=parser)
 
 
@@ -186,11 +195,9 @@ def _reproduce(args: argparse.Namespace) -> int:
     if args.figure is not None and args.paper is None:
         raise ConfigError("--figure needs a paper, such as: alignedserve reproduce bros --figure 11a-ttft")
     with LeavesAtOnce():
-        from alignedserve.lab.cli.reproduce import ReproduceOptions, run
+        from alignedserve.lab.cli.reproduce import run
         from alignedserve.lab.reproduce.papers import chosen
-
-    papers = chosen(args.paper, args.figure and args.figure.split(","))
-    return run(ReproduceOptions(papers, args.seeds, args.full, args.jobs, args.out))
+    return run(chosen(args.paper, args.figure and args.figure.split(",")), flags_of(args, WhatIsReproduced))
 
 
 # --- fuzz
@@ -202,6 +209,21 @@ _FUZZ_GOES_WITH = {
     "--policy": (_SEEDS, _ENDLESS, _ONE),
     "--save": (_SEEDS, _ENDLESS, _ONE),
 }
+
+
+@dataclass(frozen=True)
+class WhatIsFuzzed(WhatIsSaved):
+    """The flags of `fuzz`."""
+
+    seeds: int = flag("N", "how many seeds (default: %(default)s)", 200, type=whole(1), group="what to run")
+    until_failure: bool = switch("run seeds without end, until a seed fails")
+    seed: int | None = flag("N", "run this seed alone, and show what happens in it", type=whole(0))
+    policy: PolicySource | None = flag_of(add_policy)  # as a name until it is checked
+    start: int = flag("S", "the first seed (default: %(default)s)", 0, type=whole(0), group="of many seeds")
+    jobs: int = flag("J", "processes (default: %(default)s)", 1, type=whole(1))
+    save: Path | None = flag(
+        "FILE", "the run of --seed, or the first of many seeds that fails, shrunk", type=file, group="what is written"
+    )
 
 
 def add_fuzz(parser: argparse.ArgumentParser) -> None:
@@ -216,33 +238,7 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
         "Injects faults that follow from seeds into simulated deployments, and checks what must hold after every "
         "event. Exits with 1 where a seed fails, or where runs that are compared differ."
     )
-    what = parser.add_argument_group("what to run")
-    what.add_argument(
-        _SEEDS, action=Once, type=whole(1), metavar="N", default=200, help="how many seeds (default: %(default)s)"
-    )
-    what.add_argument(
-        _ENDLESS, action=Once, nargs=0, const=True, default=False, help="run seeds without end, until a seed fails"
-    )
-    what.add_argument(
-        _ONE, action=Once, type=whole(0), metavar="N", help="run this seed alone, and show what happens in it"
-    )
-    add_policy(what)
-    _add_saved(what)
-    many = parser.add_argument_group("of many seeds")
-    many.add_argument(
-        "--start", action=Once, type=whole(0), metavar="S", default=0, help="the first seed (default: %(default)s)"
-    )
-    many.add_argument(
-        "--jobs", action=Once, type=whole(1), metavar="J", default=1, help="processes (default: %(default)s)"
-    )
-    written = parser.add_argument_group("what is written")
-    written.add_argument(
-        "--save",
-        action=Once,
-        type=file,
-        metavar="FILE",
-        help="the run of --seed, or the first of many seeds that fails, shrunk",
-    )
+    add_flags(parser, WhatIsFuzzed)
     parser.set_defaults(run=_fuzz, parser=parser)
 
 
@@ -252,21 +248,8 @@ def _fuzz(args: argparse.Namespace) -> int:
         check_goes_with(args, name, modes, (mode,))
     if mode == _SEEDS and args.jobs > args.seeds:
         raise ConfigError(f"--jobs {args.jobs} is more than there are seeds, --seeds {args.seeds}")
-
     with LeavesAtOnce():
-        from alignedserve.lab.cli.fuzz import FuzzOptions, run
+        from alignedserve.lab.cli.fuzz import run
         from alignedserve.policies.source import PolicySource, check
-
-    return run(
-        FuzzOptions(
-            seeds=args.seeds,
-            start=args.start,
-            jobs=args.jobs,
-            until_failure=args.until_failure,
-            seed=args.seed,
-            save=args.save,
-            replay=args.replay,
-            diff=tuple(args.diff) if args.diff else None,
-            policy=check(PolicySource.parse(args.policy)) if args.policy else None,
-        )
-    )
+    policy = check(PolicySource.parse(args.policy)) if args.policy else None
+    return run(replace(flags_of(args, WhatIsFuzzed), policy=policy))

@@ -86,11 +86,13 @@ class GpuTruth:
         self._skew = {False: _grid(tree, "skew_decode", 2), True: _grid(tree, "skew_mixed", 2)}
 
     def seconds(self, plan: StepPlan) -> float:
-        prefixes = [decode.start - decode.dropped for decode in plan.decodes]
-        hidden_s = self._hidden_token_s and self._hidden_token_s * sum(part.start for part in plan.parts if part.blocks)
+        prefixes = [decode.start - decode.kv.dropped for decode in plan.decodes]
+        hidden_s = self._hidden_token_s and self._hidden_token_s * sum(
+            part.start for part in plan.parts if part.kv.form
+        )
         if not plan.chunks:  # most steps
             return self.seconds_of((), prefixes) + hidden_s
-        chunks = [(len(chunk.tokens), chunk.start - chunk.dropped) for chunk in plan.chunks]
+        chunks = [(len(chunk.tokens), chunk.start - chunk.kv.dropped) for chunk in plan.chunks]
         sampled = sum(chunk.sampling is not None for chunk in plan.chunks) + len(prefixes)
         return self.seconds_of(chunks, prefixes, sampled) + hidden_s
 

@@ -22,12 +22,13 @@ from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
+from alignedserve.forms.orders import CopySlots, ProjectKv
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline
 from alignedserve.lab.devices.devices import Device
 from alignedserve.lab.devices.gpu_truth import GpuTruth
-from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, FoldKv, ProjectKv, SendKv
+from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, FoldKv, SendKv
 from alignedserve.scheduling.policy import Compression, Policy
 
 _GB = 1e9
@@ -196,7 +197,7 @@ class ProfileTruth:
         return self._model.seconds(Shape.build(chunks, prefixes))
 
     def hidden_token_s(self) -> float:
-        return self._model.coefficients[CostKind.DECODE].hidden
+        return self._model.coefficients[CostKind.DECODE].remade
 
 
 def from_profile(path: Path, seed: int = 0) -> Hardware:

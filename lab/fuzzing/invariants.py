@@ -46,6 +46,8 @@ from typing import Any
 
 from alignedserve.core import Chunk, Decode, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.forms.orders import FormOrder
 from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
@@ -58,10 +60,8 @@ from alignedserve.protocol.commands import (
     CompressPage,
     CopyIn,
     CopyOut,
-    CopySlots,
     Deliver,
     FoldKv,
-    ProjectKv,
     ReceiveKv,
     Reject,
     RunStep,
@@ -146,7 +146,7 @@ class InvariantWatch(Witness):
             case Reject(request):
                 self._check_end(request)
                 self._refused.add(request)
-            case RunStep() | CopyOut() | CopyIn() | CopySlots() | FoldKv() | ProjectKv() | CompressPage():
+            case RunStep() | CopyOut() | CopyIn() | FormOrder() | FoldKv() | CompressPage():
                 pass
             case SendKv():
                 self._waste.sends(by, command)
@@ -189,7 +189,7 @@ class InvariantWatch(Witness):
             self._break(Rule.PAIRS, f"{process.member.name} has {core.num_buffered_pairs} pairs of prefetched KV")
         if isinstance(core, DecodeCore) and len(held := core.attempts) != len(set(held)):
             self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
-        shared = core.shared if isinstance(core, DecodeCore) else None
+        shared = slots_of(core.memory) if isinstance(core, DecodeCore) else None
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
             self._break(
                 Rule.PAIRS,
@@ -295,9 +295,9 @@ def _written(command: Command, block_size: int) -> set[int]:
 
 
 def _written_by(part: Chunk | Decode, block_size: int) -> Sequence[int]:
-    start = part.start - part.dropped
+    start = part.start - part.kv.dropped
     end = start + (len(part.tokens) if isinstance(part, Chunk) else 1)
-    return part.pairs[start // block_size : -(-end // block_size)]
+    return part.kv.pairs[start // block_size : -(-end // block_size)]
 
 
 def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from io import TextIOWrapper
 from itertools import takewhile, zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal, cast
 
 from msgspec import msgpack
@@ -165,6 +166,22 @@ def first_difference(left: Path, right: Path, read: Callable[[Path], object] = r
             return Difference(number, shown, *_around_difference(show(left_line), show(right_line)))
         before.append(left_line)
     return number - 1
+
+
+def repeated(
+    saved: Path, run: Callable[[Path], object], read: Callable[[Path], object] = read_scenario
+) -> Difference | int:
+    """Run again what was saved, and return the first difference, as `first_difference` does."""
+    with TemporaryDirectory() as folder:
+        again = Path(folder) / f"again{saved.suffix}"
+        run(again)
+        return first_difference(saved, again, read)
+
+
+def tell(found: Difference | int, first: str = "saved", second: str = "this time") -> int:
+    """Print it, and return the status: 0 where all is the same, as of `diff`."""
+    print(difference_text(found, first, second))
+    return 0 if isinstance(found, int) else 1
 
 
 def difference_text(found: Difference | int, left: str, right: str) -> str:

@@ -61,6 +61,7 @@ class Ask:
     after: Ask | None = None  # the turn before: this request continues it
     tbt_s: float = Slo().tbt_s
     vector: AskedVector | None = None  # in place of an output
+    caller: str = ""  # whose key it comes with
 
     @property
     def most_tokens(self) -> int:
@@ -91,6 +92,7 @@ class Ask:
             service=self.service,
             slo=Slo(tbt_s=self.tbt_s),
             arrival_at=self.at,
+            salt=self.caller,
             pooling=None if self.vector is None else Pooling(is_whole=self.vector is AskedVector.WHOLE),
         )
         return Arrival(request, self.length, self.leaves_after_s)
@@ -261,9 +263,8 @@ def lines(scenario: Scenario) -> list[str]:
 
 
 def _policy_line(policy: Policy, num_pages: int) -> str:
-    schedule = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
-    paper = ", as in the paper" if policy.as_in_paper else ""
-    more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
+    schedule = f"scheduler: {policy.scheduler.value}, chunking: {policy.chunking.value}"
+    more = f"room: {policy.room.value}, late: {policy.late.value}"
     more += f", blocks: {policy.blocks.value}" + (
         f", checkpoints: {policy.checkpoints:g}" if policy.blocks is Layout.BIDIRECTIONAL else ""
     )
@@ -302,9 +303,9 @@ def _short(value: object) -> str:
 def to_tree(scenario: Scenario) -> dict[str, Any]:
     faults = [{"kind": type(fault).__name__} | asdict(fault) for fault in scenario.faults]
     tree = asdict(scenario) | {"faults": faults}
-    own: OwnPolicies = tree["policy"].pop("own")
-    if own.source is not None:
-        tree["own_policy"] = own.source.name
+    del tree["policy"]["own"]
+    if (source := scenario.policy.own.source) is not None:
+        tree["own_policy"] = source.name
     return tree
 
 

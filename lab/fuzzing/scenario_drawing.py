@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
+from alignedserve.config.scheduler_settings import Packing, PromptChoice, Properties, named
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
 from alignedserve.lab.fuzzing.job_drawing import some_with_jobs
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, least_pages
@@ -22,18 +23,17 @@ from alignedserve.lab.fuzzing.wider_drawing import (
     widened,
 )
 from alignedserve.router.placing.admission import Bound, Queues
+from alignedserve.scheduling.orders import Order
 from alignedserve.scheduling.policy import (
     Cache,
     Chunking,
     Compression,
     Grouping,
     Layout,
-    Order,
-    Packing,
     Policy,
     Predictor,
-    PromptChoice,
     Room,
+    SchedulerName,
 )
 from alignedserve.scheduling.slo import Late
 from alignedserve.simulator.machines.engine import Costs
@@ -157,24 +157,36 @@ def _draw_policy(draw: Random) -> Policy:
     if draw.random() < 0.5:
         return Policy()
     while True:
-        order = draw.choice([*Order])
+        order, chunking, selection = draw.choice([*Order]), draw.choice([*Chunking]), draw.choice([*PromptChoice])
         policy = Policy(
-            order=order,
-            chunking=draw.choice([*Chunking]),
-            selection=draw.choice([*PromptChoice]),
+            chunking=chunking,
             room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
             grouping=draw.choice([*Grouping]),
-            packing=Packing.FCFS if order is Order.FCFS else Packing.RT_BE,
             reuse=draw.random() < 0.7,
             late=draw.choice([*Late]),
             token_group=draw.choice((1, 1, 4)),
             window_s=draw.choice((0.0, 0.75, 10.0)),
             long_prompt=draw.choice((8, 64, 4096)),
             budget_pivots=draw.choice((0.1, 4.0)),
-            as_in_paper=draw.random() < 0.3,
         )
+        as_in_paper = draw.random() < 0.3
+        is_best_fit = selection is PromptChoice.MULTI_RESOURCE
+        if is_best_fit and order in (Order.SHORTEST_REMAINING, Order.LEVELS):
+            continue
+        if as_in_paper and chunking is Chunking.FIXED and not is_best_fit:
+            continue
+        policy = replace(policy, scheduler=_nearest(order, selection, as_in_paper))
         if policy.problem is None:
             return policy
+
+
+def _nearest(order: Order, selection: PromptChoice, as_in_paper: bool) -> SchedulerName:
+    """Return the scheduler with this order, and with as much of the rest as there is one with."""
+    packing = Packing.FCFS if order is Order.FCFS else Packing.RT_BE
+    exact, in_order = Properties(order, packing, selection, as_in_paper), Properties(order, packing)
+    found = named(exact) or named(exact._replace(as_in_paper=False)) or named(in_order)
+    assert found is not None, "there is a scheduler for each order"
+    return found
 
 
 def _with_reserve(drawn: Scenario) -> Scenario:
@@ -248,7 +260,9 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     num_pairs = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
     limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_pairs=num_pairs)
     limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
-    policy = replace(drawn.policy, room=Room.GROWING, blocks=Layout.PLAIN, as_in_paper=False)
+    policy = replace(drawn.policy, room=Room.GROWING, blocks=Layout.PLAIN)
+    if policy.scheduler.is_accelgen:
+        policy = replace(policy, scheduler=SchedulerName.BROS)
     policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
     drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
@@ -263,12 +277,9 @@ def _packed(drawn: Scenario) -> Scenario:
     if draw.random() < 1 / 6:
         policy = replace(
             policy,
-            order=Order.FCFS,
             chunking=draw.choice((Chunking.FIXED, Chunking.NONE)),
-            selection=PromptChoice.IN_ORDER,
             room=Room.GROWING if policy.room is Room.CHUNKS else policy.room,
-            packing=draw.choice((Packing.ROUND_ROBIN, Packing.MLFQ)),
-            as_in_paper=False,
+            scheduler=draw.choice((SchedulerName.ROUND_ROBIN, SchedulerName.MLFQ)),
             blocks=Layout.PLAIN,
         )
     return replace(drawn, policy=policy)
@@ -280,8 +291,9 @@ def _with_hidden(drawn: Scenario) -> Scenario:
     Some runs choose the requests that get memory by how long each has been pending.
     """
     draw, policy = Random(f"{drawn.seed}/hidden"), drawn.policy
-    if policy.packing.takes_turns and draw.random() < 0.5:
-        policy = replace(policy, packing=Packing.KNAPSACK)
+    takes_turns = policy.scheduler in (SchedulerName.ROUND_ROBIN, SchedulerName.MLFQ)
+    if takes_turns and draw.random() < 0.5:
+        policy = replace(policy, scheduler=SchedulerName.APT_SERVE)
     policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
     costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
     policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)

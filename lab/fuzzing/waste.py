@@ -46,7 +46,7 @@ from alignedserve.simulator.clients import Client
 from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import World
-from alignedserve.worker.parts.core import WorkerCore
+from alignedserve.worker.core import WorkerCore
 
 LOOK_S = 0.25  # between two looks
 GRACE_S, CALM_GRACE_S = 3.0, 1.0  # what is on its way may take so long; the second in a run without faults

@@ -13,7 +13,7 @@ from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import Fold, ServiceClass, Sight, units_for
 from alignedserve.lab.fuzzing.scenario import Ask, AskedVector, Scenario
-from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.simulator.machines.faults import Skew
 
 _MOST_WORKERS, _MOST_NODES = 4, 3
@@ -22,7 +22,22 @@ _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 
 def widened(drawn: Scenario) -> Scenario:
     drawn = _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
-    return _with_copies_beside(_with_known_copies(drawn))
+    return _with_callers(_with_copies_beside(_with_known_copies(drawn)))
+
+
+def _with_callers(drawn: Scenario) -> Scenario:
+    """Let several callers share every third run, one of them with most of the requests; turns keep their caller."""
+    if Random(f"{drawn.seed}/callers").random() > 1 / 3:
+        return drawn
+    callers = ["ann"] * 6 + ["bob", "cat"]
+
+    def with_caller(ask: Ask) -> Ask:
+        if ask.after is not None:
+            before = with_caller(ask.after)
+            return replace(ask, after=before, caller=before.caller)
+        return replace(ask, caller=Random(f"{drawn.seed}/caller of {ask.number}").choice(callers))
+
+    return replace(drawn, asks=tuple(map(with_caller, drawn.asks)))
 
 
 def some_without_faults(drawn: Scenario) -> Scenario:
@@ -124,17 +139,24 @@ def _switched(drawn: Scenario) -> Scenario:
             {"helps": not policy.helps},
             {"refuse_ttfts": draw.choice((0.0, 0.01, 0.3))},
             {"room": Room.WHOLE, "reserve": draw.choice((0, 1, tokens // 2, tokens))},
-            {"chunking": Chunking.NONE, "waiting_ratio": draw.choice((0.5, 1.2))},
-            {"packing": Packing.LONGEST},
-            {"packing": Packing.SKIP_JOIN},
+            {"chunking": Chunking.NONE, "waiting_ratio": draw.choice((0.5, 1.2)), "scheduler": SchedulerName.TGI},
+            {"scheduler": SchedulerName.LONGEST},
+            {"scheduler": SchedulerName.FASTSERVE},
             {"age_s": draw.choice((0.05, 1.0))},
             {"expected_output": draw.choice((1, 16, 4096))},
         ),
         k=draw.randint(1, 3),
     ):
         changed = replace(policy, **change)
-        policy = changed if changed.problem is None else policy
+        policy = changed if _may_become(policy, changed.scheduler) and changed.problem is None else policy
     return _with_policy(drawn, policy)
+
+
+def _may_become(policy: Policy, scheduler: SchedulerName) -> bool:
+    """Return whether the switch of a scheduler is a small one."""
+    if scheduler is SchedulerName.TGI:
+        return policy.scheduler is SchedulerName.FCFS
+    return scheduler is policy.scheduler or policy.ordering.is_by_arrival
 
 
 def _with_policy(drawn: Scenario, policy: Policy) -> Scenario:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, is_dataclass
 from enum import Enum
 from math import isfinite
+from operator import attrgetter
 from typing import Any
 
 from alignedserve.core import ServiceClass, Usage
@@ -94,10 +95,7 @@ class RunFigures:
 
     def at(self, path: str) -> float:
         """Return a number of the tree by its path, such as `rt.ttft_s.p99`."""
-        found: Any = self
-        for name in path.split("."):
-            found = getattr(found, name)
-        return float(found)
+        return float(attrgetter(path)(self))
 
 
 def _prompts_computed(record: RunRecord) -> float:

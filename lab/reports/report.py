@@ -111,7 +111,7 @@ def step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
     shape = step.shape
     yield from (step.worker, shape.kind.value, step.began_at - began_at, step.seconds, step.predicted_s)
     yield from (shape.chunks, shape.chunk_tokens, shape.cached, shape.decodes, shape.prefixes)
-    yield from (step.shortest, shape.longest, shape.hidden, step.budget, step.free_share, len(step.emitted))
+    yield from (step.shortest, shape.longest, shape.remade, step.budget, step.free_share, len(step.emitted))
 
 
 def runs_csv(runs: Iterable[TrialRun]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf, isfinite
 
-from alignedserve.explain.chrome_trace import TraceEvent, dump, micros, process_name, span, thread_name
+from alignedserve.explain.trace_file import TraceEvent, dump, micros, process_name, span, thread_name
 from alignedserve.lab.reports.step_figures import spread
 from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.loads.records.records import RunRecord
@@ -42,12 +41,6 @@ class SimulationTrial:
     @property
     def title(self) -> str:
         return f"{self.name}: {self.setting}"
-
-
-class RunOnce(Protocol):
-    """Make a run. The trial alone decides its record, except for the wall-clock time."""
-
-    def __call__(self, trial: SimulationTrial, on_progress: OnProgress) -> RunRecord: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,4 +201,5 @@ PAPER = Paper(
             behind=_REFUSES,
         ),
     ),
+    ("11b",),
 )

@@ -235,4 +235,6 @@ _UNEQUAL = Figure(
     ),
 )
 
-PAPER = Paper("alignedserve", "AlignedServe", (_ONE, _THREE, _SEVEN, _EIGHT, _NINE, _TEN, _FOURTEEN, _UNEQUAL))
+PAPER = Paper(
+    "alignedserve", "AlignedServe", (_ONE, _THREE, _SEVEN, _EIGHT, _NINE, _TEN, _FOURTEEN, _UNEQUAL), ("14-unequal",)
+)

@@ -199,4 +199,4 @@ _TABLE_3 = Figure(
     behind="It puts the longest last, which run on alone at the end of a short run.",
 )
 
-PAPER = Paper("alise", "ALISE", (_SIX_ALPACA, _SIX_SHARE_GPT, _EIGHT, _NINE, _TABLE_2, _TABLE_3))
+PAPER = Paper("alise", "ALISE", (_SIX_ALPACA, _SIX_SHARE_GPT, _EIGHT, _NINE, _TABLE_2, _TABLE_3), ("6-sharegpt",))

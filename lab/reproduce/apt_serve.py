@@ -11,7 +11,7 @@ vLLM, which keeps none, stands for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from alignedserve.lab.reproduce.cells import Cells
@@ -102,21 +102,25 @@ def _all_reach(mark: float, papers: Sequence[float]) -> Iterator[Claim]:
     yield _reaches(_KV.label, _VLLM.label, mark, papers[0])
 
 
-def _against_rate(
-    number: str, texts: _Texts, at_90: Sequence[float], at_60: Sequence[float], finding: str = "", behind: str = ""
+def _figure(
+    number: str,
+    against: str,
+    x: Axis,
+    systems: tuple[System, ...],
+    points: tuple[Point, ...],
+    claims: Iterable[Claim],
+    finding: str,
+    behind: str,
 ) -> Figure:
-    return Figure(
-        number,
-        f"requests in time against their rate, {texts.name}",
-        _RATE,
-        _IN_TIME,
-        (_VLLM, _SARATHI, _APT, _KV, _APT_S, _ALIGNED),
-        texts.at_rates(),
-        _ATTAINED,
-        (*_all_reach(0.9, at_90), *_all_reach(0.6, at_60)),
-        finding,
-        behind=behind,
-    )
+    title = f"requests in time against {against}"
+    return Figure(number, title, x, _IN_TIME, systems, points, _ATTAINED, tuple(claims), finding, behind=behind)
+
+
+def _against_rate(
+    number: str, texts: _Texts, at_90: Sequence[float], at_60: Sequence[float], finding: str, behind: str
+) -> Figure:
+    systems, claims = (_VLLM, _SARATHI, _APT, _KV, _APT_S, _ALIGNED), (*_all_reach(0.9, at_90), *_all_reach(0.6, at_60))
+    return _figure(number, f"their rate, {texts.name}", _RATE, systems, texts.at_rates(), claims, finding, behind)
 
 
 def _points_more(label: str, other: str, cv: float) -> Callable[[Cells], float]:
@@ -124,18 +128,9 @@ def _points_more(label: str, other: str, cv: float) -> Callable[[Cells], float]:
 
 
 def _in_bursts(number: str, texts: _Texts, claims: Sequence[Claim], finding: str = "", behind: str = "") -> Figure:
-    return Figure(
-        number,
-        f"requests in time against the burstiness of arrivals, {texts.name} at {texts.busy:g} a second",
-        _CV,
-        _IN_TIME,
-        (_VLLM, _SARATHI, _APT, _KV, _ALIGNED),
-        texts.in_bursts(),
-        _ATTAINED,
-        tuple(claims),
-        finding,
-        behind=behind,
-    )
+    against = f"the burstiness of arrivals, {texts.name} at {texts.busy:g} a second"
+    systems = _VLLM, _SARATHI, _APT, _KV, _ALIGNED
+    return _figure(number, against, _CV, systems, texts.in_bursts(), claims, finding, behind)
 
 
 def _against_price(number: str, texts: _Texts, rate: float, finding: str, behind: str) -> Figure:
@@ -145,18 +140,9 @@ def _against_price(number: str, texts: _Texts, rate: float, finding: str, behind
         2: file("a100-40-opt-13b-hidden-2us.json"),
         19.2: _OPT_13B,
     }
-    return Figure(
-        number,
-        f"requests in time against the price of hidden vectors, {texts.name} at {rate:g} a second",
-        Axis("µs to make K and V of a token"),
-        _IN_TIME,
-        (_VLLM, _APT, _KV, _ALIGNED),
-        tuple(texts.point(price, rate, profile=profile) for price, profile in prices.items()),
-        _ATTAINED,
-        (),
-        finding,
-        behind=behind,
-    )
+    points = tuple(texts.point(price, rate, profile=profile) for price, profile in prices.items())
+    against, x = f"the price of hidden vectors, {texts.name} at {rate:g} a second", "µs to make K and V of a token"
+    return _figure(number, against, Axis(x), (_VLLM, _APT, _KV, _ALIGNED), points, (), finding, behind)
 
 
 def _kv_only(cv: float, paper: float) -> Claim:
@@ -225,4 +211,5 @@ PAPER = Paper(
             _SMALL + ".",
         ),
     ),
+    ("8a",),
 )

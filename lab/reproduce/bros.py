@@ -55,87 +55,29 @@ def _times(other: str, paper: float) -> Claim:
     return Claim(f"BROS ÷ {other}, means", paper, lambda cells: cells.times_over("BROS", other))
 
 
-def _latency(number: str, texts: _Texts, vllm: float, rr: float, finding: str = "", behind: str = "") -> Figure:
-    return Figure(
-        number,
-        f"latency of chats beside documents, {texts.name}",
-        _RATE,
-        _LATENCY,
-        _SYSTEMS,
-        texts.points(),
-        "papers.bros.normalised_latency_s",
-        (_less("vLLM", vllm), _less("RR", rr)),
-        finding,
-        Better.LOWER,
-        behind,
-    )
+@dataclass(frozen=True)
+class _Measure:
+    """A figure of chats beside documents."""
+
+    title: str
+    y: Axis
+    metric: str
+    better: Better = Better.HIGHER
+
+    def of(self, number: str, texts: _Texts, *claims: Claim, finding: str = "", behind: str = "") -> Figure:
+        title = f"{self.title}, {texts.name}"
+        what = self.y, _SYSTEMS, texts.points(), self.metric
+        return Figure(number, title, _RATE, *what, claims, finding, self.better, behind)
 
 
-def _documents(number: str, texts: _Texts, vllm: float, rr: float, finding: str = "", behind: str = "") -> Figure:
-    return Figure(
-        number,
-        f"documents beside chats, {texts.name}",
-        _RATE,
-        _DOCUMENTS,
-        _SYSTEMS,
-        texts.points(),
-        "papers.bros.be_requests_per_s",
-        (_less("vLLM", vllm), _less("RR", rr)),
-        finding,
-        behind=behind,
-    )
-
-
-def _first_token(number: str, texts: _Texts, *claims: Claim, finding: str = "", behind: str = "") -> Figure:
-    return Figure(
-        number,
-        f"first tokens in time, {texts.name}",
-        _RATE,
-        _TTFT,
-        _SYSTEMS,
-        texts.points(),
-        "papers.bros.ttft_attainment",
-        claims,
-        finding,
-        behind=behind,
-    )
-
-
-def _tokens(number: str, texts: _Texts, *claims: Claim, finding: str = "", behind: str = "") -> Figure:
-    return Figure(
-        number,
-        f"tokens in time, {texts.name}",
-        _RATE,
-        _TPOT,
-        _SYSTEMS,
-        texts.points(),
-        "papers.bros.tpot_attainment",
-        claims,
-        finding,
-        behind=behind,
-    )
+_CHATS_LATE = _Measure("latency of chats beside documents", _LATENCY, "papers.bros.normalised_latency_s", Better.LOWER)
+_DONE = _Measure("documents beside chats", _DOCUMENTS, "papers.bros.be_requests_per_s")
+_FIRST_IN_TIME = _Measure("first tokens in time", _TTFT, "papers.bros.ttft_attainment")
+_IN_TIME = _Measure("tokens in time", _TPOT, "papers.bros.tpot_attainment")
 
 
 def _mean(label: str, paper: float) -> Claim:
     return Claim(f"{label}, mean, %", paper, lambda cells: 100 * cells.over(label))
-
-
-def _alone(
-    number: str, title: str, axis: Axis, metric: str, better: Better, *claims: Claim, behind: str = ""
-) -> Figure:
-    rates = (10, 25)
-    return Figure(
-        number,
-        title,
-        _RATE,
-        axis,
-        (System("BROS", "bros-plain"), _VLLM, System("TGI", "tgi"), _ALIGNED),
-        tuple(_point(rate, _CHATS_ALONE, _OPT_13B) for rate in rates),
-        metric,
-        claims,
-        better=better,
-        behind=behind,
-    )
 
 
 def _cache(number: str, axis: Axis, metric: str, paper: float) -> Figure:
@@ -171,25 +113,20 @@ PAPER = Paper(
     "bros",
     "BROS",
     (
-        _latency(
-            "10a-latency",
-            _SHARE_GPT,
-            74.20,
-            54.31,
-            _LESS_LOAD,
-            _CACHE,
+        _CHATS_LATE.of(
+            "10a-latency", _SHARE_GPT, _less("vLLM", 74.20), _less("RR", 54.31), finding=_LESS_LOAD, behind=_CACHE
         ),
-        _documents(
+        _DONE.of(
             "10a-documents",
             _SHARE_GPT,
-            11.29,
-            8.80,
-            "Shown up to 10 chats a second; at 15 memory is short, and chats take it from documents.",
-            _CHATS_FIRST,
+            _less("vLLM", 11.29),
+            _less("RR", 8.80),
+            finding="Shown up to 10 chats a second; at 15 memory is short, and chats take it from documents.",
+            behind=_CHATS_FIRST,
         ),
-        _latency("10d-latency", _LMSYS, 69.61, 25.77),
-        _documents("10d-documents", _LMSYS, 17.67, 15.18, behind=_CHATS_FIRST),
-        _first_token(
+        _CHATS_LATE.of("10d-latency", _LMSYS, _less("vLLM", 69.61), _less("RR", 25.77)),
+        _DONE.of("10d-documents", _LMSYS, _less("vLLM", 17.67), _less("RR", 15.18), behind=_CHATS_FIRST),
+        _FIRST_IN_TIME.of(
             "11a-ttft",
             _SHARE_GPT,
             _times("vLLM", 36.38),
@@ -198,7 +135,7 @@ PAPER = Paper(
             _mean("RR", 10.55),
             finding=_LESS_LOAD,
         ),
-        _tokens(
+        _IN_TIME.of(
             "11a-tpot",
             _SHARE_GPT,
             _times("vLLM", 1.73),
@@ -206,18 +143,22 @@ PAPER = Paper(
             _mean("BROS", 65.49),
             finding=_SHORT_STEPS,
         ),
-        _first_token("11d-ttft", _LMSYS, _times("vLLM", 21.42), _times("RR", 14.23)),
-        _tokens("11d-tpot", _LMSYS, _times("vLLM", 2.62), _times("RR", 2.28), _mean("BROS", 75.38)),
-        _alone(
+        _FIRST_IN_TIME.of("11d-ttft", _LMSYS, _times("vLLM", 21.42), _times("RR", 14.23)),
+        _IN_TIME.of("11d-tpot", _LMSYS, _times("vLLM", 2.62), _times("RR", 2.28), _mean("BROS", 75.38)),
+        Figure(
             "12-latency",
             "latency without documents",
+            _RATE,
             _LATENCY,
+            (System("BROS", "bros-plain"), _VLLM, System("TGI", "tgi"), _ALIGNED),
+            tuple(_point(rate, _CHATS_ALONE, _OPT_13B) for rate in (10, 25)),
             "papers.bros.normalised_latency_s",
-            Better.LOWER,
-            _less("vLLM", 29.36),
+            (_less("vLLM", 29.36),),
+            better=Better.LOWER,
             behind=_CACHE,
         ),
         _cache("13-ttft", _TTFT, "papers.bros.ttft_attainment", 1.23),
         _cache("13-tpot", _TPOT, "papers.bros.tpot_attainment", 1.63),
     ),
+    ("11a-ttft",),
 )

@@ -48,9 +48,6 @@ class Cells:
         """Return that at the x where it is largest."""
         return max(self._known_times(label, other), default=float("nan"))
 
-    def least_times(self, label: str, other: str) -> float:
-        return min(self._known_times(label, other), default=float("nan"))
-
     def _known_times(self, label: str, other: str) -> Iterable[float]:
         return filter(isfinite, (self.times(label, other, x) for x in self.xs))
 

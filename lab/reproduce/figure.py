@@ -125,3 +125,4 @@ class Paper:
     name: str  # as users write it
     title: str
     figures: tuple[Figure, ...]
+    pictured: tuple[str, ...] | None = None  # figures that the page shows as pictures too; None: all

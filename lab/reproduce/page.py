@@ -60,8 +60,9 @@ def ran(papers: Iterable[Paper], runs: Runs) -> Iterator[tuple[Paper, list[tuple
 def page(papers: Iterable[Paper], runs: Runs) -> str:
     head = (
         "# Reproductions\n\n"
-        f"The papers' figures, simulated. `{_COMMAND} --out docs` writes this page, its pictures and its\n"
-        "numbers; the declarations are in `lab/reproduce/`. A value is the mean over the seeds, a\n"
+        f"The papers' figures, simulated. `{_COMMAND} --out docs` writes this page, its numbers and a picture\n"
+        "of every figure, `python tools/reproductions_page.py` page and pictures from the numbers; one picture of\n"
+        "each paper is kept here. The declarations are in `lab/reproduce/`. A value is the mean over the seeds, a\n"
         "ratio our value over the paper's. [Figures](reference/figures.md) defines what is measured,\n"
         "[presets](reference/presets.md) say how each system differs from its paper."
     )
@@ -81,7 +82,7 @@ def _papers(papers: Iterable[Paper], runs: Runs, with_pictures: bool) -> Iterato
 
 def _figure(paper: Paper, figure: Figure, run: FigureRun, cells: Cells, with_picture: bool) -> Iterator[str]:
     yield f"### {paper.title}, figure {figure.number}: {figure.title}"
-    if with_picture:
+    if with_picture and (paper.pictured is None or figure.number in paper.pictured):
         yield f"![{paper.title}, figure {figure.number}]({FOLDER}/{picture(paper, figure)})"
     yield f"{_command(paper, figure, run)}\n\n{_cells_table(figure, cells)}"
     if figure.claims:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from alignedserve.config.config import Config, TransportName, every_setting, of_preset
+from alignedserve.config.choices import TransportName
+from alignedserve.config.config import Config, every_setting, of_preset
 from alignedserve.config.presets import preset
 from alignedserve.config.sources import hint, read_settings
 from alignedserve.config.topology import Topology
@@ -27,7 +28,7 @@ from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.spec import rate_of, read_workload
 from alignedserve.loads.workload.stream import Foresight
 from alignedserve.policies.source import PolicySource
-from alignedserve.router.placing.admission import queues_of
+from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Policy, Predictor
 from alignedserve.simulator.settings import Settings
 
@@ -41,6 +42,7 @@ _GPUS = {
 }
 _SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
 _POLICY, _PREDICTOR = "schedule.policy", "schedule.predictor"
+_IS_DIRECT = {None: None, "host": False, "direct": True}  # None: as the preset says
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
@@ -54,6 +56,24 @@ class Given:
 
 
 NOTHING_GIVEN = Given()
+
+
+def trial_of(
+    presets: Sequence[str],
+    workload: str | None,
+    cluster: str | None,
+    profile: str,
+    transport: str | None,
+    gateway_ms: float,
+    options: Sequence[str],
+) -> SimulationTrial:
+    """Return what all runs of these presets share, as users name it: on the command line, or in Python."""
+    if transport not in _IS_DIRECT:
+        raise SimulateError(f"transport must be host or direct, not {transport!r:.40}")
+    cluster, direct = cluster or cluster_of(presets), _IS_DIRECT[transport]
+    return SimulationTrial(
+        presets[0], workload, cluster, profile=profile, direct=direct, options=tuple(options), gateway_ms=gateway_ms
+    )
 
 
 def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Settings:
@@ -76,7 +96,7 @@ def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Setting
         limits=limits,
         policy=policy,
         most_open=config.server.max_open,
-        queues=queues_of(config.server),
+        queues=Queues.of_chats(config.server.max_queue, config.server.max_queue_tokens),
         num_pages=pages,
         extents=device.extents,
         timing=device,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from alignedserve.core import ServiceClass
-from alignedserve.dashboard.deployment import DeploymentView
-from alignedserve.dashboard.picture import EndedRequest, Picture, RefusedRequest
-from alignedserve.dashboard.requests import RequestLog
+from alignedserve.dashboard.picture import DeploymentView, Picture
 from alignedserve.loads.figures.request_figures import times_of
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.metrics.recent import EndedRequest, RefusedRequest, RequestLog
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Reject
 from alignedserve.protocol.messages import Figures
@@ -61,7 +60,7 @@ class Film:
         if owner is not None:
             self._view.look(owner.members, now)
         state = "ready" if owner is not None and owner.ready else "not ready"
-        return self._view.picture(now, state, (self._title,), self._log.picture(now))
+        return self._view.picture(now, state, (self._title,), self._log.recent(now))
 
     def _owner(self) -> OwnerCore | None:
         """Return the core of the first gateway that is alive."""

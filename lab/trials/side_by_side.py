@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias, TypeVar
 
+from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
 from alignedserve.lab.trials.running import run_once
-from alignedserve.machine.processes import one_for_each_core, processes
 
 T = TypeVar("T")
 R = TypeVar("R")

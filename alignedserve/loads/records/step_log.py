@@ -42,9 +42,10 @@ class StepLog(Sequence[StepRecord]):
         if plan.chunks:
             self._emitted.extend([numbers[chunk.request] for chunk in plan.chunks if chunk.sampling is not None])
         self._emitted.extend([numbers[decode.request] for decode in decodes])
-        prefixes = [decode.start - decode.dropped for decode in decodes]
+        prefixes = [decode.start - decode.kv.dropped for decode in decodes]
         shape = Shape.build(
-            [(len(chunk.tokens), chunk.start - chunk.dropped) for chunk in plan.chunks] if plan.chunks else (), prefixes
+            [(len(chunk.tokens), chunk.start - chunk.kv.dropped) for chunk in plan.chunks] if plan.chunks else (),
+            prefixes,
         )
         shortest = min(prefixes) if prefixes else 0
         self._rows += _ROW.pack(

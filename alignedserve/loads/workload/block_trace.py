@@ -8,14 +8,12 @@ same tokens wherever it comes. So two prompts share the tokens of the ids with w
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from alignedserve.errors import WorkloadError
-from alignedserve.loads.workload.files import MOST_S, FileRequests, notes_of, rising
+from alignedserve.loads.workload.files import MOST_S, FileRequests, json_lines, notes_of, rising
 from alignedserve.loads.workload.lengths import Pair
 from alignedserve.loads.workload.tape import BLOCK
 
@@ -28,7 +26,10 @@ Row = dict[str, Any]
 
 def read_block_trace(path: Path) -> FileRequests:
     times, pairs, blocks, num_rows, last = list[float](), list[Pair](), list[tuple[int, ...]](), 0, -math.inf
-    for where, row in _rows(path):
+    for where, row in json_lines(path):
+        if not isinstance(row, dict):
+            wanted = f"a JSON object such as {{{_TIME!r}: 0, ...}}: complete it, or remove it"
+            raise WorkloadError(f"{where} is not {wanted}")
         num_rows, last = num_rows + 1, rising(_time(row, where), last, where, _TIME)
         pair = _tokens(row, _PROMPT, where), _tokens(row, _OUTPUT, where)
         if all(pair):
@@ -36,30 +37,6 @@ def read_block_trace(path: Path) -> FileRequests:
             pairs.append(pair)
             blocks.append(_ids(row, pair[0], where))
     return FileRequests(tuple(pairs), tuple(times), tuple(blocks), notes_of(path, num_rows, len(pairs)))
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Yield each row with its place in the file; blank lines are no rows."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    where = f"{path} line {number}"
-                    yield where, _row(line, where)
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"{path} is not a file of JSON lines: {error}") from None
-
-
-def _row(line: str, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict):
-        raise WorkloadError(f"{where} is not a JSON object such as {{{_TIME!r}: 0, ...}}: complete it, or remove it")
-    return row
 
 
 def _value(row: Row, key: str, where: str) -> Any:

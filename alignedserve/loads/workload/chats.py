@@ -8,8 +8,6 @@ asked says it. A load test sends the texts; a simulation counts four letters as 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -17,6 +15,7 @@ from typing import Any
 
 from alignedserve.errors import WorkloadError
 from alignedserve.loads.workload.amounts import Amount
+from alignedserve.loads.workload.files import json_lines
 from alignedserve.loads.workload.lengths import Pair
 
 _LETTERS = 4  # of a token, in English
@@ -56,23 +55,10 @@ class ChatLengths:
 
 
 def read_chats(path: Path) -> tuple[Chat, ...]:
-    chats = tuple(_chat(row, where) for where, row in _rows(path))
+    chats = tuple(_chat(row, where) for where, row in json_lines(path))
     if not chats:
         raise WorkloadError(f"{path} has no chats")
     return chats
-
-
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each line with its place in the file; blank lines are left out."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"{path} line {number}", json.loads(line)
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise WorkloadError(f"{path} is not a file of JSON lines: {error}") from None
 
 
 def _chat(row: Any, where: str) -> Chat:

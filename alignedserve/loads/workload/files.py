@@ -6,11 +6,13 @@ A row without a token in its prompt or in its output cannot run as a request: su
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from alignedserve.errors import WorkloadError
 from alignedserve.loads.workload.lengths import Pair
@@ -57,6 +59,26 @@ def notes_of(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
         raise WorkloadError(f"{path} has no requests")
     empty = num_rows - num_kept
     return (f"{path.name}: {empty} of {num_rows} rows have no prompt or no output, and were left out",) if empty else ()
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield each line's value with its place in the file, None where it is no JSON; blank lines are left out."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{path} line {number}", _json(line)
+    except OSError as error:
+        raise WorkloadError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"{path} is not a file of JSON lines: {error}") from None
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:

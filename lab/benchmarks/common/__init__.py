@@ -3,20 +3,18 @@
 batches.py       a client of files and batches
 chats.py         chats beside documents, with two backends: a deployment over HTTP, and the simulator
 divergence.py    how far logits are from those of the same weights in fp32, on a text
-engine_parts.py  where the time of an engine's step goes
 faults.py        poison, hangs, logs, locks and small memory, as rows of lab.benchmarks.hostile
 family_models.py random models of families that transformers could run too
-gpu_shapes.py    models that GPUs are measured with, how work on a GPU is timed, and attention of mixed lengths
-lessons.py       requests whose words tell their lengths, and what a predictor has learnt of them
+gpu_shapes.py    the command line of a GPU's benchmarks, their models, and how work on a GPU is timed
 machines.py      workers whose steps were measured, as profiles for the simulator
 mixed_load.py    all kinds of clients at once
 models.py        random weights of usual sizes
 one_pass.py      a model as the engine runs it, for all logits of a text in one pass
-predictor_simulated.py  what predictions of lengths buy in a simulated deployment
 report.py        command lines and JSON lines
 requests.py      requests for cores, and lengths of real conversations
 serving.py       deployments: started, asked for a stream of tokens, and their processes
 simulating.py    simulated runs, of which each must end without a problem
 slopes.py        whether a figure grows with time
 timing.py        work that is timed in turns
+vllm_steps.py    steps of vLLM's engine, in a Python of its own
 """

@@ -1,9 +1,9 @@
 """Chats beside best-effort documents: one load for two backends, a deployment over HTTP and the simulator.
 
 Chats come at random times (prompts of 32-256 tokens, 16-96 out). Documents are always there, as many as the load says
-(512-1,024 in, 32-128 out), as requests (service_tier flex) or as lines of one batch job, of which the job runner opens
-as many as it sees room for. Arrivals and lengths are the same for every run and for other servers (same seeds). Tokens
-are other ones in every run: what came before would be found in the cache.
+(512-1,024 in, 32-128 out), as requests (service_tier flex) or over HTTP as lines of one batch job, of which the job
+runner opens as many as it sees room for. Arrivals and lengths are the same for every run and for other servers (same
+seeds). Tokens are other ones in every run: what came before would be found in the cache.
 
 Over HTTP documents begin five seconds before the first chat. Lines count by what the batch's usage grows while chats
 come, when lines end as they begin: some ten lines are open at both ends, so that is off by ten tokens a second and more
@@ -33,11 +33,10 @@ from alignedserve.lab.benchmarks.common.report import several
 from alignedserve.lab.benchmarks.common.serving import NAME, Answer, ask, serve
 from alignedserve.lab.benchmarks.common.simulating import recorded, save_load
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.lab.trials.batch_jobs import JobsSimulation, Submission
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads.figures.request_figures import has_finished
 from alignedserve.loads.records.distribution import percentile
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 from alignedserve.simulator.run import Simulation
 
 SEED, HEAD_START_S, APART_S = 11, 5.0, 10.0
@@ -172,7 +171,7 @@ class ServedBatch(Served):
         at, before = await _usage(batches, batch, began + COUNTED_FROM * load.seconds)
         ended_at, after = await _usage(batches, batch, began + load.seconds)
         answers = await chats
-        failed = (await batches.look(batch))[0]["request_counts"]["failed"]
+        failed = (await batches.look(batch))["request_counts"]["failed"]
         await batches.cancel(batch)
         await batches.until(batch, *ENDED)
         await batches.close()
@@ -190,7 +189,7 @@ class ServedBatch(Served):
 async def _usage(batches: Batches, batch: str, at: float) -> tuple[float, int]:
     """Wait until then; return when the batch was looked at, and the output tokens of lines that had ended."""
     await asyncio.sleep(max(0.0, at - perf_counter()))
-    found, _ = await batches.look(batch)
+    found = await batches.look(batch)
     return perf_counter(), found["usage"]["output_tokens"]
 
 
@@ -202,12 +201,10 @@ class Simulated:
         self,
         profile: Path,
         seeds: Sequence[int],
-        preset: str = "aligned",
-        is_batch: bool = False,
         options: tuple[str, ...] = (),
     ) -> None:
-        self._profile, self._seeds, self._is_batch = profile, seeds, is_batch
-        self._trial = SimulationTrial(preset, profile=str(profile), options=options, gateway_ms=GATEWAY_MS)
+        self._profile, self._seeds = profile, seeds
+        self._trial = SimulationTrial("aligned", profile=str(profile), options=options, gateway_ms=GATEWAY_MS)
 
     def run(self, load: Load, promise: Promise | None) -> Run:
         runs = [self._of_seed(load, promise, seed) for seed in self._seeds]
@@ -222,19 +219,15 @@ class Simulated:
         )
 
     def _of_seed(self, load: Load, promise: Promise | None, seed: int) -> Run:
-        as_lines = self._is_batch and load.documents
-        streams = [_chats(load, promise)] if promise or as_lines else []
-        streams += [_documents(load)] if load.documents and not as_lines else []
+        streams = [_chats(load, promise)] if promise else []
+        streams += [_documents(load)] if load.documents else []
         workload = save_load(self._profile.with_name("load.yaml"), load.seconds, *streams)
         settings = settings_of(replace(self._trial, workload=workload, seed=seed))
-        jobs = [Submission("batch", LINES, int(load.seconds))]
-        record = recorded(JobsSimulation(settings, jobs) if as_lines else Simulation(settings))
-        chats = [request for request in record.requests if promise and request.service is ServiceClass.RT]
+        record = recorded(Simulation(settings))
+        chats = [request for request in record.requests if request.service is ServiceClass.RT]
         documents = [request for request in record.requests if request.service is ServiceClass.BE]
         since, until = (record.began_at + share * load.seconds for share in (COUNTED_FROM, 1.0))
         meanwhile = sum(since <= at < until for document in documents for at in document.token_at)
-        if as_lines:  # those that are open when the batch ends have not failed
-            documents = [document for document in documents if document.outcome is not RequestOutcome.LEFT]
         preempted = sum(request.num_preempted for request in record.requests)
         answers = [[_answer(request) for request in requests] for requests in (chats, documents)]
         return Run(
@@ -248,11 +241,10 @@ def num_recomputed(record: RunRecord) -> int:
     return computed - sum(request.num_prompt for request in record.requests if request.token_at)
 
 
-def _chats(load: Load, promise: Promise | None) -> dict[str, Any]:
-    """Return the stream of chats, without a promise nearly none: a batch job needs some workload beside it."""
+def _chats(load: Load, promise: Promise) -> dict[str, Any]:
     sizes = {"prompt": "{}-{}".format(*CHAT), "output": "{}-{}".format(*ANSWER), "max_tokens": ANSWER[1]}
-    stream = {"name": "chat", "kind": "sizes", **sizes, "rate": load.rate if promise else 0.01}
-    return stream | {"ttft_s": (promise or DEFAULT).ttft_s, "tbt_s": (promise or DEFAULT).tbt_s}
+    stream = {"name": "chat", "kind": "sizes", **sizes, "rate": load.rate}
+    return stream | {"ttft_s": promise.ttft_s, "tbt_s": promise.tbt_s}
 
 
 def _documents(load: Load) -> dict[str, Any]:
@@ -291,7 +283,7 @@ def backend(args: argparse.Namespace, *, is_batch: bool) -> Iterator[Backend]:
             machine = MACHINES[args.machine]
             machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
             save_profile(folder / "steps.json", machine, speed=args.speed)
-            yield Simulated(folder / "steps.json", args.seeds, is_batch=is_batch)
+            yield Simulated(folder / "steps.json", args.seeds)
             return
         if args.url:
             asyncio.run(ask(args.url, [3] * 20, 4))

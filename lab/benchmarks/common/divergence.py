@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan
+from alignedserve.core import Chunk, KvForm, Scoring, StepPlan
 from alignedserve.engine.engine import Engine
 
-PROSE = Path(__file__).parents[1] / "data" / "prose.txt"  # a story, facts, a list, code, French and a recipe
 _ROWS = 64  # whose distributions are compared at once, in fp64
-_GREEDY = Sampling()
 
 
 class Divergence(NamedTuple):
@@ -50,30 +47,13 @@ def prompt_logits(engine: Engine, tokens: Sequence[int]) -> Tensor:
     """Return the logits after each token of a prompt that runs as a single chunk."""
     pairs = tuple(range(-(-len(tokens) // engine.block_size)))
     scoring = Scoring((*tokens[1:], 0), top=0)
-    with _kept_logits(engine) as kept:
-        engine.step(StepPlan(1, (Chunk("text", tuple(tokens), 0, pairs, None, scoring=scoring),), ()))
+    with kept_logits(engine) as kept:
+        engine.step(StepPlan(1, (Chunk("text", tuple(tokens), 0, KvForm(pairs), None, scoring=scoring),), ()))
     return kept[0]
 
 
-def decode_logits(engine: Engine, texts: Sequence[Sequence[int]], first: int) -> Tensor:
-    """Return the logits after each token of texts of one length, from token `first` on, text by text.
-
-    The tokens before are prompts; the others run as decode steps of one token for each text.
-    """
-    (length,) = {len(text) for text in texts}
-    each = -(-length // engine.block_size)
-    pairs = [tuple(range(at * each, (at + 1) * each)) for at in range(len(texts))]
-    for at, text in enumerate(texts):
-        engine.step(StepPlan(at, (Chunk(str(at), tuple(text[:first]), 0, pairs[at], None),), ()))
-    with _kept_logits(engine) as kept:
-        for index in range(first, length):
-            decodes = (Decode(str(at), t[index], index, pairs[at], _GREEDY, index) for at, t in enumerate(texts))
-            engine.step(StepPlan(len(texts) + index, (), tuple(decodes)))
-    return torch.stack(kept, 1).flatten(0, 1)
-
-
 @contextmanager
-def _kept_logits(engine: Engine) -> Iterator[list[Tensor]]:
+def kept_logits(engine: Engine) -> Iterator[list[Tensor]]:
     """Keep the logits of each step: a step's result has the best few only."""
     kept: list[Tensor] = []
     compute = engine._logits

@@ -1,16 +1,19 @@
-"""Models that GPUs are measured with, and how work on a GPU is timed."""
+"""What the benchmarks of a GPU share: their command line, the shapes of models, and how work is timed."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
+
+from alignedserve.lab.benchmarks.common.report import command, several
 
 BLOCK_SIZE, PAGE = 16, 64
 RUNS = 20
@@ -105,6 +108,32 @@ def about() -> dict[str, str]:
     gpu = torch.cuda.get_device_name(0) if DEVICE.type == "cuda" else "none"
     day = time.strftime("%Y-%m-%d")
     return {"gpu": gpu, "torch": torch.__version__, "command": " ".join(sys.argv[1:]), "date": day}
+
+
+def asked(doc: str | None, program: str, parts: Sequence[str], hidden: Sequence[str] = ()) -> tuple[list[str], Model]:
+    """Return the parts and the model that the command line names, and print what the figures depend on."""
+    parser = command(doc)
+    known = [*parts, *hidden]
+    parser.add_argument("--only", type=several(str, known), default=[*parts], help="parts, with commas (default: all)")
+    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
+    options = parser.parse_args()
+    if DEVICE.type != "cuda" and options.model != "tiny":
+        sys.exit(f"lab.benchmarks.{program}: no GPU: torch sees none here")
+    print(json.dumps(about()), flush=True)
+    return options.only, MODELS[options.model]
+
+
+def all_tried(parts: Sequence[str], work: Callable[[str], object]) -> bool:
+    """Do the work of each part, also after one that fails: time on a GPU is short. Return whether none failed."""
+    went_well = True
+    for part in parts:
+        try:
+            work(part)
+        except Exception as error:
+            went_well = False
+            traceback.print_exc()
+            left_out(part, f"{type(error).__name__}: {str(error)[:200]}")
+    return went_well
 
 
 def synchronise() -> None:

@@ -18,7 +18,7 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, 
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, save
 
 GATEWAY_MS = 8.0  # time that HTTP and the gateway add to a first token
-HIDDEN_S = 3.5e-5  # to make K and V of a hidden token
+_HIDDEN_S = 3.5e-5  # to make K and V of a hidden token
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 
 
-def save_profile(path: Path, machine: Machine, hidden_s: float = HIDDEN_S, speed: float = 1.0) -> None:
+def save_profile(path: Path, machine: Machine, speed: float = 1.0) -> None:
     """Write the profile of a worker whose steps take `speed` times as long as this machine's."""
     token = tuple(speed * value for value in machine.step.token)
     rest = {name: speed * value for name, value in asdict(machine.step).items() if name != "token"}
-    step = replace(Coefficients(**rest), token=token, hidden=hidden_s)
+    step = replace(Coefficients(**rest), token=token, remade=_HIDDEN_S)
     cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, machine.off))
     chunks = [Shape.build([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
     decodes = [Shape.build(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]

@@ -7,7 +7,6 @@ Their tokenizer is the demo model's: prompts are token ids, so any tokenizer wil
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,15 +26,6 @@ def llama160m(folder: Path) -> Path:
 
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     return saved(LlamaForCausalLM, LlamaConfig(vocab_size=32_000, **sizes, **_SHARED), folder)
-
-
-def mistral160m(folder: Path, window: int, positions: int) -> Path:
-    """Make a model whose layers all have this window."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-    more = {**_SHARED, "num_key_value_heads": 12, "sliding_window": window, "max_position_embeddings": positions}
-    return saved(MistralForCausalLM, MistralConfig(vocab_size=32_000, **sizes, **more), folder)
 
 
 def gqa500m(folder: Path) -> Path:
@@ -90,66 +80,6 @@ def saved(kind: Any, config: Any, folder: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         copyfile(DEMO_FOLDER / name, folder / name)
     return folder
-
-
-KINDS = ("Q8_0", "Q4_0")
-
-
-def random_gguf(path: Path, kind: str) -> Path:
-    """Write a GGUF file of random weights in the shape of Llama 3.2 1B, the same in all layers.
-
-    Its vocabulary is the demo model's with fillers; the table of tokens, which is the head too, has 8 bits.
-    """
-    import gguf
-    import numpy as np
-
-    hidden, inner, layers, heads, kv_heads, words = 2048, 8192, 16, 32, 8, 128_256
-    draw, types = np.random.default_rng(0), gguf.GGMLQuantizationType
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(layers)
-    writer.add_context_length(POSITIONS["llama160m"])
-    writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(hidden // heads)
-    writer.add_rope_freq_base(500_000)
-    writer.add_vocab_size(words)
-    described = json.loads((DEMO_FOLDER / "tokenizer.json").read_text(encoding="utf-8"))
-    ids = described["model"]["vocab"] | {token["content"]: token["id"] for token in described["added_tokens"]}
-    tokens = sorted(ids, key=lambda token: ids[token])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens + [f"<filler {at}>" for at in range(len(tokens), words)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * words)
-    writer.add_token_merges([" ".join(merge) for merge in described["model"]["merges"]])
-    writer.add_eos_token_id(0)
-
-    def matrix(rows: int, columns: int, stored: str) -> Any:
-        return gguf.quantize(draw.normal(0, 0.02, (rows, columns)).astype(np.float32), types[stored])
-
-    kv, norm = hidden // heads * kv_heads, np.ones(hidden, np.float32)
-    shapes = {
-        "attn_q": (hidden, hidden),
-        "attn_k": (kv, hidden),
-        "attn_v": (kv, hidden),
-        "attn_output": (hidden, hidden),
-    }
-    shapes |= {"ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}
-    layer = {name: matrix(*shape, kind) for name, shape in shapes.items()}
-    writer.add_tensor("token_embd.weight", matrix(words, hidden, "Q8_0"), raw_dtype=types["Q8_0"])
-    writer.add_tensor("output_norm.weight", norm)
-    for at in range(layers):
-        for name, numbers in layer.items():
-            writer.add_tensor(f"blk.{at}.{name}.weight", numbers, raw_dtype=types[kind])
-        for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{at}.{name}.weight", norm)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 if __name__ == "__main__":

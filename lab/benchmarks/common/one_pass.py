@@ -12,11 +12,9 @@ from torch import Tensor
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.core import CacheKind
 from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.models.runs import Run
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
@@ -60,7 +58,6 @@ class OnePass:
         dtype, vector = vector_of(self._kv_dtype, self._dtype, config.num_kv_heads, config.head_dim)
         cache = torch.empty(config.num_layers, 2 * len(pairs), _BLOCK_SIZE, vector, dtype=dtype)
         cache.view(torch.uint8).fill_(0xFF)  # NaN, which shows if it is read
-        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
         spans = Spans([Lie(len(tokens), len(tokens), pairs)], _BLOCK_SIZE)
-        attention = attention_of([run], spans, cache, config, self._kernels, self._model)
+        attention = attention_of(spans, cache, self._kernels)
         return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)

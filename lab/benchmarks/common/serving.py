@@ -24,12 +24,8 @@ _PATIENCE_S = 600.0
 _TITLES = (
     (re.compile(r"^alignedserve: (.*\S)"), "{}"),  # of parts that were forked, and of what forks them
     (re.compile(r"alignedserve\.launch\.start (\S+)"), "{}"),
-    (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
     (re.compile(r"-m alignedserve serve"), "launcher"),
     (re.compile(r"alignedserve\.router\.side\.process"), "router's side"),
-    (re.compile(r"/(gcs_server|raylet) "), "Ray's {}"),
-    (re.compile(r"(DashboardAgent|RuntimeEnvAgent)"), "Ray's {}"),
-    (re.compile(r"/ray/\S*/(\w+)\.py"), "Ray's {}"),
 )
 
 
@@ -188,10 +184,6 @@ def parts_under(pid: int) -> dict[int, str]:
 
 
 def memory_mb(pid: int, row: str) -> float:
-    """Return VmRSS, what the process holds now, or VmHWM, the most that it held since `forget_peak`."""
+    """Return VmRSS, what the process holds now, or VmHWM, the most that it held."""
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in rows if line.startswith(f"{row}:")) / 1024
-
-
-def forget_peak(pid: int) -> None:
-    Path(f"/proc/{pid}/clear_refs").write_text("5")

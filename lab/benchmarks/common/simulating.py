@@ -19,7 +19,6 @@ from alignedserve.machine.one_thread import ONE_THREAD
 from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.run import Simulation
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -36,17 +35,12 @@ def record_of(trial: SimulationTrial) -> RunRecord:
 
 
 def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[SimulationTrial]) -> list[R]:
-    """Run the trials in several processes, and return the figure of each record. A process must find it by its name."""
-    return in_processes(partial(_figure_of, figure), trials)
+    """Return the figure of each trial's record; there is a process for each core, which finds it by its name."""
+    return list(_processes().map(partial(_figure_of, figure), trials))
 
 
 def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
     return figure(record_of(trial))
-
-
-def in_processes(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Return the function's results in the order of the items; there is a process for each core."""
-    return list(_processes().map(function, items))
 
 
 @cache

@@ -1,0 +1,266 @@
+"""Tests of `alignedserve reproduce`: every declared figure can run, and what ran is written as it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from math import isnan
+from pathlib import Path
+
+import pytest
+
+from alignedserve.cli import main as cli
+from alignedserve.errors import SimulateError
+from alignedserve.lab.cli import reproduce
+from alignedserve.lab.cli.simulating import WhatIsReproduced
+from alignedserve.lab.reports.figure_rows import Better
+from alignedserve.lab.reports.figures import RunFigures
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.reproduce import papers
+from alignedserve.lab.reproduce.cells import Cells
+from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
+from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
+from alignedserve.lab.reproduce.papers import PAPERS, chosen
+from alignedserve.lab.trials.building import settings_of
+from alignedserve.lab.trials.side_by_side import figures_of, side_by_side
+from tests.simulator.runs import MIXED
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DECLARED = [(paper, figure) for paper in PAPERS.values() for figure in paper.figures]
+
+# --- What is declared
+
+
+def test_every_run_of_a_figure_resolves() -> None:
+    """Presets, options, clusters, workloads and devices exist: each system and each point is resolved once."""
+    for _, figure in DECLARED:
+        for is_full in (False, True):
+            resolved: set[object] = set()
+            for label, x, trial in figure.trials([0], is_full):
+                if not resolved >= {label, x}:
+                    settings_of(trial)
+                resolved |= {label, x}
+
+
+def test_a_figure_reads_off_what_is_measured() -> None:
+    figures = RunFigures.from_record(MIXED)
+    for _, figure in DECLARED:
+        figures.at(figure.metric)
+
+
+def test_curves_and_points_have_names_of_their_own_and_our_default_is_among_them() -> None:
+    for paper, figure in DECLARED:
+        labels, xs = [system.label for system in figure.systems], [point.x for point in figure.points]
+        assert len({*labels}) == len(labels), (paper.name, figure.number)
+        assert len({*xs}) == len(xs), (paper.name, figure.number)
+        assert figure.shown(is_full=False), (paper.name, figure.number)
+        assert figure.ours, (paper.name, figure.number)
+
+
+def test_claims_are_of_curves_and_points_of_their_figure() -> None:
+    """A claim that names no curve or point of the figure's usual or full size raises as it is computed."""
+    for _, figure in DECLARED:
+        labels = [system.label for system in figure.systems]
+        for is_full in (False, True):
+            keys = product(labels, [point.x for point in figure.shown(is_full)])
+            cells = Cells({key: [0.5 + number / 100] for number, key in enumerate(keys)}, figure.better)
+            for claim in figure.claims:
+                claim.of(cells)
+
+
+def test_numbers_of_figures_are_names_of_files() -> None:
+    names = [picture(paper, figure) for paper, figure in DECLARED]
+    assert len({*names}) == len(names)
+    assert all(Path(name).name == name for name in names)
+
+
+# --- Numbers of a figure
+
+CELLS = Cells(
+    {("a", 1.0): [2.0, 4.0], ("b", 1.0): [1.0, 1.0], ("a", 2.0): [8.0, 8.0], ("b", 2.0): [10.0, 10.0]}, Better.HIGHER
+)
+
+
+def test_what_claims_compute_with() -> None:
+    assert (CELLS.at("a", 1.0), CELLS.cell("a", 1.0).half_range) == (3.0, 1.0)
+    assert CELLS.times("a", "b", 1.0) == 3.0
+    assert CELLS.most_times("a", "b") == 3.0
+    assert CELLS.over("a") == 5.5
+    assert CELLS.times_over("a", "b") == 1.0
+    assert CELLS.less("a", "b") == pytest.approx(100 * (-2.0 + 0.2) / 2)
+
+
+def test_a_highest_rate_lies_between_two_points() -> None:
+    falling = Cells({("a", 1.0): [1.0], ("a", 2.0): [0.8], ("a", 3.0): [0.0]})
+    assert falling.crossing("a", 0.9) == pytest.approx(1.5)
+    assert falling.crossing("a", 0.4) == pytest.approx(2.5)
+    assert isnan(Cells({("a", 1.0): [0.1]}).crossing("a", 0.9))
+
+
+def test_where_a_system_is_behind_the_best_of_the_others() -> None:
+    assert CELLS.behind(["a"]) == {2.0: pytest.approx(0.2)}
+    assert CELLS.behind(["b"]) == {1.0: pytest.approx(2 / 3)}
+    assert replace(CELLS, better=Better.LOWER).behind(["b"]) == {2.0: pytest.approx(0.25)}
+    assert CELLS.behind(["a", "b"]) == {}
+
+
+def test_half_a_percent_is_no_difference() -> None:
+    assert Cells({("a", "x"): [0.995], ("b", "x"): [1.0]}).behind(["a"]) == {}
+
+
+# --- A small figure
+
+SMALL = "chat,num_requests=4,rate=50,prompt=exp:60:400,output=exp:4:20"
+FIGURE = Figure(
+    "1",
+    "tokens against the rate",
+    Axis("requests in a second"),
+    Axis("time of a step", "ms"),
+    (System("Theirs", "fcfs"), System("aligned", "aligned", "1+1")),
+    (Point(50, SMALL), Point(80, SMALL.replace("rate=50", "rate=80"), only_full=True)),
+    "steps.seconds.p50",
+    (Claim("steps of aligned ÷ Theirs", 2.0, lambda cells: cells.times("aligned", "Theirs", 50)),),
+    "Nothing is shown.",
+    Better.LOWER,
+    "for want of a better test.",
+)
+PAPER = Paper("small", "Small", (FIGURE,))
+RUN = FigureRun((0,), False, {("aligned", 50): [0.02], ("Theirs", 50): [0.01]})
+RUNS = {("small", "1"): RUN}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(papers, "_PAPERS", (PAPER,))
+    monkeypatch.setitem(PAPERS, "small", PAPER)
+
+
+def test_tables_say_what_the_paper_says_and_what_ran() -> None:
+    lines = tables([PAPER], RUNS).splitlines()
+    assert lines[0] == "## Small"
+    assert "| requests in a second \\ time of a step, ms | Theirs | aligned |" in lines
+    assert "| 50 | 10 | 20 |" in lines
+    assert "| steps of aligned ÷ Theirs | 2 | 2 | 1 |" in lines
+    last = "Nothing is shown. `aligned` is behind the best by 100 % at 50: for want of a better test."
+    assert lines[-1] == last
+
+
+def test_the_page_shows_the_picture_and_how_to_make_it() -> None:
+    text = page([PAPER], RUNS)
+    assert "![Small, figure 1](reproductions/small-1.svg)" in text
+    assert "`alignedserve reproduce small --figure 1 --seeds 0`" in text
+
+
+def test_numbers_are_read_again_as_they_were_written() -> None:
+    assert read_document(document(PAPER, RUNS), "small.json") == {
+        ("small", "1"): replace(RUN, values={("Theirs", 50): [0.01], ("aligned", 50): [0.02]})
+    }
+
+
+def test_a_missing_number_is_read_again() -> None:
+    runs = {("small", "1"): replace(RUN, values={("aligned", 50): [float("nan")], ("Theirs", 50): [1.0]})}
+    text = document(PAPER, runs)
+    assert '"ours": null' in text
+    assert isnan(read_document(text, "small.json")["small", "1"].values["aligned", 50][0])
+    assert "| 50 | 1,000 | - |" in tables([PAPER], runs)
+
+
+def test_numbers_of_another_declaration_are_left_out() -> None:
+    other = replace(PAPER, figures=(replace(FIGURE, systems=FIGURE.systems[1:]),))
+    assert tables([other], RUNS) == "\n"
+    assert "Small" not in page([other], RUNS)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"format": 1, "paper": "a", "figures": [{}]}', '{"format": 2}'])
+def test_a_file_of_something_else_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(SimulateError) as found:
+        read_document(text, "small.json")
+    assert "\n" not in str(found.value)
+
+
+# --- The command
+
+
+@pytest.mark.usefixtures("small")
+def test_a_figure_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "folder"
+    assert cli.main(["reproduce", "small", "--seeds", "0,1", "--jobs", "1", "--out", str(out)]) == 0
+    shown, err = capsys.readouterr()
+    assert ("| 50 |" in shown, "| 80 |" in shown, err) == (True, False, "")
+    assert shown.splitlines()[-1] in (out / "reproductions.md").read_text()
+    tree = json.loads((out / "reproductions" / "small.json").read_text())
+    cells = tree["figures"][0]["cells"]
+    assert [(cell["system"], cell["x"], len(cell["values"])) for cell in cells] == [
+        ("Theirs", 50, 2),
+        ("aligned", 50, 2),
+    ]
+    assert (out / "reproductions" / "small-1.svg").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("small")
+def test_a_page_keeps_what_ran_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Paper("other", "Other", (FIGURE,))
+    monkeypatch.setitem(PAPERS, "other", other)
+    for paper in (PAPER, other):
+        reproduce.run((paper,), WhatIsReproduced(seeds=(0,), jobs=1, out=tmp_path))
+    text = (tmp_path / "reproductions.md").read_text()
+    assert ("## Small" in text, "## Other" in text) == (True, True)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_trial_of_two_figures_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[SimulationTrial] = []
+
+    def counted(trial: SimulationTrial, _: object) -> object:
+        ran.append(trial)
+        return MIXED
+
+    monkeypatch.setattr("alignedserve.lab.trials.side_by_side.run_once", counted)
+    twice = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", metric="tokens_per_s")))
+    assert reproduce.run((twice,), WhatIsReproduced(seeds=(0, 1), jobs=1)) == 0
+    assert len(ran) == len({*ran}) == 4
+
+
+@pytest.mark.usefixtures("small")
+def test_the_full_size_has_all_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["reproduce", "small", "--seeds", "0", "--jobs", "1", "--full"]) == 0
+    shown, _ = capsys.readouterr()
+    assert ("| 50 |" in shown, "| 80 |" in shown, "--full`" in shown) == (True, True, True)
+
+
+def test_processes_give_what_one_gives() -> None:
+    trials = [SimulationTrial("fcfs", SMALL, seed=seed) for seed in range(3)]
+    found = []
+    for jobs in (1, 2):
+        with side_by_side(figures_of, jobs) as run_all:
+            found.append({run.trial: run.figures.tokens_per_s for run in run_all(trials)})
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("reproduce brso", "there is no paper 'brso': there are alignedserve, bros"),
+        ("reproduce brso", "did you mean bros?"),
+        ("reproduce alignedserve --figure 99", "alignedserve has no figure '99' here: it has"),
+        ("reproduce --figure 7", "--figure needs a paper"),
+        ("reproduce --jobs 0", "a whole number of 1 or more"),
+        ("reproduce alignedserve --out /dev/null/x", "cannot be made"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), said in err) == ("", 1, True)
+
+
+def test_papers_are_found_by_name() -> None:
+    assert [paper.name for paper in chosen(None, None)] == list(PAPERS)
+    assert [figure.number for figure in chosen("alignedserve", ["9", "7", "9"])[0].figures] == ["9", "7"]
+
+
+def test_the_page_of_the_docs_is_what_ran() -> None:
+    """The remedy is `alignedserve reproduce --out docs`, or where only texts changed `tools/reproductions_page.py`."""
+    assert (DOCS / "reproductions.md").read_text(encoding="utf-8") == page(PAPERS.values(), reproduce.runs_in(DOCS))
