@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from alignedserve.config.config import Launcher, load
+from alignedserve.config.choices import Launcher
+from alignedserve.config.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from alignedserve.cli.main import main
-from alignedserve.config.config import Config, DeviceKind, Launcher, load
+from alignedserve.config.choices import DeviceKind, Launcher
+from alignedserve.config.config import Config, load
 from alignedserve.core import WORKERS
 from alignedserve.launch.cluster import decide_by_nodes
 from alignedserve.launch.node_types import may_come, node_types
@@ -122,6 +123,35 @@ def test_each_pod_has_probes_a_token_and_shared_memory() -> None:
         assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
 
 
+def test_pods_keep_the_restricted_standard() -> None:
+    """Pod Security Standards, level restricted; and roots that are read only, and no token where nobody needs it."""
+    autoscaler = ray_cluster()["spec"]["autoscalerOptions"]["securityContext"]
+    for role, template in pods().items():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        assert not any(pod.get(shared) for shared in ("hostNetwork", "hostPID", "hostIPC"))
+        assert all({"hostPath", "name"} - set(volume) for volume in pod["volumes"])
+        assert role == "head" or pod["automountServiceAccountToken"] is False
+        for container in pod["containers"]:
+            closed = container["securityContext"]
+            assert closed["readOnlyRootFilesystem"]
+            assert {"/tmp", "/data"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+            for context in (closed, autoscaler):
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_pods_reach_each_other_names_and_the_web_alone() -> None:
+    (policy,) = [manifest["spec"] for manifest in manifests() if manifest["kind"] == "NetworkPolicy"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert {port["port"] for rule in policy["egress"] for port in rule.get("ports", ())} == {53, 443, 6443}
+    own = [{"podSelector": policy["podSelector"]}]
+    assert own == policy["egress"][0]["to"] == policy["ingress"][0]["from"]
+    assert all(rule.get("to") == own or rule.get("ports") for rule in policy["egress"])
+
+
 def test_what_selects_pods_finds_some() -> None:
     labels = [template["metadata"]["labels"] for template in pods().values()]
     selectors = []
@@ -182,6 +212,20 @@ def test_compose_takes_the_file() -> None:
     )
 
 
+def test_containers_have_passwords_and_no_more_rights_than_they_need() -> None:
+    services = read(ROOT / "compose.yaml")["services"]
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["pids_limit"] > 0, name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        assert re.search(r":\w+$", service["image"]) or re.search(r":v?\d+\.\d+", service["image"]), name
+    assert "--requirepass" in services["redis"]["command"][-1]
+    secrets = re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text())
+    assert set(secrets) == {"ALIGNEDSERVE_SERVER_API_KEY", "REDIS_PASSWORD", "GRAFANA_PASSWORD"}
+    assert "ports" not in services["redis"]
+
+
 def test_compose_serves_with_a_key_and_keeps_jobs_in_redis(capsys: pytest.CaptureFixture[str]) -> None:
     gateway = read(ROOT / "compose.yaml")["services"]["gateway"]
     environment = {
@@ -191,7 +235,7 @@ def test_compose_serves_with_a_key_and_keeps_jobs_in_redis(capsys: pytest.Captur
     assert (config.server.host, config.server.api_key, config.jobs.store) == (
         "0.0.0.0",
         "secret-key",
-        "redis://redis:6379/0",
+        "redis://:secret-key@redis:6379/0",
     )
     flags = [word for word in gateway["command"] if word.startswith("--")]
     with pytest.raises(SystemExit):
