@@ -15,7 +15,7 @@ REDIS := build/redis
 CHROMIUM := build/chromium
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve redis chromium smollm2 check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+.PHONY: serve redis chromium smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -131,6 +131,12 @@ digests-everywhere:
 MUTANTS ?=
 mutants: $(TESTING)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
+
+# The docs as a site with search, in build/site; a broken link or anchor fails. `make site SITE=serve` shows it while it is written.
+SITE ?= build
+export NO_MKDOCS_2_WARNING = 1
+site: $(TESTING)
+	$(BIN)/mkdocs $(SITE)
 
 clean:
 	rm -rf $(VENV) $(KERNELS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

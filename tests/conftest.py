@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 FIRST = ("cluster", "end_to_end", "third_party")
 THEN = ("real_models", "simulator", "engine", "demo_model", "kernels")
 
+# A test of a deployment that others share (tests/end_to_end/conftest.py).
+_SHARES = re.compile(r"^(?:async )?def test_\w+\([^)]*\b(?:deployment|shared): Deployment", re.MULTILINE)
+
 _timings: list[Timing] = []
 
 
@@ -68,7 +73,7 @@ def _processor_s() -> float:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not config.option.collectonly:
-        times.begin()
+        times.begin(times.folder_of(config))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -114,16 +119,31 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Keep what this run's tests took (tests/times.py)."""
     worker = getattr(session.config, "workerinput", {}).get("workerid", "")
     if _timings:
-        times.keep(_timings, f"-{worker}" if worker else "")
+        times.keep(_timings, f"-{worker}" if worker else "", times.folder_of(session.config))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order."""
+    """Run in one process what shares much (with `-n`), and hand it out in the order of its files."""
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return in_one_process(nodeid.partition("::")[0])
+
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
+
+
+@cache
+def in_one_process(file: str) -> str:
+    """Return a name that files share whose tests run in one process: a published model is read once, and of each kind
+    of deployment that tests share there is one. The tests of a file share its fixtures."""
+    path = Path(file)
+    if path.parent.name == "real_models":
+        return "tests of published models"
+    is_there = path.parent.name == "end_to_end" and _SHARES.search((times.ROOT / path).read_text(encoding="utf-8"))
+    return "tests of shared deployments" if is_there else file
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@
 
 `make test` tries the same cases each time, so that a difference comes from a change. Here half of the time goes to fuzz
 seeds and half to property tests in an order drawn anew. All follows from the seed in the first line; what fails is
-printed with the one command that runs it again. A seed that failed becomes a named test: tests/simulator/test_fuzz.py.
+printed with the one command that runs it again. A seed that failed becomes a named test: tests/lab/test_fuzz.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """What the tests cost, by folder: `python -m tests.times` shows it for the last run, and warns beyond a budget.
 
-    python -m tests.times              the last run's folders and slowest tests; exit code 1 at twice a budget
+    python -m tests.times              the last whole run's folders and slowest tests; exit code 1 at twice a budget
     python -m tests.times --write      tests/times.md and tests/times.json of that run
     python -m tests.times --budgets    and new budgets: a quarter more than that run took
+    python -m tests.times --some       the last run of some tests, instead
 
-Every run of pytest keeps its durations in build/tests (tests/conftest.py). A test's processor time is its own and that
-of processes that it started and that have ended: it stays about the same on a busy machine, so budgets are of it.
+A run of all tests keeps its durations in build/tests, and a run of some beside them (tests/conftest.py). A test's
+processor time is its own and that of processes that it started and that have ended: it stays about the same on a busy
+machine, so budgets are of it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "build" / "tests"  # a file for each process of the last run
+KEPT = ROOT / "build" / "tests"  # a file for each process of the last run of all tests
+KEPT_OF_SOME = KEPT / "some"
 PAGE, NUMBERS = ROOT / "tests" / "times.md", ROOT / "tests" / "times.json"
 SHARED = "tests/end_to_end/conftest.py::deployments that all tests share, at their end"
 SLOWEST = 10
@@ -45,6 +50,15 @@ class Timing:
     @property
     def file(self) -> str:
         return self.test.partition("::")[0]
+
+
+_CHOOSE = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "maxfail")
+
+
+def folder_of(config: pytest.Config) -> Path:
+    """Return where a run keeps its durations: one of some tests, such as `make draws`, forgets none of all tests."""
+    is_whole = config.args == config.getini("testpaths") and not any(map(config.getoption, _CHOOSE))
+    return KEPT if is_whole else KEPT_OF_SOME
 
 
 def begin(kept: Path = KEPT) -> None:
@@ -137,14 +151,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the page and the numbers of this run")
     parser.add_argument("--budgets", action="store_true", help="set each folder's budget by this run, and write")
+    parser.add_argument("--some", action="store_true", help="show the last run of some tests")
     return parser
 
 
 def main() -> int:
-    given, timings = _parser().parse_args(), last_run()
+    given = _parser().parse_args()
+    timings = last_run(kept_in := KEPT_OF_SOME if given.some else KEPT)
     if not timings:
-        print(f"there is no run in {KEPT}: run pytest first", file=sys.stderr)
+        print(f"there is no run in {kept_in}: run pytest first", file=sys.stderr)
         return 2
+    if given.some:
+        print(table(timings, {}))
+        return 0
     kept = numbers()
     budgets = budgets_of(timings) if given.budgets else {name: int(most) for name, most in kept["budgets_s"].items()}
     if given.write or given.budgets:

@@ -13,8 +13,8 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.routing import Routing, Scores
 from alignedserve.config.config import load
 from alignedserve.errors import ConfigError, ModelError
-from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import demand
+from alignedserve.sizing.capacity import capacity
+from alignedserve.sizing.memory import demand
 
 # The keys of DeepSeek-V3's config.json that a server reads.
 V3: dict[str, Any] = {

@@ -229,7 +229,8 @@ def test_a_folder_may_hold_one_file(tmp_path: Path) -> None:
     folder.mkdir()
     path = write(folder / "a.gguf")
     assert resolve(str(folder)) == resolve(str(path))
-    shutil.copy(path, folder / "b.gguf")
+    for name in ("b.gguf", "c.gguf"):
+        shutil.copy(path, folder / name)
     with pytest.raises(ModelError, match=r"several models, a\.gguf and b\.gguf"):
         resolve(str(folder))
     (folder / "model.safetensors").touch()

@@ -22,9 +22,10 @@ import pytest
 from alignedserve.architectures.model_source import DEMO_FOLDER, fetched_bytes, is_fetched, resolve
 from alignedserve.architectures.named_models import NAMED, NamedModel, fetch_named
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.config.config import Config, LoadFormat
+from alignedserve.config.choices import LoadFormat
+from alignedserve.config.config import Config
 from alignedserve.errors import ModelError
-from alignedserve.machine.model_folder import with_model
+from alignedserve.sizing.model_folder import with_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBER, CONTENT = "tiny_model/Tiny.gguf", b"0123456789" * 400_000

@@ -30,7 +30,7 @@ def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
 _FLAGS = ("--log-level", "debug", "--pool-verify-pages")  # each move of a request is logged, and each page checked
 
 
-class Running:
+class WorkerRequest:
     """Keeps one running deployment of each kind. It starts at its first use: a start takes some seconds of all cores.
 
     Ray is never idle, so it is stopped when tests go on without it. Workers measure steps first, as those of users do.
@@ -69,8 +69,8 @@ class Running:
 
 
 @pytest.fixture(scope="package")
-def running() -> Iterator[Running]:
-    found = Running()
+def running() -> Iterator[WorkerRequest]:
+    found = WorkerRequest()
     yield found
     found.stop()
 
@@ -90,14 +90,14 @@ def _shares(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def none_runs_unused(request: pytest.FixtureRequest, running: Running) -> None:
+def none_runs_unused(request: pytest.FixtureRequest, running: WorkerRequest) -> None:
     """End the shared deployments before a file that does not use them: at rest they take some percent of a core."""
     if not any(_shares(item) for item in request.session.items if item.path == request.path):
         running.stop()
 
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)
-def shared(request: pytest.FixtureRequest, running: Running) -> Deployment:
+def shared(request: pytest.FixtureRequest, running: WorkerRequest) -> Deployment:
     """Return a deployment for tests that leave it unchanged: all modules share it."""
     return running.of(request.param)
 

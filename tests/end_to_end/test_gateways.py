@@ -95,6 +95,17 @@ def test_limits_hold_over_both(two: Deployment, keys: tuple[Path, str, str]) -> 
     assert statuses(two, keys[1], 1) == [200]
 
 
+def test_a_key_that_leaves_the_file_is_refused_by_both_and_one_that_comes_is_taken(
+    two: Deployment, keys: tuple[Path, str, str]
+) -> None:
+    cat = make_key(keys[0], "cat", Scope, Limits())
+    wait_until(lambda: statuses(two, cat, 8) == [200] * 8, BACK_S, two.log)
+    whole = keys[0].read_text()
+    keys[0].write_text(whole.partition("  - name: cat")[0])
+    wait_until(lambda: statuses(two, cat, 8) == [401] * 8, BACK_S, two.log)
+    assert statuses(two, keys[1], 4) == [200] * 4
+
+
 def test_either_explains_a_request(two: Deployment, keys: tuple[Path, str, str]) -> None:
     name = complete(two, keys[1]).headers["x-request-id"]
     headers = {"Authorization": f"Bearer {keys[1]}"}

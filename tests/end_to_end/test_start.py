@@ -16,7 +16,8 @@ from uuid import uuid4
 import pytest
 from safetensors.torch import load_file, save_file
 
-from alignedserve.config.config import Config, ServerConfig
+from alignedserve.config.config import Config
+from alignedserve.config.sections import ServerConfig
 from alignedserve.launch.ready import is_ready
 from tests.end_to_end.conftest import on
 from tests.end_to_end.deployment import (

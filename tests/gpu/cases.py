@@ -38,7 +38,7 @@ def random_step(seed: int, dtype: torch.dtype) -> Step:
     lies = []
     for (queries, tokens), count in zip(lengths, counts, strict=True):
         own = tuple(pairs.pop() for _ in range(count))
-        lies.append(Lie(queries, tokens, own, tuple(pair for pair in own if chance.random() < 0.4)))
+        lies.append(Lie(queries, tokens, tuple(~pair if chance.random() < 0.4 else pair for pair in own)))
     spans, kv_dim = Spans(lies, block_size), kv_heads * head_dim
     cache = torch.full((2 * (sum(counts) + 2), block_size, kv_dim), torch.nan, dtype=dtype)
     for span, (queries, tokens) in enumerate(lengths):

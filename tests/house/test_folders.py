@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from draw_lifecycle import BEGIN, END, PAGE, drawn
+from draw_lifecycle import DIAGRAMS, PAGE, drawn, marks
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels", "lab")
@@ -38,7 +38,7 @@ def test_the_lab_names_its_folders() -> None:
     assert named == {path.parent.name for path in (ROOT / "lab").glob("*/__init__.py")}
 
 
-def test_the_picture_of_a_requests_life_is_that_of_the_table() -> None:
+def test_the_pictures_of_a_requests_life_are_those_of_the_tables() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page.count(BEGIN) == page.count(END) == 1
+    assert all(page.count(mark) == 1 for name in DIAGRAMS for mark in marks(name))
     assert drawn(page) == page, "python tools/draw_lifecycle.py"

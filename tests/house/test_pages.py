@@ -14,7 +14,7 @@ from tests.house.test_folders import PARTS, ROOT
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 FOLDERS = DOCS / "architecture.md"  # the page with the list of folders
-PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("[A-Z]*.md"), *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import draws, flakes, times
+from tests.conftest import in_one_process
 from tests.flakes import Flake, told, why_red
 from tests.near import UNKNOWN_S, Deadline, by_turns, near, that_fit
 from tests.simulator.planted import lost_release, planted
@@ -32,6 +33,13 @@ class TestTimes:
         times.keep(TIMINGS[3:], "-gw1", tmp_path)
         assert times.last_run(tmp_path) == TIMINGS[1:]
 
+    @pytest.mark.parametrize("some", ["tests/owner", "-k some", "-m slow", "--last-failed", "-x", "--deselect tests/a"])
+    def test_a_run_of_some_tests_forgets_none_of_all(self, pytester: pytest.Pytester, some: str) -> None:
+        pytester.makeini("[pytest]\ntestpaths = tests\naddopts = -p no:schemathesis")
+        (pytester.path / "tests").mkdir()
+        assert times.folder_of(pytester.parseconfig(*some.split())) == times.KEPT_OF_SOME
+        assert times.folder_of(pytester.parseconfig("-q")) == times.KEPT
+
     def test_a_folder_beyond_its_budget_is_named_with_how_far(self) -> None:
         assert over(TIMINGS, {"engine": 20, "owner": 1}) == {"engine": pytest.approx(1.05)}
         assert over(TIMINGS, {"engine": 21}) == {}
@@ -50,6 +58,14 @@ class TestTimes:
 
 def _commits(since: int | None) -> flakes.Age:
     return lambda _commit: since
+
+
+def test_what_shares_a_model_or_a_deployment_runs_in_one_process() -> None:
+    api, greedy, stop = (in_one_process(f"tests/end_to_end/test_{name}.py") for name in ("api", "greedy", "stop"))
+    assert api == greedy != stop == "tests/end_to_end/test_stop.py"
+    served, answers = (in_one_process(f"tests/real_models/test_{name}.py") for name in ("served", "answers"))
+    assert served == answers != api
+    assert in_one_process("tests/owner/test_owner.py") != in_one_process("tests/owner/test_culprits.py")
 
 
 class TestFlakes:

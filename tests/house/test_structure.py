@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from pathlib import Path
 
@@ -68,3 +69,30 @@ def test_the_floor_plan_is_drawn_from_the_imports() -> None:
     """The remedy is `python tools/draw_folders.py`."""
     page = PAGE.read_text(encoding="utf-8")
     assert page == drawn(page)
+
+
+# `kv` of a request is its block pairs, and their form. Whoever else wants some asks a memory (worker/device.py).
+WRITES_KV = ("worker/step/blocks.py", "decode_worker/memory/", "forms/memory/")
+
+
+def kv_writes(tree: ast.AST) -> list[int]:
+    """Return the lines that assign to an attribute `kv`."""
+    targets = [
+        target
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        for assigned in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        for target in ast.walk(assigned)
+    ]
+    return [target.lineno for target in targets if isinstance(target, ast.Attribute) and target.attr == "kv"]
+
+
+def test_only_memory_writes_the_blocks_of_requests() -> None:
+    product = {name: path for name, path in modules().items() if not name.startswith(LAB)}
+    others = [path for path in product.values() if not any(part in path.as_posix() for part in WRITES_KV)]
+    wrong = {path.name: found for path in others if (found := kv_writes(ast.parse(path.read_text(encoding="utf-8"))))}
+    assert wrong == {}
+
+
+def test_a_write_of_blocks_is_seen() -> None:
+    assert kv_writes(ast.parse("a.kv = b\nx = a.kv\na.kv, c = d\na.kv += e\nkv = a")) == [1, 3, 4]

@@ -9,6 +9,7 @@ of_workers.py     Mutants of prefill and decode workers.
 operators.py      Every small change that can be drawn.
 drawing.py        Draws from all folders by a seed.
 equivalents.py    Drawn mutants that behave as the source does, with reasons.
+callers.py        Finds the tests that may run a function, by who mentions it and who mentions those.
 nearest.py        Orders test files by how near they are to a source file.
 trying.py         Runs the tests that run a mutated function, in a fork for each mutant.
 compiled.py       Mutants of the C++ kernels' dispatch, compiled and tried.

@@ -69,9 +69,7 @@ def _sample(options: argparse.Namespace) -> int:
         before = published.rows.get(folder)
         is_wanted = any(part == folder if part in folders else part in folder for part in options.only)
         if (is_wanted or not options.only) and (before or not options.again):
-            drawn[folder] = draw(files, before.mutants if before and options.again else numbers[folder], seed)
-            if options.again:
-                drawn[folder] = [mutant for mutant in drawn[folder] if published.has_survived(mutant)]
+            drawn[folder] = published.tried_again(files) if options.again else draw(files, numbers[folder], seed)
     # Folders that are named are tried together, and otherwise those of one part of the product: they share tests.
     for _, together in groupby(drawn, lambda folder: "" if options.only else part_of(folder)):
         some = {folder: drawn[folder] for folder in together}
@@ -79,7 +77,8 @@ def _sample(options: argparse.Namespace) -> int:
         found |= tried([mutant for mutant in found if mutant.name not in EQUIVALENT], _say)
         for folder, mutants in some.items():
             row, survivors = score.row_of(folder, lines[folder], {mutant: found[mutant] for mutant in mutants})
-            row = row.after(published.rows[folder]) if options.again else row
+            if options.again:
+                row, survivors = published.after(row, survivors, {mutant.name for mutant in mutants})
             now = now.with_folder(row, survivors)
             written = written.with_folder(row, survivors)
             _say(str(row))

@@ -18,6 +18,7 @@ EQUIVALENT: dict[str, str] = {
         "descriptor 0 is a part's standard input"
     ),
     "alignedserve/engine/sampling/edits.py | _Seen.__init__ | constant +1 | 2": "a third row that nothing uses",
+    "alignedserve/engine/models/encoder.py | Encoder._run | constant -1 | 0": "the only text is the first and the last",
     "kernels/csrc/attention.cpp | - | < to <= | "
     "for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())": (
         "the part after the last begins where the line ends: no unit is in it"

@@ -7,10 +7,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from draw_folders import imports, modules
-from tests.mutants.planted import SOURCE
+from tests.mutants.callers import Test, callers
+from tests.mutants.planted import SOURCE, Planted
 
 # Folders of tests that start whole deployments, need a GPU or a model, or test the repository and the tests.
 _LEFT_OUT = ("end_to_end", "cluster", "third_party", "real_models", "gpu", "chaos", "house", "mutants")
+_NOWHERE = 1000  # more steps than any way has
 _FAR = 9  # more imports than that lie between no two modules that have to do with each other
 
 
@@ -31,6 +33,22 @@ def near_tests(file: str, name: str = "") -> list[str]:
             is_another = is_elsewhere or Path(test).stem != f"test_{Path(file).stem}"
             ranked.append((bool(name) and name not in _text(test), is_another, steps, is_elsewhere, test))
     return [test for *_, test in sorted(ranked)]
+
+
+def ways_to(mutant: Planted) -> Mapping[Test, int]:
+    """Return how far the nearest tests are that may run what a mutant is in (callers.py)."""
+    name = mutant.place.function or mutant.imported_name
+    return callers().distances(mutant.file, name, _LEFT_OUT) if name else {}
+
+
+def near_files(mutant: Planted, ways: Mapping[Test, int]) -> list[str]:
+    """Return test files, those first whose tests may run what a mutant is in, and then those near its file."""
+    steps: dict[str, int] = {}
+    for (file, _), far in ways.items():
+        steps[file] = min(far, steps.get(file, far))
+    near, ours = near_tests(mutant.file, mutant.imported_name), f"{folder_of_tests(mutant.file)}/"
+    files = [*near, *sorted(steps.keys() - set(near))]
+    return sorted(files, key=lambda file: (steps.get(file, _NOWHERE), file in steps and not file.startswith(ours)))
 
 
 @cache

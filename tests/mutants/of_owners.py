@@ -188,8 +188,8 @@ JOBS = (
     Mutant(
         "job ends before its lines",
         _JOBS,
-        "opened.phase is not Phase.RUNNING or opened.num_left",
-        "opened.phase is not Phase.RUNNING or opened.pending or opened.later",
+        "opened.phase is not JobPhase.RUNNING or opened.num_left",
+        "opened.phase is not JobPhase.RUNNING or opened.pending or opened.later",
         "A job is completed while lines have no result yet.",
     ),
     Mutant(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_STATE, _RECOVERY = "router/state.py", "router/recovery.py"
+_STATE, _RECOVERY = "router/state.py", "router/members.py"
 
 ROUTER = (
     Mutant(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 
 from tests.mutants.drawing import files_by_folder, is_core
 from tests.mutants.equivalents import EQUIVALENT
+from tests.mutants.operators import changes
 from tests.mutants.planted import Planted
 from tests.mutants.results import commit
 from tests.mutants.trying import KILLED, SURVIVED, TIMED_OUT, Tried
@@ -31,12 +32,6 @@ class Row:
     equivalent: int
     commit: str
 
-    def after(self, before: Row) -> Row:
-        """Return the row of all mutants, where this one is of those that had survived before."""
-        killed, timed_out = before.killed + self.killed, before.timed_out + self.timed_out
-        equivalent = before.equivalent + self.equivalent
-        return replace(self, mutants=before.mutants, killed=killed, timed_out=timed_out, equivalent=equivalent)
-
     def __str__(self) -> str:
         *counts, commit = (str(cell) for cell in astuple(self))
         return f"| {' | '.join(counts)} | {percent([self])} | {commit} |"
@@ -52,6 +47,21 @@ class Score:
 
     def has_survived(self, mutant: Planted) -> bool:
         return any(line.startswith(f"- `{mutant.name}`: ") for line in self.survivors.get(mutant.folder, ()))
+
+    def tried_again(self, files: Iterable[str]) -> list[Planted]:
+        """Return the survivors of some files of a folder, also where other code of the files has changed since."""
+        all_of_them = (change.planted(file) for file in files for change in changes(file))
+        return list({mutant.name: mutant for mutant in all_of_them if self.has_survived(mutant)}.values())
+
+    def after(self, row: Row, survivors: Sequence[str], tried: Set[str]) -> tuple[Row, list[str]]:
+        """Return a folder's row and survivors, where some that had survived were tried again. Of the others, whose code
+        is another by now, nothing is known: they go on as survivors."""
+        before = self.rows[row.folder]
+        others = [line for line in self.survivors.get(row.folder, ()) if line[3:].partition("`: ")[0] not in tried]
+        killed, timed_out = before.killed + row.killed, before.timed_out + row.timed_out
+        survived, equivalent = row.survived + len(others), before.equivalent + row.equivalent
+        row = replace(row, mutants=before.mutants, killed=killed, timed_out=timed_out, survived=survived)
+        return replace(row, equivalent=equivalent), [*survivors, *others]
 
     def with_folder(self, row: Row, survivors: Iterable[str]) -> Score:
         rows = {**self.rows, row.folder: row}
@@ -118,7 +128,7 @@ def text(score: Score) -> str:
         [
             "# How many mutants the tests find",
             "",
-            "Mutants drawn at random from all product Python, each tried against the tests near its file; tests that",
+            "Mutants drawn at random from all product Python, each tried against tests that may run it; tests that",
             "start whole deployments and the fuzzer's seeds are left out. Written by",
             f"`python -m tests.mutants --sample 600 --seed {score.seed} --write`, which fails where it finds less. A",
             "smaller number tries the first of the same mutants. `--compiled 16` tries those of the C++ kernels.",

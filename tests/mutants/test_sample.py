@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.protocol.cancelled import CancelledAttempts
+from tests.mutants.callers import Callers
 from tests.mutants.drawing import draw, files_by_folder, is_core, shares
 from tests.mutants.forked import Crashed, TakesTooLong, forked
 from tests.mutants.mutant import Mutant
@@ -67,13 +68,13 @@ def test_a_case_an_argument_and_a_loop(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_changes_the_code_and_compiles() -> None:
-    for mutant in draw(["router/open.py", "alignedserve/protocol/cancelled.py"], 100, seed=1):
+    for mutant in draw(["router/members.py", "alignedserve/protocol/cancelled.py"], 100, seed=1):
         compile(mutant.tree(), mutant.file, "exec")
         assert ast.dump(mutant.tree()) != ast.dump(parsed(mutant.file))
 
 
 def _drawn(number: int, seed: int) -> list[str]:
-    return [mutant.name for mutant in draw(["router/open.py"], number, seed)]
+    return [mutant.name for mutant in draw(["router/members.py"], number, seed)]
 
 
 def test_a_larger_draw_has_the_mutants_of_a_smaller_one_and_another_seed_has_others() -> None:
@@ -108,6 +109,23 @@ def test_a_mutant_is_planted_into_functions_of_a_fork_and_not_into_its_parent() 
 
     assert forked(planted, cpu_s=60) is True
     assert not _is_cancelled()
+
+
+def test_tests_that_may_run_a_function_are_found_by_who_mentions_it(tmp_path: Path) -> None:
+    codes = {
+        "product.inner": "class Sum:\n    def total(self): return self._of(1)\n    def _of(self, it): return it",
+        "product.outer": "from product import inner\ndef counted(given): return given.total()",
+        "tests.helpers": "from product.outer import counted\nHELPS = [counted]",
+        "tests.test_far": "from tests.helpers import HELPS\ndef test_far(): HELPS[0]\ndef test_other(): pass",
+        "tests.test_near": "from product.inner import Sum\nclass TestSum:\n    def test_near(self): Sum().total()",
+        "tests.test_none": "def test_none(): total()",
+    }
+    files = {name: tmp_path / f"{name.replace('.', '/')}.py" for name in codes}
+    for name, code in codes.items():
+        files[name].parent.mkdir(exist_ok=True)
+        files[name].write_text(code, encoding="utf-8")
+    found = Callers(files, tmp_path).distances("product/inner.py", "Sum._of")
+    assert found == {("tests/test_near.py", "test_near"): 2, ("tests/test_far.py", "test_far"): 4}
 
 
 def test_functions_say_that_they_run() -> None:
@@ -170,7 +188,7 @@ def test_a_score_may_fall_by_a_point_in_the_folders_that_were_tried() -> None:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    first, second, third = draw(["router/open.py"], 3, seed=5)
+    first, second, third = draw(["router/members.py"], 3, seed=5)
     found = {first: Tried(KILLED, "a test"), second: Tried(SURVIVED, num_tests=3), third: Tried(TIMED_OUT)}
     score = Score({}, {}, 5).with_folder(*row_of("router", 1000, found))
     write(score, tmp_path / "score.md")
@@ -183,5 +201,15 @@ def test_the_published_score_knows_every_core() -> None:
 
 
 def test_of_those_that_are_tried_again_the_found_ones_count_with_the_rest() -> None:
-    before, again = _row("router", killed=90, survived=10), _row("router", killed=4, survived=6)
-    assert again.after(before) == _row("router", killed=94, survived=6)
+    """One that cannot be tried, since its code is another by now, goes on as a survivor."""
+    lines = tuple(f"- `{name}`: passes 1 tests" for name in ("a", "b", "gone"))
+    before = Score({"router": _row("router", killed=90, survived=3)}, {"router": lines}, 57)
+    now = before.after(_row("router", killed=1, survived=1), ["- `b`: passes 9 tests"], {"a", "b"})
+    assert now == (_row("router", killed=91, survived=2), ["- `b`: passes 9 tests", lines[2]])
+
+
+def test_survivors_are_found_again_wherever_they_stand_in_their_files() -> None:
+    drawn = draw([_MUTANT.file], 5, seed=3)
+    survived = {"alignedserve/protocol": tuple(f"- `{mutant.name}`: passes 1 tests" for mutant in drawn[1:3])}
+    again = Score({}, survived, 57).tried_again([_MUTANT.file])
+    assert {mutant.name for mutant in again} == {mutant.name for mutant in drawn[1:3]}

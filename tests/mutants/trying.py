@@ -1,9 +1,9 @@
 """Try mutants against the tests that run them: all mutants share one collection, and each gets a fork.
 
-Some tests near the mutated files run once as they are, which tells what each costs and which functions it runs; more
-of them run for mutants that survive those. A mutant in a function is planted into the fork by giving the function other
-code. One that runs when its module is imported gets a fork of a process that has imported no product code yet, only
-what that imports of others.
+Some tests that may run the mutated functions (callers.py), or are near their files, run once as they are, which tells
+what each costs and which functions it runs; more of them run for mutants that survive those. A mutant in a function is
+planted into the fork by giving the function other code. One that runs when its module is imported gets a fork of a
+process that has imported no product code yet, only what that imports of others.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import accumulate, takewhile
+from itertools import accumulate, takewhile, zip_longest
 from math import inf
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
+from tests.mutants.callers import Test
 from tests.mutants.forked import IDLE_S, Crashed, TakesTooLong, forked, limit
-from tests.mutants.nearest import near_tests
+from tests.mutants.nearest import near_files, ways_to
 from tests.mutants.other_code import Function, function_of, give_code, probe
 from tests.mutants.planted import SOURCE, Planted
 
 NEAR_FILES = 16  # of each mutated file
 # Tests run without mutants, the nearest first, until so many run each mutant's function, or so much processor time has
 # gone for each mutant; then all others, for those that survive.
-ROUNDS = ((5, 0.8), (inf, 2.5))
+ENOUGH = 5
+ROUNDS = ((ENOUGH, 0.8), (inf, 2.5))
 SLOW_S = 0.5  # tests that take longer come after those that take less
 MUTANT_S = 6.0  # of processor time that the tests of a mutant take without it
 # With it a test has ten times what it takes, and a start: what it shares with others is made anew. All have MOST_S.
@@ -45,6 +47,7 @@ IMPORTS_S = 60.0  # more for a process that imports and collects
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
 _PLANTING = Path(__file__).with_name("planting")
 OPTIONS = ("-q", "--no-header", "--capture=no", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist")
+Ways = Mapping[Planted, Mapping[Test, int]]  # how far the tests are that may run each mutant
 Near = Mapping[Planted, Sequence[str]]  # the files of tests that are near each mutant
 
 
@@ -84,8 +87,9 @@ def tried(mutants: Sequence[Planted], say: Callable[[str], None]) -> Iterator[tu
     sys.dont_write_bytecode = False
     if not mutants:
         return
-    near = {mutant: near_tests(mutant.file, mutant.imported_name)[:NEAR_FILES] for mutant in mutants}
-    found, imported = forked(lambda: _try_all(mutants, near, say), inf, inf)
+    ways = {mutant: ways_to(mutant) for mutant in mutants}
+    near = {mutant: near_files(mutant, ways[mutant])[:NEAR_FILES] for mutant in mutants}
+    found, imported = forked(lambda: _try_all(mutants, near, ways, say), inf, inf)
     _import(imported)
     for mutant, (verdict, test, num_tests, names) in zip(mutants, found, strict=True):
         before_s = _children_s()
@@ -98,10 +102,12 @@ def tried(mutants: Sequence[Planted], say: Callable[[str], None]) -> Iterator[tu
 _Found = tuple[str, str, int, Sequence[str]]  # a verdict, or none and the tests that a process has to run
 
 
-def _try_all(mutants: Sequence[Planted], near: Near, say: Callable[[str], None]) -> tuple[list[_Found], list[str]]:
+def _try_all(
+    mutants: Sequence[Planted], near: Near, ways: Ways, say: Callable[[str], None]
+) -> tuple[list[_Found], list[str]]:
     """Return what becomes of each mutant, and the modules of others that were imported."""
     with TemporaryDirectory(prefix="mutants-") as scratch:
-        trying = _Trying(mutants, near, Path(scratch), say)
+        trying = _Trying(mutants, near, ways, Path(scratch), say)
         sys.settrace(trying.recorder)
         pytest.main([*OPTIONS, f"--basetemp={scratch}/tests", *trying.files], plugins=[trying])
         if len(trying.found) != len(mutants):
@@ -183,9 +189,11 @@ def _line(mutant: Planted, found: Tried, cpu_s: float) -> str:
 class _Trying:
     """A plugin of pytest that runs the tests it has collected once for each mutant."""
 
-    def __init__(self, mutants: Sequence[Planted], near: Near, scratch: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, mutants: Sequence[Planted], near: Near, ways: Ways, scratch: Path, say: Callable[[str], None]
+    ) -> None:
         self._mutants, self._scratch, self._say = mutants, scratch, say
-        self._near = near
+        self._near, self._ways = near, ways
         ranks = [(rank, test) for mutant in mutants for rank, test in enumerate(near[mutant])]
         ranks.sort()
         self.files = list(dict.fromkeys(test for _, test in ranks))
@@ -266,7 +274,8 @@ class _Trying:
         _import(imported)  # or each fork imports it again
 
     def _first_run(self, mutants: Sequence[Planted], enough: float, most_s: float, log: Path) -> list[str]:
-        """Run tests until each mutant has enough of them; no file takes more than its share before all have theirs."""
+        """Run tests until each mutant has enough of them: in turns those that may run it, then all of the files near
+        it, of which none takes more than its share before all have theirs."""
         self._ran = probe({mutant.file for mutant in self._mutants})
         spent = dict.fromkeys(self.files, 0.0)
         ranks = dict[str, int]()
@@ -281,30 +290,52 @@ class _Trying:
             waiting, share = deque(sorted(self._unrun, key=turns.__getitem__)), 2 * share
         put_off: list[pytest.Item] = []
         lacking = {mutant: sum(_is_run(mutant, test.runs) for test in self._tests) for mutant in mutants}
+        done = set[pytest.Item]()
         with log.open("w", encoding="utf-8") as lines:
+            for mutant, item in _in_turns_of(self._by_ways(mutants)):
+                if lacking[mutant] < ENOUGH and item not in done and sum(spent.values()) < most_s:
+                    done.add(item)
+                    self._run_once(item, spent, lacking, lines)
             while sum(spent.values()) < most_s and (waiting or put_off):
                 if not waiting:
                     waiting, put_off, share = deque(put_off), [], most_s
                 item = waiting.popleft()
                 file = item.nodeid.partition("::")[0]
-                if not any(number < enough and file in self._near[mutant] for mutant, number in lacking.items()):
+                is_near = any(number < enough and file in self._near[mutant] for mutant, number in lacking.items())
+                if item in done or not is_near:
                     continue
                 if spent[file] > share:
                     put_off.append(item)
                     continue
-                print(json.dumps(item.nodeid), file=lines, flush=True)
-                before_s, began_at = time.process_time(), time.monotonic()
-                self._failed = []
-                self._ran.clear()
-                _run(item)
-                cpu_s = time.process_time() - before_s
-                spent[file] += cpu_s
-                runs = self._ran.union(*self._shared_by(item))
-                took = [item.nodeid, cpu_s, time.monotonic() - began_at, list(runs), not self._failed]
-                print(json.dumps(took), file=lines, flush=True)
-                for mutant in mutants:
-                    lacking[mutant] += not self._failed and _is_run(mutant, runs)
+                self._run_once(item, spent, lacking, lines)
         return _imported_of_others()
+
+    def _by_ways(self, mutants: Sequence[Planted]) -> Mapping[Planted, list[pytest.Item]]:
+        """Return for each mutant the tests that may run it and have not run, the nearest first, one case of each."""
+        cases = {_test_of(item): item for item in reversed(self._unrun)}
+        found = {}
+        for mutant in mutants:
+            ranks = {file: rank for rank, file in enumerate(self._near[mutant])}
+            ways = {test: (steps, ranks.get(test[0], inf)) for test, steps in self._ways[mutant].items()}
+            found[mutant] = [cases[test] for test in sorted(ways, key=ways.__getitem__) if test in cases]
+        return found
+
+    def _run_once(
+        self, item: pytest.Item, spent: dict[str, float], lacking: dict[Planted, int], lines: IO[str]
+    ) -> None:
+        """Run a test without mutants, and say what it cost and which functions it ran."""
+        print(json.dumps(item.nodeid), file=lines, flush=True)
+        before_s, began_at = time.process_time(), time.monotonic()
+        self._failed = []
+        self._ran.clear()
+        _run(item)
+        cpu_s = time.process_time() - before_s
+        spent[item.nodeid.partition("::")[0]] += cpu_s
+        runs = self._ran.union(*self._shared_by(item))
+        took = [item.nodeid, cpu_s, time.monotonic() - began_at, list(runs), not self._failed]
+        print(json.dumps(took), file=lines, flush=True)
+        for mutant in lacking:
+            lacking[mutant] += not self._failed and _is_run(mutant, runs)
 
     def _shared_by(self, item: pytest.Item) -> list[set[Function]]:
         used = set(getattr(item, "fixturenames", ()))
@@ -386,6 +417,17 @@ def _function(mutant: Planted) -> Function | None:
 def _is_run(mutant: Planted, runs: Set[Function]) -> bool:
     function = _function(mutant)
     return function in runs if function else any(file == mutant.file for file, _, _ in runs)
+
+
+def _in_turns_of(lists: Mapping[Planted, Sequence[pytest.Item]]) -> Iterator[tuple[Planted, pytest.Item]]:
+    """Yield the first of each list, then the second of each, and so on."""
+    for turn in zip_longest(*lists.values()):
+        yield from ((mutant, item) for mutant, item in zip(lists, turn, strict=True) if item is not None)
+
+
+def _test_of(item: pytest.Item) -> Test:
+    file, _, name = item.nodeid.partition("[")[0].partition("::")
+    return file, name.rpartition("::")[2]
 
 
 def _in_turns(items: Sequence[pytest.Item], nearest: set[str]) -> list[pytest.Item]:

@@ -1,6 +1,8 @@
 """Ratchets: the lines that run on each hot path, which no commit raises by 5 % without saying so.
 
 paths.py           The hot paths: what runs on each.
+choices.py         Choices of steps among thousands of waiting prompts.
+lives.py           Whole lives of requests, as a router's core hears of them.
 counting.py        Counts the lines of the project's Python that run.
 counts.json        What each path took when it was last accepted.
 test_ratchets.py   Compares.

@@ -12,9 +12,7 @@ from types import MappingProxyType
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.lab.benchmarks.common.requests import LENGTHS, request
-from alignedserve.lab.benchmarks.router import Deployment, submits
-from alignedserve.lab.benchmarks.selection import chosen, drawn
+from alignedserve.lab.benchmarks.common.requests import request
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.owner.core import OwnerCore
@@ -28,7 +26,9 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.text.text_model import TextModel
 from alignedserve.worker.setup import WorkerSetup
 from tests.gateway.conftest import FakeOwner, Gateway
+from tests.ratchets.choices import choose, drawn
 from tests.ratchets.counting import Lines
+from tests.ratchets.lives import Deployment, submits
 
 _TOKENS = 32  # of a stream, and of a frame
 
@@ -42,10 +42,10 @@ def _router(num_workers: int, is_life: bool = False, beginning: tuple[int, ...] 
         if beginning:
             submit = replace(submit, request=replace(submit.request, prompt=beginning + submit.request.prompt))
         if len(there) < open_at_once:
-            there.append((submit.request, *deployment.begin(submit)[:2]))
+            there.append((submit.request, *deployment.begin(submit)))
             continue
         with decisions:
-            prefill, decode, _ = deployment.begin(submit)
+            prefill, decode = deployment.begin(submit)
         there.append((submit.request, prefill, decode))
         with ends:
             deployment.end(*there.popleft())
@@ -56,7 +56,7 @@ def _decode_step(num_running: int) -> float:
     """Return the lines from a step's end to the next step, on a decode worker that requests neither join nor leave."""
     limits = WorkerLimits(32_768, 16, 256, 2048, max_batch=num_running)
     core, lines, now, steps, ordered = DecodeCore(WorkerSetup(limits, Policy())), Lines(), 0.0, 0, list[Command]()
-    for asked in islice(drawn(LENGTHS, seed=1), num_running):
+    for asked in islice(drawn(seed=1), num_running):
         slo = Slo(ttft_s=1e6, tbt_s=1e6) if asked.service is ServiceClass.RT else asked.slo
         prompt = replace(asked, slo=slo, prompt=asked.prompt[:64])
         ordered += core.handle(Received(ROUTER, Prefill(prompt)), now)
@@ -78,7 +78,7 @@ def _prompt_step(num_waiting: int) -> float:
 
     def lines_of(steps: int) -> int:
         with Lines() as lines:
-            chosen(Policy(), num_waiting, 32, steps, LENGTHS)
+            choose(Policy(), num_waiting, 32, steps)
         return lines.number
 
     few, many = 2, 6

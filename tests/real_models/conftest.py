@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from alignedserve.architectures.model_source import resolve
 from alignedserve.engine.engine import Engine
-from alignedserve.lab.benchmarks.accuracy import expand, published
+from alignedserve.lab.benchmarks.accuracy import FORMS, Model, expand, published
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.real_models.answers import is_kept
@@ -24,6 +24,7 @@ from tests.reference import Tally, compare
 from tests.smollm2 import smollm2
 
 TOKENS = 16  # of an answer
+TOKENS_OF_TEXT = 400 if SOAK else 120  # in comparisons of logits
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Real:
     @cached_property
     def plain(self) -> Path:
         """Write the weights as a folder of fp32, which transformers and PEFT read."""
-        expand(self.reference, self.scratch / "plain", torch.float32)
-        return self.scratch / "plain"
+        expand(self.reference, self.scratch / "in fp32", torch.float32)
+        return self.scratch / "in fp32"
 
     def engine(self, num_tokens: int, **options: Any) -> Engine:
         """Return an engine whose cache holds so many tokens."""
@@ -81,7 +82,7 @@ class Real:
 def opened() -> Iterator[Real]:
     file = smollm2()
     with TemporaryDirectory(prefix="real-model-") as scratch:
-        yield Real(file, resolve(str(file), scratch), Path(scratch))
+        yield Real(file, resolve(str(file), f"{scratch}/cache"), Path(scratch))
 
 
 @pytest.fixture(scope="session")
@@ -89,3 +90,17 @@ def real() -> Iterator[Real]:
     with opened() as found:
         yield found
         found.tally.check()
+
+
+class Forms:
+    """The model in one form at a time: each takes memory, and seconds to make."""
+
+    def __init__(self, real: Real) -> None:
+        self.model = Model("smollm2", real.file, real.scratch, TOKENS_OF_TEXT)
+        vars(self.model)["network"] = real.reference  # which takes ten seconds to read
+        self.of = cache(lambda name: FORMS[name](name, self.model))
+
+
+@pytest.fixture(scope="session")
+def forms(real: Real) -> Forms:
+    return Forms(real)

@@ -5,40 +5,20 @@ The forms and their goals are those of `python -m lab.benchmarks.accuracy`, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 
-from alignedserve.lab.benchmarks.accuracy import FORMS, OF_ORIGINAL, PUBLISHED_FILE, Form, Model
+from alignedserve.lab.benchmarks.accuracy import FORMS, OF_ORIGINAL, PUBLISHED_FILE, Form
 from alignedserve.lab.benchmarks.common.divergence import divergence
 from tests.conftest import SOAK
 from tests.kernels.every import kernels_of, native_sets
-from tests.smollm2 import smollm2
+from tests.real_models.conftest import TOKENS_OF_TEXT, Forms
 
-TOKENS = 400 if SOAK else 120
 FEW_MORE = 3  # tokens whose two best lie so near that any rounding may choose: of few tokens they are a larger share
 ALL = ["reference", *native_sets()]
 FEW = {"fp32", "bf16", "KV int8", "int8", "int4", "GPTQ", "w8a16"}  # the others are read by the same code
 CASES = [
     (form, isa) for form in FORMS for isa in ALL if SOAK or form == PUBLISHED_FILE or (form in FEW and isa == ALL[-1])
 ]
-
-
-class Forms:
-    """The model in one form at a time: each takes memory, and seconds to make."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.model = Model("smollm2", smollm2(), scratch, TOKENS)
-        self.of = cache(lambda name: FORMS[name](name, self.model))
-
-
-@pytest.fixture(scope="module")
-def forms() -> Iterator[Forms]:
-    with TemporaryDirectory(prefix="real-forms-") as scratch:
-        yield Forms(Path(scratch))
 
 
 @pytest.mark.parametrize(("name", "isa"), CASES)
@@ -48,7 +28,7 @@ def test_a_form_stays_near_what_it_stands_for(name: str, isa: str, forms: Forms)
     found = divergence(form.expanded, logits)
     if form.goal is not None:
         assert found.mean <= form.goal, found
-        assert found.same >= forms.model.least_same - FEW_MORE / TOKENS, found
+        assert found.same >= forms.model.least_same - FEW_MORE / TOKENS_OF_TEXT, found
     if form.original is not None:
         # int8 in bf16 misses its goal by half in the benchmark (docs/how/kernels.md); few tokens say less.
         assert divergence(form.original, logits).mean <= 2 * OF_ORIGINAL[form.quantization]

@@ -24,11 +24,8 @@ from alignedserve.lab.benchmarks.common.divergence import divergence
 from alignedserve.lab.benchmarks.common.one_pass import OnePass
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment, deployed
-from tests.real_models.conftest import TOKENS, Real
-from tests.real_models.test_divergence import Forms, forms
+from tests.real_models.conftest import TOKENS, Forms, Real
 from tests.real_models.test_served import RANKS, ask, user
-
-__all__ = ["forms"]  # the fixture
 
 TOP = 20  # log-probabilities of a token: the API gives no more
 PAIR, RANKED = ("1+1",), ("colocated", *RANKS)

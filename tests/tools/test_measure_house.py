@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.config.config import every_setting, settings
-from measure_house import EXPERIMENT, HERE, SETTINGS, House, main
+from measure_house import EXPERIMENT, GENERATED, HERE, SETTINGS, House, main
 
 DOCS = "docs"
 FILES = {
@@ -40,7 +40,20 @@ def test_a_small_house(house: House) -> None:
     assert house.colliding_names() == {"Line": ["alignedserve/bases.py", "router/line.py"]}
     assert (house.settings(*SETTINGS).total(), house.readme_lines(), house.words("docs")) == (1, 3, (1, 3))
     assert house.class_names() == 6
+    assert house.closure("alignedserve.router.state") == {"alignedserve.router.state", "alignedserve.bases"}
     assert house.subsystems() == {"alignedserve": (3, 6), "router": (3, 4)}
+
+
+def test_words_to_read_are_without_notebook_and_generated_pages(house: House) -> None:
+    for name in ("notebook/figures.md", "reference/settings.md"):
+        (house.root / DOCS / name).parent.mkdir(exist_ok=True)
+        (house.root / DOCS / name).write_text("not counted\n")
+    (house.root / DOCS / "reference" / "table.md").write_text("| one | 2 |\n|---|---|\n")
+    assert (house.words(DOCS)[0], house.words_to_read(DOCS)) == (4, (2, 4))
+
+
+def test_generated_pages_exist() -> None:
+    assert [name for name in GENERATED if not (HERE / DOCS / f"{name}.md").is_file()] == []
 
 
 def test_the_settings_of_this_repository_are_all_seen() -> None:
@@ -52,9 +65,10 @@ def test_the_settings_of_this_repository_are_all_seen() -> None:
 def test_the_table_is_printed(
     house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (house.root / "router" / "more.py").write_text("def more():\n    return 1\n")
+    (house.root / "router" / "more.py").write_text("def more():\n    return 1\n\n\nfolded = []\n")
     monkeypatch.setattr("sys.argv", ["measure_house.py", "--list", "--at", str(house.root)])
     main()
     said = capsys.readouterr().out
     assert re.search(r"^their lines, median / p90 / max +2 / ", said, re.M)
-    assert said.endswith("Line: alignedserve/bases.py router/line.py\n")
+    assert "\nLine: alignedserve/bases.py router/line.py\n" in said
+    assert said.endswith("\nwindows and folding: router/more.py\n")
