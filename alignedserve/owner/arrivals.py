@@ -6,20 +6,25 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Generic, TypeVar
 
-_AT_ONCE = 16  # arrivals that the event loop hands out before it looks for others' bytes: each wakes a coroutine
+_AT_ONCE = 64  # requests that get their arrivals before the event loop looks at bytes of others: each wakes a coroutine
 
 T = TypeVar("T")
 
 
 class ArrivalQueues(Generic[T]):
     """Queues of arrivals, one per request. The event loop is woken once for all that has arrived until it is awake:
-    a step's tokens arrive together."""
+    a step's tokens arrive together.
+
+    Requests get their arrivals in turns, each all that it has: so a request with few does not wait for all that others
+    have when the event loop is behind."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Queue[T]] = {}  # by request; on the event loop
         self._arrived: deque[tuple[str, T]] = deque()
+        self._in_turn: dict[str, list[T]] = {}  # of these, by request; on the event loop
         self._is_waking = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -36,7 +41,7 @@ class ArrivalQueues(Generic[T]):
     def has(self, request: str) -> bool:
         """Return whether an arrival waits for the coroutine of this request. Only the event loop may call this."""
         queue = self._waiting.get(request)
-        return queue is not None and not queue.empty()
+        return queue is not None and (not queue.empty() or request in self._in_turn)
 
     def put(self, request: str, arrival: T) -> None:
         """Put an arrival into the queue of its request, or drop it where no coroutine waits any more. Any thread may
@@ -54,10 +59,14 @@ class ArrivalQueues(Generic[T]):
 
     def _hand_out(self) -> None:
         self._is_waking = False  # before the first is taken: later arrivals wake the loop again
-        for _ in range(min(len(self._arrived), _AT_ONCE)):
+        while self._arrived:
             request, arrival = self._arrived.popleft()
+            self._in_turn.setdefault(request, []).append(arrival)
+        for request in [*islice(self._in_turn, _AT_ONCE)]:
+            arrivals = self._in_turn.pop(request)
             if (queue := self._waiting.get(request)) is not None:
-                queue.put_nowait(arrival)
-        if self._arrived and self._loop is not None and not self._is_waking:
+                for arrival in arrivals:
+                    queue.put_nowait(arrival)
+        if self._in_turn and self._loop is not None and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._hand_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from itertools import pairwise
 
 from alignedserve.owner.arrivals import ArrivalQueues
@@ -13,23 +14,36 @@ MANY = 1_000
 def test_many_arrivals_do_not_hold_up_the_event_loop() -> None:
     """What others wait for, such as bytes of their connections, comes between them."""
 
-    async def read(queues: ArrivalQueues[int], taken: list[int]) -> None:
-        with queues.waiting_for("many") as queue:
-            while len(taken) < MANY:
-                taken.append(await queue.get())
-
     async def run() -> None:
-        queues, taken, seen = ArrivalQueues[int](), list[int](), list[int]()
-        reading = asyncio.create_task(read(queues, taken))
-        await asyncio.sleep(0)
-        for number in range(MANY):
-            queues.put("many", number)
-        while len(taken) < MANY:
-            seen.append(len(taken))
+        queues, seen, read = ArrivalQueues[int](), list[int](), set[str]()
+        names = [f"request {number}" for number in range(MANY)]
+        with ExitStack() as waiting:
+            waited = {name: waiting.enter_context(queues.waiting_for(name)) for name in names}
+            for name in names:
+                queues.put(name, 1)
+                queues.put(name, 2)
+            while len(read) < MANY:
+                await asyncio.sleep(0)
+                read |= {name for name in names if not waited[name].empty()}
+                seen.append(len(read))
+            assert all([queue.get_nowait(), queue.get_nowait()] == [1, 2] for queue in waited.values())
+        assert max(after - before for before, after in pairwise([0, *seen])) < MANY // 10
+
+    asyncio.run(run())
+
+
+def test_a_request_with_few_does_not_wait_for_all_that_others_have() -> None:
+    async def run() -> None:
+        queues = ArrivalQueues[int]()
+        with queues.waiting_for("flood") as flood, queues.waiting_for("chat") as chat:
+            for number in range(MANY):
+                queues.put("flood", number)
+            queues.put("chat", 1)
             await asyncio.sleep(0)
-        await reading
-        assert taken == list(range(MANY))
-        assert max(after - before for before, after in pairwise(seen)) < MANY // 10
+            await asyncio.sleep(0)
+            assert chat.get_nowait() == 1
+            assert flood.qsize() == MANY
+            assert queues.has("flood")
 
     asyncio.run(run())
 
