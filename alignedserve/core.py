@@ -48,7 +48,7 @@ class Rejection(str, Enum):
     QUEUED = "queue_full"
     LATE = "too_late"  # others make it late
     INFEASIBLE = "infeasible"  # it would be late by itself
-    POLICY = "policy"  # a policy of one's own refuses it
+    POLICY = "policy"  # a custom policy refuses it
     GIVEN_UP = "given_up"  # it was tried, and another try would fail too
     CULPRIT = "culprit"  # it ended every worker that ran it
 
@@ -65,7 +65,7 @@ class PreemptionCause(str, Enum):
 
 
 class KvForm(NamedTuple):
-    """Where a device keeps a request, and in which form: all that a step needs to know of its KV.
+    """Where a device keeps the KV of a request, and in which form: all that a step needs to know.
 
         tokens   0 ··· dropped ──────────────────── prefix
         KV       none  pairs[0]  pairs[1]  pairs[2]            block_size tokens in each, the last may be part full
@@ -86,7 +86,7 @@ class KvForm(NamedTuple):
         return len(self.pairs) * block_size * self.in_place
 
     def remade(self, prefix: int) -> int:
-        """Return of how many of the first `prefix` tokens each step makes K and V anew."""
+        """Return how many of the first `prefix` tokens need their K and V computed again in each step."""
         return prefix if self.form else 0
 
     def with_pairs(self, more: tuple[int, ...]) -> KvForm:

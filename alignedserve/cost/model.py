@@ -48,7 +48,7 @@ class Shape(NamedTuple):
     decodes: int = 0
     prefixes: int = 0  # ΣC
     longest: int = 0  # max C
-    remade: int = 0  # tokens before the step's own whose K and V it makes anew, since they are kept in another form
+    remade: int = 0  # tokens before the step's own whose K and V it computes again, since they are kept in another form
 
     @classmethod
     def build(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), remade: int = 0) -> Shape:
@@ -160,7 +160,7 @@ class CostModel:
 
     @cached_property
     def remade_token_s(self) -> float:
-        """Return the time to make K and V of a token anew, beside decodes."""
+        """Return the time to compute K and V of a token again, beside decodes."""
         return self.coefficients[Kind.DECODE].remade
 
     def pivot(self, most: int) -> int:
@@ -251,7 +251,7 @@ class StepEstimate:
         )  # fmt: skip
 
     def with_remade(self, tokens: int) -> float:
-        """Return the seconds with K and V of so many more tokens made anew, without adding them."""
+        """Return the seconds if K and V of more tokens were computed again, without adding them."""
         return _seconds(
             self._tables,
             self.chunks, self.chunk_tokens, self.cached, self.work,

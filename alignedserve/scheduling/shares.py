@@ -1,7 +1,7 @@
 """The equal parts of a worker that callers have: what is beyond them gives way.
 
-A worker has so many seats, and its next step has room for so many tokens of prompts. As long as that is enough for all,
-a caller takes what it wants. Where it is not, each caller has an equal part; what a caller leaves of its own is divided
+A worker's seats are limited, and so are the prompt tokens of its next step. As long as both are enough for all, a
+caller takes what it wants. Where they are not, each caller has an equal part; what a caller leaves of it is divided
 among the others (max-min fairness). For example, of 64 seats a caller with 1 request takes 1, and one with 160 requests
 has 63: its other 97 are beyond its part.
 """

@@ -1,6 +1,6 @@
 """Real-time requests beyond their caller's part of a worker give way to those of others.
 
-A worker has seats, and each of its steps has room for so many tokens of prompts. Where callers together want more of
+A worker's seats are limited, and so are the prompt tokens of a step. Where callers together want more of
 either, each has an equal part (scheduling/shares.py). So a caller that stays within its part is served as promised,
 whatever others send; and what nobody else wants, any caller may have.
 

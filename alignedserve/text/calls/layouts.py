@@ -51,7 +51,7 @@ class CallLayout(ABC):
 
     def around(self, name: str) -> tuple[str, str]:
         """Return the texts before and after the arguments of a call."""
-        raise NotImplementedError
+        raise NotImplementedError  # a layout that writes calls otherwise has its own `write`, and is not asked
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return one call."""
