@@ -165,6 +165,7 @@ class RunnerCore:
         self._retries, self._lines_of = retries, lines_of or (lambda _: most_open)
         self._window = LineWindow(most_open)
         self._jobs: dict[str, _OpenJob] = {}
+        self._saved_as_ended: set[str] = set()  # a read of open jobs that began before may still tell of them
         self._is_active = False
         self._blame: dict[Line, int] = {}  # for deaths of job runners
         self._rate: Rate | None = None  # tokens of all jobs
@@ -249,8 +250,12 @@ class RunnerCore:
 
     def _update_jobs(self, jobs: Iterable[Job], wall: float) -> list[JobCommand]:
         jobs = tuple(jobs)
-        commands = self._forget_ended({job.id for job in jobs})
+        open_ids = {job.id for job in jobs}
+        commands = self._forget_ended(open_ids)
+        self._saved_as_ended &= open_ids
         for job in jobs:
+            if job.id in self._saved_as_ended:
+                continue
             opened = self._jobs.setdefault(job.id, _OpenJob(job))
             if job.revision >= opened.job.revision:
                 opened.job = job
@@ -273,6 +278,7 @@ class RunnerCore:
         job = opened.job
         if not job.is_open:
             self._ended[job.status] += 1
+            self._saved_as_ended.add(job.id)
             del self._jobs[job.id]
             return []
         opened.phase = JobPhase.WAITING

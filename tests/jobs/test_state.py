@@ -276,6 +276,17 @@ def test_a_job_that_ended_is_forgotten_where_the_answer_to_its_end_was_lost() ->
     assert core.held == {"jobs": 0, "lines": 0}
 
 
+def test_a_job_that_ended_does_not_begin_again_where_a_read_from_before_its_end_comes_late() -> None:
+    core, finalizing = RunnerCore(64, 2), replace(job("a"), status=JobStatus.FINALIZING)
+    core.handle(LeaseTaken(), 0.0)
+    core.handle(OpenJobsRead((finalizing,)), 0.0)
+    core.handle(JobSaved(finalizing.move(JobStatus.COMPLETED, 1.0)), 1.0)
+    read_before = replace(finalizing, status=JobStatus.IN_PROGRESS)
+    assert core.handle(OpenJobsRead((read_before,)), 1.1) == []
+    core.handle(OpenJobsRead(()), 1.5)
+    assert core.held == {"jobs": 0, "lines": 0}
+
+
 def test_a_line_that_ends_again_after_its_result_was_stored_changes_nothing() -> None:
     core = RunnerCore(8, 2)
     core.handle(LeaseTaken(), 0.0)
