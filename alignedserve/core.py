@@ -85,6 +85,24 @@ class KvForm(NamedTuple):
         """Return how many tokens the pairs have places for."""
         return len(self.pairs) * block_size * self.in_place
 
+    def has_place(self, token: int, block_size: int) -> bool:
+        """Return whether the pairs have a place for the token with this number."""
+        return token - self.dropped < len(self.pairs) * block_size * self.in_place
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the pairs hold KV of all tokens."""
+        return not (self.dropped or self.form)
+
+    @property
+    def can_move(self) -> bool:
+        """Return whether other devices can take over what the pairs hold, pair by pair."""
+        return not (self.form or self.folded)
+
+    def can_be_stored_from(self, first: int) -> bool:
+        """Return whether the pool's pages can hold what is kept of the tokens from the first on."""
+        return not self.form and self.folded <= first
+
     def remade(self, prefix: int) -> int:
         """Return how many of the first `prefix` tokens need their K and V computed again in each step."""
         return prefix if self.form else 0
@@ -152,7 +170,6 @@ class Due:
     """The time at which the next token of a real-time request is due. It goes with the request from part to part."""
 
     at: float  # when the next token is due
-    num_left: int = 1  # tokens that are due together at that time
     num_missed: int = 0  # dues in a row that were missed
 
 
@@ -279,10 +296,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """The part of a prompt that the length predictor sees: counts or text, as its encoder needs it."""
+    """The part of a prompt that the length predictor sees."""
 
     counts: bytes = b""  # of hashed tokens (scheduling/sketch.py)
-    text: str = ""
 
 
 class PooledTask(str, Enum):
@@ -459,6 +475,11 @@ class Chunk:
     adapter: Adapter | None = None
 
     @property
+    def num_before(self) -> int:
+        """Return how many tokens before it the request holds."""
+        return self.start - self.kv.dropped
+
+    @property
     def is_last(self) -> bool:
         """Return whether the prompt ends with it: then a token or a vector comes."""
         return self.sampling is not None or self.pooling is not None
@@ -476,6 +497,11 @@ class Decode:
     index: int
     history: History | None = None  # where the sampling edits logits
     adapter: Adapter | None = None
+
+    @property
+    def num_before(self) -> int:
+        """Return how many tokens before this one the request holds."""
+        return self.start - self.kv.dropped
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -519,7 +545,7 @@ class Sight:
     """The tokens that layers read that do not read all: those of a window, or of a stretch.
 
     tokens          0 1 2 3 4 5 6 7 8 9      the token at 9 reads:
-    window 4                    x x x x      the last so many, itself included
+    window 4                    x x x x      the last four, itself included
     stretch 4       · · · ·|· · · ·|x x      those of its stretch
     """
 
@@ -554,11 +580,11 @@ class Fold:
         assert min(self.pairs, self.sight.most + 1) > 1, "nothing comes free"
 
     def spared(self, folded: int) -> int:
-        """Return how many tokens a request does not hold that has folded its first so many."""
+        """Return how many tokens a request does not hold after it has folded its first `folded`."""
         return folded - folded // self.pairs
 
     def folded(self, spared: int) -> int:
-        """Return how many first tokens a request has folded that does not hold so many."""
+        """Return how many first tokens a request has folded that lacks `spared` of them."""
         return spared // (self.pairs - 1) * self.pairs
 
     def held(self, tokens: int) -> int:
@@ -568,7 +594,7 @@ class Fold:
         return tokens - older + units_for(older, self.pairs)
 
     def foldable(self, tokens: int, block_size: int) -> int:
-        """Return how many first tokens may be folded of a request that has run so many."""
+        """Return how many leading tokens of a request that has run `tokens` may be folded."""
         unread = self.sight.first_read(tokens)  # by the next token
         return unread - unread % (self.pairs * block_size)
 
@@ -581,11 +607,11 @@ class Retention:
     fold: Fold | None = None
 
     def of_prompt(self, tokens: int) -> int:
-        """Return the tokens' worth that a prompt of so many takes, until it is through."""
+        """Return how many tokens a prompt of `tokens` holds at most, until its first token."""
         return tokens if self.most is None else min(tokens, self.most)
 
     def of_decode(self, tokens: int) -> int:
-        """Return the tokens' worth that a decode with so many holds."""
+        """Return how many tokens a decode with `tokens` holds."""
         if self.fold is not None:
             return self.fold.held(tokens)
         return tokens if self.most is None else min(tokens, self.most)
@@ -614,8 +640,13 @@ class WorkerLimits:
         """Return how many tokens the device has slots for."""
         return self.num_pairs * self.block_size
 
+    @property
+    def gives_back(self) -> bool:
+        """Return whether requests that run give back memory of tokens that layers read no more."""
+        return self.reach is not None or self.fold is not None
+
     def unread(self, tokens: int) -> int:
-        """Return how many first tokens, in whole pages, no layer reads any more of a request that has run so many."""
+        """Return how many leading tokens lie outside every layer's window after `tokens` were run, in whole pages."""
         if self.reach is None:
             return 0
         read = max(1, self.reach - 1)  # by the next token; who is seated holds something
@@ -631,10 +662,10 @@ class WorkerLimits:
         return Retention(self.most_held, self.fold)
 
     def least_held(self, tokens: int) -> int:
-        """Return the tokens that a request of so many needs memory for at least; longer chunks need more."""
+        """Return how many of its `tokens` a request needs memory for at least; longer chunks need more."""
         return tokens if self.most_held is None else min(tokens, self.most_held)
 
 
 def units_for(tokens: int, unit: int) -> int:
-    """Return how many block pairs, or pages, of `unit` tokens each hold so many tokens."""
+    """Return how many block pairs, or pages, of `unit` tokens each hold `tokens`."""
     return -(-tokens // unit)

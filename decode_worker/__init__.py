@@ -7,6 +7,7 @@ running.py       The next step: memory, the choice, a step ahead, and what a ste
 leaving.py       Requests that leave for lack of memory: to the pool, to a prefill worker, or to wait.
 pool_traffic.py  What goes to the pool: requests that leave, prompts, answers, prompts of other nodes; pages for that.
 reporting.py     What the router and the metrics hear.
+by_policy.py     The core with the scheduler and the memory that a policy names.
 actor.py         The decode worker as a process.
 
 Which requests are here is in requests/, what they may take of the device in memory/; a scheduler plans their steps

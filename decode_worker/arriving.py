@@ -45,7 +45,7 @@ class Intake(CorePart):
     """Takes candidates in: from the pool in a batch, or offered by a prefill worker."""
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
-        self._limits, self._policy, self._memory, self._queue = memory.limits, memory.order.policy, memory, here.queue
+        self._limits, self._policy, self._memory, self._queue = memory.limits, memory.pace.policy, memory, here.queue
         # KV comes from device to device to pairs that no other request may enter meanwhile.
         self._is_direct = direct and self._policy.pairs.why_not_direct is None
         self._here, self._candidates, self._batch = here, here.candidates, here.batch
@@ -207,7 +207,7 @@ class Prefetching:
     """
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink) -> None:
-        self._limits, self._policy, self._pool = memory.limits, memory.order.policy, pool
+        self._limits, self._policy, self._pool = memory.limits, memory.pace.policy, pool
         self._here, self._candidates, self._line = here, here.candidates, memory.order
 
     def prefetched(self, message: Prefetched, frame: Received, now: float) -> list[Command]:
@@ -263,7 +263,7 @@ class Prefetching:
 
 
 def most_ahead(limits: WorkerLimits, policy: Policy) -> int:
-    """Return the pairs that a prefill worker gives this worker, as far as it knows."""
+    """Return how many pairs a prefill worker is expected to give this worker."""
     return int(policy.candidate_share * limits.num_pairs)
 
 
@@ -272,7 +272,7 @@ class Fetching:
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
         self._here, self._queue, self._memory, self._pages = here, here.queue, memory, memory.pages
-        self._limits, self._policy, self._pace = memory.limits, memory.order.policy, memory.order.pace
+        self._limits, self._policy, self._pace = memory.limits, memory.pace.policy, memory.pace
         self._pool, self._holds, self._dropping, self._faults = pool, pool.holds, memory.dropping, log.faults
         self._new: list[int] = []  # copies that are not ordered yet
         self.num_reused_tokens = 0  # that were not computed because the pool had their KV
@@ -340,7 +340,7 @@ class Seats(CorePart):
         self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching
     ) -> None:
         self._here, self._queue, self._memory, self._scheduler = here, here.queue, memory, memory.scheduler
-        self._limits, self._policy = memory.limits, memory.order.policy
+        self._limits, self._policy = memory.limits, memory.pace.policy
         self._holds, self._notes, self._decisions = pool.holds, log.notes, log.decisions
         self._fetching = fetching
 
@@ -367,8 +367,12 @@ class Seats(CorePart):
         self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
 
+    def fetch(self, now: float) -> list[Command]:
+        """Order the copies to prompts that were seated since: behind those of requests that left them their pairs."""
+        return self._fetching.fetch(now)
+
     def seat_prompts(self, now: float) -> list[Command]:
-        """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
+        """Seat waiting prompts in their order while there is room, where the plan of a step does not seat them."""
         for prompt in self._first_come():
             is_blocked = not prompt.promise.is_rt and self._memory.owes_best_effort
             if is_blocked or not self._scheduler.has_seat(self._here.num_seated):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.cost.model import Kind as StepKind
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.leaving import Preempting
 from alignedserve.decode_worker.memory.plain import PlainMemory
@@ -34,13 +33,13 @@ class Joining:
         self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, preempting: Preempting
     ) -> None:
         self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
-        self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.order.pace
+        self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
         self._scheduler, self._context = memory.scheduler, memory.context
         self._pool, self._holds = pool, pool.holds
         self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
         self._seats, self._preempting = seats, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
-        self.num_switches = 0  # batches of which a member has joined
+        self.num_switches = 0  # batches with a member that has joined
 
     # --- The next candidate
 
@@ -101,7 +100,8 @@ class Joining:
             if not self._seats.has_seat(running) or not seat(running, room, self._queue.waiting, now):
                 break
             self._candidates.take(first)
-            self._note_seat(first, running)
+            source = first.source or self._pool.member
+            self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
             if first.source is None and running.request.deaths:
                 # Its first step may end this process before a frame that is sent then has left: the router hears of it
                 # now, while its KV is still being copied, and charges the death to it.
@@ -116,10 +116,6 @@ class Joining:
             else:
                 commands += self._pull(first, running, first.source)
         return commands
-
-    def _note_seat(self, candidate: JoinCandidate, running: WorkerRequest) -> None:
-        source = candidate.source or self._pool.member
-        self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
 
     def _tag(self, candidate: JoinCandidate, running: WorkerRequest, now: float) -> None:
         """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
@@ -162,7 +158,7 @@ class Joining:
             self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
             self._notes.note("joined", running.key)
             self._memory.pages.publish(running)
-            return self._holds.release(running.key) if running.kv.dropped else []  # the next copy is of other tokens
+            return self._holds.release(running.key) if running.num_lost else []  # the next copy is of other tokens
         self._here.move(running, State.GONE)
         self._memory.release(running)
         self._notes.note("lost", running.key)
@@ -209,7 +205,7 @@ class KvReceiving(CorePart):
         self._here.move(running, State.RESIDENT)
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
         self._memory.pages.publish(running)
-        return self._holds.release(running.key) if running.kv.dropped else []
+        return self._holds.release(running.key) if running.num_lost else []
 
     def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
         """Compute the request anew, copy it from the pool, or leave it to its sender or its owner."""
@@ -247,7 +243,7 @@ class BatchAsks(CorePart):
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, joining: Joining) -> None:
         self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
-        self._memory, self._limits, self._pace, self._pool = memory, memory.limits, memory.order.pace, pool
+        self._memory, self._limits, self._pace, self._pool = memory, memory.limits, memory.pace, pool
         self._joining = joining
         self._is_aligned = self._pace.policy.grouping is Grouping.ALIGNED  # there are batches that keep together
         self._swaps = self._pace.policy.swaps  # requests come back that take memory from others
@@ -279,7 +275,6 @@ class BatchAsks(CorePart):
                 all_pairs=self._limits.num_pairs,
                 most_requests=self._limits.max_batch,
                 band=None if is_starving else self._batch.band(self._here.with_kv),
-                cost=self._pace.cost.coefficients[StepKind.DECODE],
                 wait_s=self._joining.mean_join_s,
             )
         )

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from alignedserve.core import PreemptionCause
-from alignedserve.decode_worker.arriving import Seats, most_ahead
+from alignedserve.decode_worker.arriving import most_ahead
 from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.pool_traffic import PageWriting, is_writable
+from alignedserve.decode_worker.pool_traffic import PageWriting, PromptKeeping, is_writable
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Departure, Occupancy
 from alignedserve.explain.decisions import Kind
@@ -31,13 +31,13 @@ class Preempting:
     """
 
     def __init__(
-        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, writing: PageWriting
+        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, writing: PageWriting
     ) -> None:
         self._here, self._queue, self._memory = here, here.queue, memory
         self._scheduler, self._context = memory.scheduler, memory.context
-        self._policy, self._page_size, self._holds = memory.order.policy, memory.limits.page_size, pool.holds
+        self._policy, self._page_size, self._holds = memory.pace.policy, memory.limits.page_size, pool.holds
         self._dropping, self._counts, self._decisions = memory.dropping, log.counts, log.decisions
-        self._seats, self._writing = seats, writing
+        self._writing = writing
 
     def preempt(
         self, running: WorkerRequest, cause: PreemptionCause, now: float, winner: WorkerRequest | None = None
@@ -60,6 +60,17 @@ class Preempting:
             self._queue.put_back(running)
         return copies
 
+    def hand_on(self, running: WorkerRequest) -> list[Command]:
+        """Let a request leave for the decode worker that the router named: its KV goes by the pool's pages."""
+        self._here.move(running, State.LEAVING)
+        self._dropping.drop_to_leave(running, self._memory.leave)
+        released = self._holds.release_all(self._dropping.take_let_go())
+        self._decisions.note(Kind.OFFERED, running.request, running.decode)
+        copy = self._writing.write(running)
+        orders = self._memory.orders_before(copy, running)
+        self._memory.release(running)  # whatever is written there next is written after the copy
+        return [*released, *orders, copy]
+
     def _write(
         self,
         running: WorkerRequest,
@@ -68,8 +79,9 @@ class Preempting:
         free: Callable[[tuple[int, ...]], None],
     ) -> tuple[list[Command], bool]:
         """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there. `free`
-        gets pairs of which the copy needs none."""
+        gets the pairs that the copy does not need."""
         is_resident = running.state is State.RESIDENT
+        running.decode = ""  # it goes on where there is room first
         self._here.move(running, State.LEAVING)
         if not (self._policy.evict and is_writable(running, self._page_size)):
             self._counts.count_preempted(running, cause)
@@ -83,7 +95,11 @@ class Preempting:
         if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "what is in full pages goes to the pool, the rest is computed anew")
-            return [*released, *self._write_full_pages(running)], False
+            copies = self._writing.write_full_pages(running)
+            return [
+                *released,
+                *(it for copy in copies for it in (*self._memory.orders_before(copy, running), copy)),
+            ], False
         self._note(running, winner, "its KV goes to the pool")
         self.note_eviction(running, cause)
         copy = self._writing.write(running)
@@ -93,22 +109,18 @@ class Preempting:
         other = "" if winner is None else winner.request.id
         self._decisions.note(Kind.DISPLACED, running.request, other, len(running.output), why=how)
 
-    def _write_full_pages(self, running: WorkerRequest) -> list[Command]:
-        copies = self._writing.write_full_pages(running)
-        return [order for copy in copies for order in (*self._memory.orders_before(copy, running), copy)]
-
     def note_eviction(self, running: WorkerRequest, cause: PreemptionCause) -> None:
         """Count a request that has left with its KV; none is asked for before another one has ended."""
         self._counts.count_preempted(running, cause, keeps_kv=True)
         self._here.note_shortage()
 
     def yield_to(self, winner: WorkerRequest, tokens: int, now: float) -> list[Command]:
-        """Let best-effort requests leave so that a real-time one finds memory for so many tokens."""
+        """Let best-effort requests leave so that a real-time one finds memory for `tokens`."""
         leaving = self._memory.yielding(tokens, self._context(now))
         return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, now, winner)]
 
     def swap_for(self, running: WorkerRequest, tokens: int, now: float) -> list[Command] | None:
-        """Let requests of lower levels leave so that this one finds memory for so many tokens, and a seat.
+        """Let requests of lower levels leave so that this one finds memory for `tokens`, and a seat.
 
         Return None where there are none, or too few: it waits like all others."""
         lower = self._scheduler.gives_way(self._here.seated, running, self._context(now))
@@ -123,9 +135,38 @@ class Preempting:
         self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
         self._note(prompt, None, "it is computed anew, so that others can go on")
 
-    def seat(self, prompt: WorkerRequest) -> None:
-        """Count a prompt that has its pairs among those that may be in a step."""
-        self._seats.seat(prompt)
+
+class HandingOn:
+    """Hands requests on whose prompts have run here, to the decode workers that the router named for them.
+
+    Such a request decodes here until the pool has the full pages of its prompt, which are copied beside the steps. So
+    it stands still only while the rest is copied, and all of it to the blocks of the other worker.
+    """
+
+    def __init__(
+        self, here: Occupancy, preempting: Preempting, writing: PageWriting, prompts: PromptKeeping, page_size: int
+    ) -> None:
+        self._here, self._preempting, self._page_size = here, preempting, page_size
+        self._writing, self._prompts = writing, prompts
+
+    @property
+    def ready(self) -> list[WorkerRequest]:
+        """Return the requests that can be handed on now."""
+        named = [running for running in self._here.residents.values() if running.decode]
+        return [running for running in named if self._is_ready(running)]
+
+    def _is_ready(self, running: WorkerRequest) -> bool:
+        awaits_pages = self._prompts.awaits(running) or self._writing.awaits(running)
+        is_writing = self._writing.writer.is_writing(running)
+        return is_writable(running, self._page_size) and not (awaits_pages or is_writing)
+
+    def hand_on(self, now: float) -> list[Command]:
+        """Let requests leave for which there are pages at hand."""
+        commands: list[Command] = []
+        for running in self.ready:
+            if self._writing.has_pages(running):
+                commands += self._preempting.hand_on(running)
+        return commands
 
 
 _REFUSED_STEPS = 64  # in which no request is sent to a prefill worker that had no room
@@ -149,9 +190,9 @@ class Leaving(CorePart):
     ) -> None:
         self._here, self._candidates, self._departures, self._queue = here, here.candidates, here.departures, here.queue
         self._memory, self._limits, self._steps = memory, memory.limits, memory.steps
-        self._order, self._pace, self._holds = memory.order, memory.order.pace, pool.holds
+        self._order, self._pace, self._holds = memory.order, memory.pace, pool.holds
         self._scheduler, self._context = memory.scheduler, memory.context
-        self._faults, self._decisions, self._preempting = log.faults, log.decisions, preempting
+        self._faults, self._decisions, self.preempting = log.faults, log.decisions, preempting
         self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
         self._asks_again = False
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
@@ -172,7 +213,7 @@ class Leaving(CorePart):
             return []
         here, commands = self._here, list[Command]()
         lacking = (
-            self._pairs_needed(AHEAD_STEPS)
+            here.pairs_needed(AHEAD_STEPS, self._limits.block_size)
             - self._memory.num_free
             - self._memory.num_freed(departure.running for departure in self._departures)
         )
@@ -194,19 +235,18 @@ class Leaving(CorePart):
     def _is_bound(self, running: WorkerRequest) -> bool:
         """Return whether a request does not leave ahead of need: others may take its pairs at once, or it has them not
         as a prefill worker would hold them."""
-        may_go = running.has_tokens and not (running.kv.form or running.kv.folded)
+        may_go = running.has_tokens and running.kv.can_move
         return not may_go or (running.promise.is_rt and self._pace.policy.is_rt_first)
 
     def has_room_for(self, steps: int) -> bool:
-        """Return whether the decodes can go on for so many steps before a request has to leave ahead of need."""
-        return not self.is_on or self._pairs_needed(steps) <= self._memory.num_free
-
-    def _pairs_needed(self, steps: int) -> int:
-        return self._here.pairs_needed(steps, self._limits.block_size)
+        """Return whether the decodes can go on for `steps` before a request has to leave ahead of need."""
+        if not self.is_on:
+            return True
+        return self._here.pairs_needed(steps, self._limits.block_size) <= self._memory.num_free
 
     def _partner_for(self, running: WorkerRequest) -> Member | None:
-        """Return the prefill worker that holds least for this worker, if there is room for the request as far as is
-        known."""
+        """Return the prefill worker that holds least for this worker, if it probably has room for the
+        request."""
         most = most_ahead(self._limits, self._pace.policy)
         used = self._candidates.prefetched_pairs(self._limits.block_size)
         for departure in self._departures:
@@ -217,7 +257,7 @@ class Leaving(CorePart):
 
     @property
     def _wait_s(self) -> float:
-        """Return the time until a request that leaves runs again, as far as can be expected: behind all candidates."""
+        """Return the expected time until a request that leaves now runs again: it joins behind all candidates."""
         left = [self._order.tokens_left(candidate) for candidate in self._candidates.waiting]
         return self._pace.times.mean_s * sum(left) / max(1, self._here.num_seated)
 
@@ -256,7 +296,7 @@ class Leaving(CorePart):
         running, to = departure.running, departure.to
         self._here.move(running, State.CANDIDATE)
         self._memory.release(running)
-        self._preempting.note_eviction(running, PreemptionCause.AHEAD)
+        self.preempting.note_eviction(running, PreemptionCause.AHEAD)
         self.num_evicted_aside += 1
         promise, entry = running.promise, running.entry((), running.names)
         self._candidates.add(

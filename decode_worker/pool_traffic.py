@@ -36,17 +36,12 @@ class PageWriting(CorePart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
-        self._here, self._candidates, self._queue, self._policy, self._page_size = (
-            here,
-            here.candidates,
-            here.queue,
-            memory.order.policy,
-            memory.limits.page_size,
-        )
+        self._here, self._candidates, self._queue = here, here.candidates, here.queue
+        self._policy, self._page_size = memory.pace.policy, memory.limits.page_size
         self.writer, self._names, self._pages = pool.writer, pool.writer.names, memory.pages
         self._pool, self._holds, self._outputs = pool, pool.holds, outputs
         self._notes, self._decisions = log.notes, log.decisions
-        self._awaited: set[Attempt] = set()  # of which the pool is to say what it holds
+        self._awaited: set[Attempt] = set()  # the pool is still to say what it holds of these
         self.num_kept_pages = 0  # of prompts and answers
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
@@ -82,7 +77,7 @@ class PageWriting(CorePart):
         return self.writer.begin(running, self.target, running.prefix, SPARE)
 
     def write_full_pages(self, running: WorkerRequest) -> list[CopyOut]:
-        """Order a copy of the full pages of a request that waits here from now on, as far as pages are at hand."""
+        """Order a copy of the full pages of a request that waits here from now on, while pages are at hand."""
         if self.target is None or self.writer.num_written(running) or running.num_lost:
             return []
         full = running.prefix // self._page_size
@@ -139,7 +134,7 @@ class PageWriting(CorePart):
         self._notes.note("returned", running.key)
         self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
         names = self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
-        return Commit(running.entry(copy.known + copy.pages, names), len(copy.known))
+        return Commit(running.entry(copy.known + copy.pages, names), len(copy.known), running.decode)
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         """Compute anew what was on its way to the pool; the pages that it kept for requests are gone."""
@@ -173,7 +168,7 @@ class PageWriting(CorePart):
 
 def is_writable(running: WorkerRequest, page_size: int) -> bool:
     """Return whether what is kept of it on the device is what the pages hold that the pool lacks, and of use to it."""
-    return not running.kv.form and running.has_tokens and running.kv.folded <= len(running.known) * page_size
+    return running.has_tokens and running.kv.can_be_stored_from(len(running.known) * page_size)
 
 
 _MOST_AHEAD = 4  # requests that are written ahead; looking for each takes a look at all residents
@@ -191,10 +186,9 @@ class PromptKeeping:
         self._here, self._pool, self._writing, self._writer = here, pool, writing, writing.writer
         self._page_size, self._unread = memory.limits.page_size, memory.limits.unread
         # Beside steps only what stays where it is can be copied.
-        self._is_on = memory.order.policy.reuse and memory.keeps_places
-        self._through: dict[
-            WorkerRequest, None
-        ] = {}  # whose prompts are to be written, in the order of their first tokens
+        self._is_on = memory.pace.policy.reuse and memory.keeps_places
+        # Requests whose prompts are to be written, in the order of their first tokens.
+        self._through: dict[WorkerRequest, None] = {}
         self._copying: dict[WorkerRequest, None] = {}
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
@@ -268,13 +262,14 @@ class WritingAhead:
     """
 
     def __init__(self, here: Occupancy, memory: PlainMemory, writing: PageWriting, prompts: PromptKeeping) -> None:
-        limits, policy = memory.limits, memory.order.policy
+        limits, policy = memory.limits, memory.pace.policy
         self._here, self._memory, self._steps = here, memory, memory.steps
         self._scheduler, self._context = memory.scheduler, memory.context
         self._writing, self._writer, self._prompts, self._page_size = writing, writing.writer, prompts, limits.page_size
-        gives_back = limits.reach is not None or limits.fold is not None  # pairs of a request that runs: they move
         have_to_leave = policy.grows or policy.swaps
-        self._is_on = memory.copies_beside and policy.evict and have_to_leave and not gives_back
+        self._is_on = (
+            memory.copies_beside and policy.evict and have_to_leave and not limits.gives_back
+        )  # its pairs move
         self._looked_at = 0  # number of a step
         self._ahead: dict[WorkerRequest, None] = {}  # residents whose pages were written ahead
         self.num_pages = 0  # that were written ahead
@@ -332,7 +327,7 @@ class AnswerKeeping:
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
-        self._pace, self._steps, self._page_size = memory.order.pace, memory.steps, memory.limits.page_size
+        self._pace, self._steps, self._page_size = memory.pace, memory.steps, memory.limits.page_size
         self._holds, self._writing, self._writer = pool.holds, writing, writing.writer
 
     def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
@@ -363,7 +358,7 @@ class AnswerKeeping:
         return min(full, self._writer.num_at_hand(SPARE))
 
     def keep_answers(self, now: float) -> list[Command]:
-        """Copy answers to the pool, and free the pairs of requests of which the pool gets no more.
+        """Copy answers to the pool, and free the pairs of requests that have nothing left to copy.
 
         An answer is copied beside the steps and keeps its pairs meanwhile, as one does whose prompt is still being
         written. Where decodes may lack these pairs, where another request waits for them and copies beside steps take
@@ -418,7 +413,7 @@ class AnswerKeeping:
         return commands
 
     def _has_time_for(self, tokens: int, now: float) -> bool:
-        """Return whether so many tokens can be copied between the step in flight and the next."""
+        """Return whether `tokens` can be copied between the step in flight and the next, with no chat late for it."""
         if self._steps.running is None:
             return True
         ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
@@ -430,7 +425,7 @@ class AnswerKeeping:
         return any(part.request == running.request.id and running.is_at(part) for part in parts)
 
 
-STOCK = 8  # so many times as many requests may run as are candidates that join as others end
+STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
 
 
 class TakingIn:
@@ -446,12 +441,12 @@ class TakingIn:
 
     def __init__(self, here: Occupancy, memory: PlainMemory, log: WorkerLog, writing: PageWriting) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
-        self._limits, self._policy, self._notes = memory.limits, memory.order.policy, log.notes
+        self._limits, self._policy, self._notes = memory.limits, memory.pace.policy, log.notes
         self._writing = writing
         self.num_taken_in = 0  # requests that were committed so
 
     def take_in(self, now: float) -> list[Command]:
-        """Have prompts sent here that wait on nodes without a pool, as far as there are spare pairs and pages."""
+        """Have prompts sent here that wait on nodes without a pool, while there are spare pairs and pages."""
         homeless, commands = list(self._homeless()), list[Command]()
         if not homeless:  # nearly always, and what follows looks at all that run here
             return commands
@@ -529,7 +524,7 @@ class PageAsks:
     def __init__(
         self, here: Occupancy, memory: PlainMemory, writing: PageWriting, taking_in: TakingIn, prompts: PromptKeeping
     ) -> None:
-        limits, policy = memory.limits, memory.order.policy
+        limits, policy = memory.limits, memory.pace.policy
         self._here, self._memory, self._steps, self._policy = here, memory, memory.steps, policy
         self._writing, self._taking_in, self._prompts, self._page_size = writing, taking_in, prompts, limits.page_size
         self._have_to_leave = policy.grows or policy.swaps  # whether requests do
@@ -563,12 +558,12 @@ class PageAsks:
         residents = self._here.residents.values()
         lacking = [  # for each decode in each step: of one that nothing is missing of, no call is made
             _lacks(resident, last, size) - written.get(resident, 0)
-            if resident.kv.dropped or resident.kv.form or resident in written
+            if resident in written or not resident.kv.is_whole
             else (resident.prefix + last) // size - len(resident.known)
             for resident in residents
         ]
         prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt, size) and self._policy.evict)
-        fullest = [prompt.num_tokens // size - len(prompt.known) for prompt in prompts if not prompt.kv.dropped]
+        fullest = [prompt.num_tokens // size - len(prompt.known) for prompt in prompts if not prompt.num_lost]
         most = max([*lacking, *fullest], default=0)
         return max(most, min(sum(lacking), most + self._for_several)) if self._several_may_leave else most
 
@@ -579,7 +574,7 @@ class PageAsks:
 
 
 def _lacks(resident: WorkerRequest, more: int, size: int) -> int:
-    """Return the pages that the pool lacks of a request with so many tokens more; 0 where none is written of it."""
+    """Return the pages that the pool will lack once the request has `more` tokens; 0 where it is never written."""
     if not is_writable(resident, size):
         return 0
     return (resident.prefix - resident.num_lost + more) // size - len(resident.known)

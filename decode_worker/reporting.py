@@ -92,14 +92,9 @@ class Reporting:
     """Tells the router the load, every few steps."""
 
     def __init__(self, here: Occupancy, memory: PlainMemory) -> None:
-        self._here, self._candidates, self._batch = here, here.candidates, here.batch
-        self._memory, self._steps, self._scheduler, self._pace = (
-            memory,
-            memory.steps,
-            memory.scheduler,
-            memory.order.pace,
-        )
-        self._gives = memory.order.policy.is_rt_first
+        self._here, self._batch = here, here.batch
+        self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
+        self._gives = memory.pace.policy.is_rt_first
         self._reported = 0  # the newest step when the router got a report
 
     def report(self, now: float) -> list[Command]:
@@ -114,14 +109,9 @@ class Reporting:
         here = tuple(self._here.occupants())
         chats = [running.promise for running in here if running.promise.is_rt]
         return Report(
-            num_running=self._here.num_seated,
             band=self._batch.band(self._here.with_kv) or span_of(self._here.with_kv),
             free_pairs=self._memory.num_free,
-            batch=self._scheduler.batch,
-            times=self._pace.times,
-            num_requests=self._candidates.num_requests,
-            num_batch=self._candidates.num_in_batch,
-            num_buffered=self._candidates.num_buffered,
+            step_s=self._pace.times.mean_s,
             num_rt=len(chats),
             num_late=sum(promise.is_late(now) for promise in chats),
             given_pairs=sum(len(running.pairs) for running in here if not running.promise.is_rt) if self._gives else 0,

@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan, StepResult
 from alignedserve.cost.model import Shape
-from alignedserve.decode_worker.arriving import Fetching
+from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.joining import Joining
-from alignedserve.decode_worker.leaving import Leaving, Preempting
-from alignedserve.decode_worker.memory.folding import Folding
+from alignedserve.decode_worker.leaving import HandingOn, Leaving
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.reporting import StepCounts
@@ -36,7 +35,7 @@ from alignedserve.worker.owners import Owners
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 from alignedserve.worker.steps import begin_step
 
 
@@ -50,7 +49,7 @@ class StepAhead:
 
     @property
     def shape(self) -> Shape:
-        return Shape.build(prefixes=[decode.start - decode.kv.dropped for decode in self.decodes])
+        return Shape.build(prefixes=[decode.num_before for decode in self.decodes])
 
 
 def ahead_of(
@@ -69,7 +68,7 @@ def ahead_of(
         if part is not None and part.index + 1 >= running.request.max_tokens:
             continue
         start = running.prefix if part is None else part.start + 1
-        if start - running.kv.dropped >= len(running.kv.pairs) * block_size and not memory.take_for(running, 1):
+        if not running.kv.has_place(start, block_size) and not memory.take_for(running, 1):
             return None
         ahead.decodes.append(decode_of(running) if part is None else _next_of(part, running))
         ahead.going.append(running)
@@ -114,22 +113,20 @@ class Stepping:
         self,
         here: Occupancy,
         memory: PlainMemory,
-        pool: PoolLink,
         prefixes: Prefixes,
-        fetching: Fetching,
+        seats: Seats,
         joining: Joining,
-        preempting: Preempting,
         leaving: Leaving,
-        counts: StepCounts,
+        handing_on: HandingOn,
         looks_ahead: bool,
     ) -> None:
         self._here, self._queue, self._memory = here, here.queue, memory
         self._scheduler, self._context = memory.scheduler, memory.context
-        self._limits, self._steps, self._pace = memory.limits, memory.steps, memory.order.pace
-        self._writer, self._counts = pool.writer, counts
-        self._prefixes, self._fetching, self._joining = prefixes, fetching, joining
+        self._limits, self._steps, self._pace = memory.limits, memory.steps, memory.pace
+        self._prefixes, self._seats, self._joining = prefixes, seats, joining
+        self._leaving, self._preempting, self._looks_ahead = leaving, leaving.preempting, looks_ahead
         self._shares = CallerShares(memory.limits.max_batch, self._pace, here.queue.waiting)
-        self._preempting, self._leaving, self._looks_ahead = preempting, leaving, looks_ahead
+        self.counts, self._handing_on = StepCounts(), handing_on
         why_not = self._pace.policy.why_not_ahead
         assert not (looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
@@ -146,12 +143,12 @@ class Stepping:
         if self._pace.policy.is_rt_first:
             for request in self._shares.divide(self._here.seated):
                 self._scheduler.moved(request)
-        before = self._give_memory(now)
+        before = [*self._handing_on.hand_on(now), *self._give_memory(now)]
         selection = self._next_step(before, now)
-        before += self._fetching.fetch(now)
+        before += self._seats.fetch(now)
         if selection is None:
             return before
-        self._counts.count(selection.decodes)
+        self.counts.count(selection.decodes)
         before += self._memory.orders()
         decodes = _decodes_of(selection)
         self._all_run = len(decodes) == len(self._here.residents)
@@ -166,10 +163,10 @@ class Stepping:
         """Return whether pages are being copied between two steps: their requests are to run in the next one."""
         return not self._memory.copies_beside and bool(self._here.num_joining or self._here.num_fetching)
 
-    def _count_held_back(self, selection: Selection) -> None:
+    def _count_held_back(self, selection: PlannedStep) -> None:
         prompts = map(self._here.running_of, selection.chunks)
         num_rt = sum(running.promise.is_rt for running in prompts)
-        self._counts.count_held_back(self._here.residents.values(), selection.decodes, num_rt)
+        self.counts.count_held_back(self._here.residents.values(), selection.decodes, num_rt)
 
     # --- Memory
 
@@ -203,7 +200,7 @@ class Stepping:
         prompts_s = memory.pending_s((*prompts, *self._here.prompts.values()))
         if self._scheduler.takes_prompts(prompts_s, memory.pending_s(decodes)):
             for prompt in memory.seat_by_worth(prompts):
-                self._preempting.seat(prompt)
+                self._seats.seat(prompt)
         return commands
 
     def _swap(self, now: float) -> list[Command]:
@@ -219,7 +216,7 @@ class Stepping:
             if left is None or not self._memory.seat_prompt(prompt, waiting, now):
                 break
             commands += left
-            self._preempting.seat(prompt)
+            self._seats.seat(prompt)
             seated.add(prompt)
         return commands
 
@@ -236,14 +233,9 @@ class Stepping:
             self._preempting.crowd_out(self._scheduler.in_order(self._here.prompts.values(), at)[-1])
         return True
 
-    @property
-    def _copies_s(self) -> float:
-        """Return the time of copies that come before the step: gaps between tokens are longer by as much."""
-        return self._writer.num_between_steps * self._pace.copy_token_s
-
     # --- The choice
 
-    def _next_step(self, before: list[Command], now: float) -> Selection | None:
+    def _next_step(self, before: list[Command], now: float) -> PlannedStep | None:
         """Choose the next step; None where nothing can run. Commands that must come before it are added to `before`.
 
         A choice gives prompts seats. Where the pool has pages of one, these are fetched first, and the step is chosen
@@ -256,24 +248,24 @@ class Stepping:
                 continue
             if selection.chunks or selection.decodes:
                 return selection
-            if not (selection.seated or self._make_room(before, now)):
+            if not (selection.admitted or self._make_room(before, now)):
                 return None
         return None
 
-    def _choose(self, before: list[Command], now: float) -> Selection:
+    def _choose(self, before: list[Command], now: float) -> PlannedStep:
         """Choose what may run in the next step, and give prompts seats."""
         seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
         scheduler, waiting = self._scheduler, self._queue.waiting
         decodes, prompts = self._memory.runnable()
-        at, copies_s = self._context(now), self._copies_s
+        at, copies_s = self._context(now), self._memory.copies_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._context(now + copies_s) if copies_s else at
         selection = scheduler.plan(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
-        for running in selection.unseated:
-            before += self._preempting.preempt_replaced(running, next(iter(selection.seated), None))
+        for running in selection.displaced:
+            before += self._preempting.preempt_replaced(running, next(iter(selection.admitted), None))
         num_fetching = self._here.num_fetching
-        for prompt in selection.seated:
-            self._preempting.seat(prompt)
+        for prompt in selection.admitted:
+            self._seats.seat(prompt)
         if self._here.num_fetching == num_fetching:
             scheduler.planned(selection)
         selection, commands = self._memory.settle(selection, at)
@@ -294,16 +286,16 @@ class Stepping:
         steps_s = running.predicted_s, predicted_s
         if not self._scheduler.goes_on(ahead.going, ahead.sitting_out, steps_s, self._context(now)):
             return []
-        selection = Selection(ahead.going, (), shape, predicted_s)
+        selection = PlannedStep(ahead.going, (), shape, predicted_s)
         self._scheduler.planned(selection)
-        self._counts.count(ahead.going)
+        self.counts.count(ahead.going)
         self.num_ahead_steps += 1
         return begin_step(self._steps, selection, tuple(ahead.decodes))
 
     def _is_settled(self, running: StepPlan, now: float) -> bool:
         """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
         has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._prefixes.asking
-        if has_prompts or self._steps.runs_in_vain or not self._all_run:
+        if has_prompts or self._steps.runs_in_vain or not self._all_run or self._handing_on.ready:
             return False
         first = self._joining.next_candidate(now)
         if first is not None and self._joining.cannot_wait(first, now):
@@ -311,7 +303,7 @@ class Stepping:
         return self._leaving.has_room_for(AHEAD_STEPS + 1)
 
 
-def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
+def _decodes_of(selection: PlannedStep) -> tuple[Decode, ...]:
     return tuple(
         [  # one for each token: a call for each would cost as much again, and a keyword half as much
             Decode(
@@ -342,19 +334,18 @@ class StepOutcome:
         log: WorkerLog,
         prompts: PromptKeeping,
         keeping: AnswerKeeping,
-        folding: Folding,
     ) -> None:
         self._here, self._memory, self._owners = here, memory, owners
         self._pool, self._holds, self._dropping = pool, pool.holds, memory.dropping
         self._notes, self._counts, self._decisions = log.notes, log.counts, log.decisions
-        self._prompts, self._keeping, self._folding = prompts, keeping, folding
+        self._prompts, self._keeping = prompts, keeping
 
     def find(self, request: str) -> WorkerRequest | None:
         """Return the request of this name that may be in a step."""
         return self._here.find(request)
 
     def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
-        """Give requests their tokens; prompts that are through become residents."""
+        """Give requests their tokens; prompts that get their first one become residents."""
         here, released = self._here, list[Command]()
         prompts = here.prompts
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
@@ -368,7 +359,8 @@ class StepOutcome:
                 released += self._end(running, finish)
         released += self._holds.release_all(self._dropping.take_let_go())
         # Behind the step in flight, and before whatever is ordered for the pairs that come free.
-        return [*self._folding.fold(), *released, *self._owners.flush()]
+        folds = self._memory.trim(self._prompts.awaits)
+        return [*folds, *released, *self._owners.flush()]
 
     def _end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
         self._notes.note_end(running)

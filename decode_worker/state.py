@@ -14,14 +14,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from alignedserve.core import Role
+from alignedserve.core import Role, WorkerLimits
 from alignedserve.decode_worker.arriving import Fetching, Intake, Prefetching, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
-from alignedserve.decode_worker.leaving import Leaving, Preempting
-from alignedserve.decode_worker.memory.folding import Folding
+from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.pool_traffic import (
     AnswerKeeping,
@@ -31,10 +31,9 @@ from alignedserve.decode_worker.pool_traffic import (
     TakingIn,
     WritingAhead,
 )
-from alignedserve.decode_worker.reporting import LengthsHere, Reporting, StepCounts
+from alignedserve.decode_worker.reporting import LengthsHere, Reporting
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.running import StepOutcome, Stepping
-from alignedserve.forms.memory.table import memory_for
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import (
     CopiedIn,
@@ -62,12 +61,15 @@ from alignedserve.protocol.messages import (
     Prefix,
     Pull,
 )
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import Arrivals, Expectations, Prefixes, PromptQueue
 from alignedserve.worker.core import Repeats, WorkerCore
+from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.owners import Owners
-from alignedserve.worker.part import Act, Events
-from alignedserve.worker.pool import PageCompression
+from alignedserve.worker.pace import Pace
+from alignedserve.worker.part import Act, Events, FormPart
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
@@ -96,11 +98,12 @@ def events(core: DecodeCore) -> Events:
         KvReceived: (core.receiving.received,),
         KvSent: (core.leaving.sent,),
         StepDone: (
-            core.rate.step_done,  # before the step's end: what is through then was still waiting
+            core.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
             core.seats.step_done,  # before the step's end: memory that was left until then comes free first
             core.step_end.step_done,
         ),
+        **core.rewriting.events,
         (MemberJoined, Role.PREFILL): (core.intake.prefill_worker_joined,),
         (MemberLost, Role.PREFILL): (core.intake.prefill_worker_lost, core.leaving.prefill_worker_lost),
         (MemberLost, Role.POOL): (
@@ -130,7 +133,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.prefetching.prefetch,
         core.prefetching.cancel,
         core.pages.ask,
-        core.compression.compress,
+        core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
         core.reporting.report,
@@ -140,15 +143,22 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
+MakeMemory: TypeAlias = Callable[[WorkerLimits, Pace, StepsInFlight, Occupancy, Scheduler], PlainMemory]
+MakeFormPart: TypeAlias = Callable[[PoolLink, Pace, StepsInFlight, Occupancy], FormPart]
+
+
 class DecodeCore(WorkerCore):
     here: Occupancy
     memory: PlainMemory
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(
+        self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_form_part: MakeFormPart
+    ) -> None:
+        """`scheduler` plans the steps; by_policy.py has the three that a policy asks for."""
         super().__init__(setup)
         pace, steps, log, pool, policy = self.pace, self.steps, self.log, self.pool_link, setup.policy
         self.here = here = Occupancy()
-        self.memory = memory = memory_for(policy)(setup.limits, pace, steps, here)
+        self.memory = memory = make_memory(setup.limits, pace, steps, here, scheduler)
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         memory.connect(pool.writer, pace)
@@ -160,7 +170,7 @@ class DecodeCore(WorkerCore):
         self.fetching = Fetching(here, memory, pool, log)
         self.seats = Seats(here, memory, pool, log, self.fetching)
         self.writing = PageWriting(here, memory, pool, log, self.owners.outputs)
-        preempting = Preempting(here, memory, pool, log, self.seats, self.writing)
+        preempting = Preempting(here, memory, pool, log, self.writing)
         self.leaving = Leaving(here, memory, pool, log, preempting)
         # Ways for requests to come
         self.intake = Intake(here, memory, pool, log, setup.direct)
@@ -172,15 +182,13 @@ class DecodeCore(WorkerCore):
         self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
-        self._step_counts = StepCounts()
-        coming = (self.prefixes, self.fetching, self.joining)
-        leaving = (preempting, self.leaving)
-        self.stepping = Stepping(here, memory, pool, *coming, *leaving, self._step_counts, setup.look_ahead > 0)
         self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
+        handing_on = HandingOn(here, preempting, self.writing, self.prompt_keeping, setup.limits.page_size)
+        parts = self.prefixes, self.seats, self.joining, self.leaving, handing_on
+        self.stepping = Stepping(here, memory, *parts, looks_ahead=setup.look_ahead > 0)
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
         self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping)
-        folding = Folding(memory, here, queue, pool.writer, self.prompt_keeping.awaits)
-        outcome = StepOutcome(here, memory, self.owners, pool, log, self.prompt_keeping, self._answers, folding)
+        outcome = StepOutcome(here, memory, self.owners, pool, log, self.prompt_keeping, self._answers)
         self.step_end = StepEnd(memory, pace, queue, outcome, log)
         unfinished, asking = lambda: here.unfinished, lambda: self.prefixes.asking
         self.rate = PromptRate(pace, steps, queue, unfinished, asking, memory.copies_beside)
@@ -188,7 +196,7 @@ class DecodeCore(WorkerCore):
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
         self.pages = PageAsks(here, memory, self.writing, self.taking_in, self.prompt_keeping)
-        self.compression, self.repeats = PageCompression(pool, pace, steps, here), Repeats(here, pool)
+        self.rewriting, self.repeats = make_form_part(pool, pace, steps, here), Repeats(here, pool)
         self.reporting, lengths = Reporting(here, memory), LengthsHere(here)
         told = (lambda: here.seated, self._coming, self._counted, lambda: lengths.now)
         self.counting = Counting(here, log, memory, pace, queue, *told)
@@ -242,7 +250,7 @@ class DecodeCore(WorkerCore):
 
     def _counted(self) -> DecodeSteps:
         """Return what the metrics show of steps and of prefetches."""
-        steps = self._step_counts
+        steps = self.stepping.counts
         return DecodeSteps(
             tuple(steps.by_batches),
             steps.spread.tally,
@@ -255,7 +263,7 @@ class DecodeCore(WorkerCore):
     @property
     def counts(self) -> DecodeCounts:
         """Return what has happened so far."""
-        by_batches = self._step_counts.by_batches
+        by_batches = self.stepping.counts.by_batches
         return DecodeCounts(
             preemptions=self.log.counts.num_preemptions,
             evictions=self.log.counts.num_evictions,
@@ -280,7 +288,7 @@ class DecodeCounts:
     preemptions: int  # requests that left for others
     evictions: int  # of them, requests that did not lose their KV
     evicted_aside: int  # of them, requests whose KV went to a prefill worker
-    switches: int  # batches of which a member has joined
+    switches: int  # batches with a member that has joined
     prefetched: int  # requests that joined from a prefill worker's device, and had waited in the pool
     taken_in: int  # prompts of a node without a pool that were committed to this one's
     kept_pages: int  # of prompts and answers

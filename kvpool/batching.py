@@ -1,4 +1,4 @@
-"""The search for requests that decode together: Density First Search, sliding, widening (AlignedServe §3.3).
+"""The search for requests that decode together: Density First Search, and sliding (AlignedServe §3.3).
 
     root ── too many blocks ──▶ the child with most requests ──▶ ... ──▶ a node that fits
                                                                             │ too few requests
@@ -6,8 +6,6 @@
                                         left siblings, right siblings, then the parent's: nearest lengths first
                                                                             │
                             the tightest window of as many requests, two levels up, takes its place  (slide)
-                                                                            │
-                            the next nearest lengths, while the predicted time for a token falls     (widen)
 
 A batch is contiguous in length: it leaves out no request between its shortest and its longest length.
 """
@@ -17,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from alignedserve.cost.model import CostModel, StepEstimate
 from alignedserve.kvpool.quadtree import DEPTHS, ROOT, QuadTree, TreeMember, TreeNode
 
 SLIDE_LEVELS = 2
@@ -58,7 +55,7 @@ class BatchWindow:
         return [member for leaf in sorted(self.taken) for member in tree.members(leaf)[: self.taken[leaf]]]
 
 
-def find_batch(tree: QuadTree, wanted: BatchBounds, cost: CostModel | None, now: float) -> BatchWindow:
+def find_batch(tree: QuadTree, wanted: BatchBounds, now: float) -> BatchWindow:
     """Return the next batch; it is empty where no request waits or fits.
 
     It is empty too while a starving request does not fit: others would take the room as it becomes free.
@@ -70,8 +67,6 @@ def find_batch(tree: QuadTree, wanted: BatchBounds, cost: CostModel | None, now:
         window = _slid(tree, wanted, *_search(tree, wanted, ROOT))
         if not window.num:
             window = _shortest(tree, wanted)
-    if cost is not None and window.num:
-        _widen(tree, wanted, window, cost)
     return window
 
 
@@ -161,39 +156,3 @@ def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> BatchWindow:
             window.num += len(members)
             window.blocks += sum(member.blocks for member in members)
     return window
-
-
-# --- Widening
-
-
-def _widen(tree: QuadTree, wanted: BatchBounds, window: BatchWindow, cost: CostModel) -> None:
-    """Add the nearest request on either side while it makes a token cheaper."""
-    estimate = StepEstimate(cost)
-    for leaf, taken in window.taken.items():
-        for _ in range(taken):
-            estimate.add_decode(leaf + 1)
-    below = _rest_of(tree, window, tree.filled_down(range(window.low + 1)))
-    above = _rest_of(tree, window, tree.filled(range(window.high, ROOT.leaves.stop)))
-    sides = [next(below, None), next(above, None)]
-    low, high = window.low, window.high
-    per_token = estimate.seconds / window.num
-    while window.num < wanted.most and any(sides):
-        side = min((i for i in (0, 1) if sides[i]), key=lambda i: low - sides[i][0] if i == 0 else sides[i][0] - high)  # type: ignore[index]
-        leaf, member = sides[side]  # type: ignore[misc]
-        with_it = estimate.with_decode(leaf + 1) / (window.num + 1)
-        if window.blocks + member.blocks > wanted.most_blocks or with_it > per_token:
-            break
-        estimate.add_decode(leaf + 1)
-        per_token = with_it
-        window.taken[leaf] = window.taken.get(leaf, 0) + 1
-        window.num += 1
-        window.blocks += member.blocks
-        low, high = min(low, leaf), max(high, leaf)
-        sides[side] = next(below if side == 0 else above, None)
-
-
-def _rest_of(tree: QuadTree, window: BatchWindow, leaves: Iterator[int]) -> Iterator[tuple[int, TreeMember]]:
-    """Yield requests that the window lacks, in the order in which it may take them."""
-    for leaf in leaves:
-        for member in tree.members(leaf)[window.taken.get(leaf, 0) :]:
-            yield leaf, member

@@ -1,7 +1,9 @@
-"""The waiting entries of the pool, and which of them a decode worker gets next, in one of two ways:
+"""The waiting entries of the pool, and which of them a decode worker gets next:
 
-    in order    by promises or by arrival, whatever their lengths, as far as there is room
-    aligned     requests of about one length together (AlignedServe §3.3):
+    one by one  in order, whatever their lengths, as far as there is room
+    in time     the same, after real-time requests that cannot wait (pinned); those of unequal length share only the
+                steps where that is cheap: each worker decides that itself (schedulers/near_lengths.py)
+    by length   requests of about one length together, where all wait for their batch here (AlignedServe §3.3):
 
         commit ──▶ tree ── find_batch ──▶ the worker's next batch, whole, before there is room for it
            │        ├── requests as long as those that run there (dynamic): its candidate requests
@@ -10,9 +12,6 @@
 
 The pool looks for a batch when the worker has no next batch. Ahead of need it looks only where enough requests wait for
 a full batch; and a worker gets at most its share of the waiting requests, so that it takes none that others will lack.
-
-A worker whose steps hardly take longer for requests of unequal length, as its cost model has measured it, gets them in
-order: there is nothing to hold a request back for.
 """
 
 from __future__ import annotations
@@ -24,21 +23,16 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from alignedserve.core import Entry, Estimate, units_for
-from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.scheduling.policy import Grouping, Handoff, Policy
+from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # most of a worker's pairs that a batch may take, so that the next batch can arrive while it ends
 LEAST = 36  # least requests of a batch, where so many wait
-# A token that a prefix lacks to the longest costs this share of a token that it has: from there on the pool groups.
-# Measured GPUs have 0.02 to 0.07: there groups save 3 % of a step at most, and best-effort requests take a fifth longer
-# where memory is short, since the shortest are no longer served first. No crossing was measured between 0.1 and 0.2.
-LEAST_SKEW = 0.2
 _WEIGHT = 0.1  # weight of the newest wait in the mean
 _LEAST_S = 1e-3  # least time between two looks at requests whose slack runs out
 _NO_ASK = AskBatch(0, 0)
@@ -66,7 +60,7 @@ class WaitingEntry:
     def standing(self, ask: AskBatch, now: float) -> Standing:
         """Return the request's place in the order: a copy and a decode are before its next token."""
         transfer_s = self.entry.num_held * ask.copy_token_s
-        return self.promise.standing(now, Work(tokens=self.promise.tokens_due, transfer_s=transfer_s), ask.times)
+        return self.promise.standing(now, Work(transfer_s=transfer_s), ask.times)
 
 
 class _RoomLeft:
@@ -228,12 +222,11 @@ class SlowestAsk:
         self._slowest = max(self._asks, key=lambda worker: self._asks[worker].times.most_s, default=None)
 
 
-class Aligned(Waiters):
+class InTime(Waiters):
     def __init__(self, policy: Policy, block_size: int) -> None:
         super().__init__(policy, block_size)
-        self._tree = QuadTree()
         self._pinned: dict[str, WaitingEntry] = {}
-        # Heap of (when a real-time request must be handed out, number, entry); entries that left the tree stay in it.
+        # Heap of (when a real-time request must be handed out, number, entry); entries that have left stay in it.
         self._in_time: list[tuple[float, int, WaitingEntry]] = []
         self._num_ever = 0
         self._slowest = SlowestAsk()  # a request must be in time even on this worker
@@ -242,15 +235,11 @@ class Aligned(Waiters):
 
     def add(self, waiting: WaitingEntry) -> None:
         super().add(waiting)
-        entry, now = waiting.entry, waiting.since
-        self._tree.insert(waiting.id, entry.num_held, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
         if waiting.promise.is_rt and self._policy.pinning:
-            self._watch(waiting, now)
-            self._pin_those_out_of_slack(now)
+            self._watch(waiting, waiting.since)
+            self._pin_those_out_of_slack(waiting.since)
 
     def remove(self, request: str) -> WaitingEntry | None:
-        if request in self._tree:
-            self._tree.remove(request)
         self._pinned.pop(request, None)
         return super().remove(request)
 
@@ -263,21 +252,12 @@ class Aligned(Waiters):
         self._pin_those_out_of_slack(now)
         places = _RoomLeft(ask, self._pairs_for)
         pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
-        groups = self._policy.handoff is Handoff.POOL or skew_counts(ask.cost)
-        choose = self._grouped if groups else self._in_line
-        handed = choose(pinned, ask, places, now) if all_fit else Handed(pinned)
+        handed = self._choose(pinned, ask, places, now) if all_fit else Handed(pinned)
         for waiting in handed.all:
             self._mean_wait_s += _WEIGHT * (now - waiting.since - self._mean_wait_s)
         return handed
 
-    def _grouped(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
-        dynamic, are_few = self._dynamic(ask, places), self._are_few(ask)
-        batch = self._found(ask, now)
-        if are_few and ask.band is not None:  # too few requests for a batch of their own
-            dynamic, batch = dynamic + batch, []
-        return Handed(pinned, dynamic, batch)
-
-    def _in_line(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
+    def _choose(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
         """Take requests in their order, whatever their lengths: as many as fit, and some ahead."""
         found = list(self._in_order(ask, now)) if ask.requests or ask.ahead else []
         return Handed(pinned, self._with_some_ahead(found, ask, places))
@@ -320,17 +300,46 @@ class Aligned(Waiters):
             if waiting.standing(self._slowest.ask, now).slack_s > self._wait_s:
                 can_wait.append(waiting)
             else:
-                self._tree.remove(waiting.id)
-                self._pinned[waiting.id] = waiting
+                self._pin(waiting)
         for waiting in can_wait:
             self._watch(waiting, now)
 
+    def _pin(self, waiting: WaitingEntry) -> None:
+        self._pinned[waiting.id] = waiting
+
     def _may_wait(self, waiting: WaitingEntry) -> bool:
-        return self._waiting.get(waiting.id) is waiting and waiting.id in self._tree
+        return self._waiting.get(waiting.id) is waiting and waiting.id not in self._pinned
 
     def _most_urgent_pinned(self, ask: AskBatch, now: float) -> list[WaitingEntry]:
         standings = [waiting.standing(ask, now) for waiting in self._pinned.values()]
         return [self._pinned[standing.id] for standing in in_order(standings, ask.times, self._policy.late)]
+
+
+class ByLength(InTime):
+    def __init__(self, policy: Policy, block_size: int) -> None:
+        super().__init__(policy, block_size)
+        self._tree = QuadTree()  # of all that are not pinned
+
+    def add(self, waiting: WaitingEntry) -> None:
+        entry, now = waiting.entry, waiting.since
+        self._tree.insert(waiting.id, entry.num_held, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
+        super().add(waiting)
+
+    def remove(self, request: str) -> WaitingEntry | None:
+        if request in self._tree:
+            self._tree.remove(request)
+        return super().remove(request)
+
+    def _pin(self, waiting: WaitingEntry) -> None:
+        self._tree.remove(waiting.id)
+        super()._pin(waiting)
+
+    def _choose(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
+        dynamic, are_few = self._dynamic(ask, places), self._are_few(ask)
+        batch = self._found(ask, now)
+        if are_few and ask.band is not None:  # too few requests for a batch of their own
+            dynamic, batch = dynamic + batch, []
+        return Handed(pinned, dynamic, batch)
 
     def _dynamic(self, ask: AskBatch, places: _RoomLeft) -> list[WaitingEntry]:
         """Take requests as long as those that run on the worker: as many as fit, and some ahead."""
@@ -356,9 +365,7 @@ class Aligned(Waiters):
         most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))
         most_blocks = _most_blocks(ask)
         wanted = BatchBounds(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
-        widens = self._policy.handoff is not Handoff.POOL
-        cost = CostModel(dict.fromkeys(Kind, ask.cost)) if widens else None
-        window = find_batch(self._tree, wanted, cost, now)
+        window = find_batch(self._tree, wanted, now)
         members = sorted(window.members(self._tree))
         self._tree.yielded(window.taken, now)
         found = [self._waiting[member.id] for member in members]
@@ -372,13 +379,7 @@ def _most_blocks(ask: AskBatch) -> int:
     return max(1, int(DEVICE_SHARE * ask.all_pairs))
 
 
-def skew_counts(cost: Coefficients) -> bool:
-    """Return whether steps of this cost take longer for requests of unequal length (AlignedServe §2.2, bubbles).
-
-    Kernels that split a long prefix among blocks or cores lose next to nothing. Where no cost is known it counts.
-    """
-    return cost.bubble >= LEAST_SKEW * cost.prefix
-
-
 def waiters(policy: Policy, block_size: int) -> Waiters:
-    return (Aligned if policy.grouping is Grouping.ALIGNED else OneByOne)(policy, block_size)
+    if policy.grouping is Grouping.FCFS:
+        return OneByOne(policy, block_size)
+    return (ByLength if policy.batches_by_length else InTime)(policy, block_size)

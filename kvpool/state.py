@@ -20,11 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role, ServiceClass
+from alignedserve.forms.pool.table import pages_of, rewriting_of
 from alignedserve.kvpool.arena.extents import Extents
-from alignedserve.kvpool.compression import Compressor
 from alignedserve.kvpool.grouping import WaitingEntry, waiters
-from alignedserve.kvpool.pages import Pages
-from alignedserve.kvpool.waiting_order import WaitingOrder
+from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
@@ -40,7 +39,6 @@ from alignedserve.protocol.messages import (
     Batch,
     Cancel,
     Commit,
-    Compressed,
     Expect,
     Figures,
     GiveBack,
@@ -71,16 +69,15 @@ class _PageAsk:
 
 class PoolCore:
     def __init__(self, extents: Extents | int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
-        """Start with these extents; a plain number means so many pages, all of kind KV."""
+        """Start with these extents; a plain number is a number of pages, all of kind KV."""
         self._policy = policy
         extents = Extents(extents) if isinstance(extents, int) else extents
-        self._pages = Pages(extents, policy.reserved(extents.num_pages(extents.first_kind)))
+        self._pages = pages_of(extents, policy.reserved(extents.num_pages(extents.first_kind)))
         # class -> worker -> its ask for pages that could not be answered yet, in the order of arrival
         self._page_asks: dict[ServiceClass, dict[str, _PageAsk]] = {service: {} for service in ServiceClass}
         self._spare: dict[str, bool] = {}  # worker with spare pages -> whether it was told to give them back
         self._waiting = waiters(policy, block_size)
-        self._order = WaitingOrder(policy)
-        self._compressor = Compressor(policy.compression, self._pages, self._waiting, self._order)
+        self.rewriting = rewriting_of(policy, self._pages, self._waiting)
         self._has_changed = False  # whether requests or asks have changed since batches were looked for
         self._looks_at: float | None = None  # when a request's slack may run out: a timer is set
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (decode worker that has it, entry)
@@ -94,6 +91,7 @@ class PoolCore:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
+        self.rewriting.hear(event)
         match event:
             case Received(worker, AskPages() as ask, incarnation):
                 self._pages.keep_only(holder(worker, incarnation), ask.kept, ask.service)
@@ -118,26 +116,20 @@ class PoolCore:
                 self._asks.pop(worker, None)
                 if room.requests or room.wants_batch or room.ahead:  # otherwise the worker has no room any more
                     self._asks[worker] = room
-                self._order.heard(room)
                 self._has_changed = True
-            case Received(worker, Compressed() as answer, incarnation):
-                self._compressor.answered(worker, holder(worker, incarnation), answer)
             case Received(worker, Release(request, attempt)):
                 self._release(worker, request, attempt)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
-                self._compressor.met(member)
                 self._decode_workers.update([member.name] if member.role is Role.DECODE else [])
                 if member.role is Role.DECODE and self._pages.leased_to(member.holder):
                     self._spare[member.name] = False  # it was given up for dead, and still has spare pages
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
-                self._compressor.lost(member.name)
                 self._decode_workers.discard(member.name)
                 self._worker_lost(member.name, now)
                 commands.append(WatchHolder(member.holder))
             case HolderGone(gone):
-                self._compressor.gone(gone)
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
                 commands += [self._holding(), Send(ROUTER, self._figures())]
@@ -150,12 +142,13 @@ class PoolCore:
             case TimerFired(name) if name == _REFRESH:
                 self._refreshing = False
                 out = {at for at, _ in (*self._out.values(), *self._held.values())}
-                for worker in sorted(out.union(self._compressor.working, self._asked_back)):
+                for worker in sorted(out.union(self.rewriting.working, self._asked_back)):
                     commands += self._say_again(worker)
                 commands.append(Send(ROUTER, self._figures()))
             case TimerFired(name) if name == _LOOK:
                 self._looks_at, self._has_changed = None, True
-        commands += self._leases() + self._batches(now) + self._compressor.orders(now)
+        commands += self._leases() + self._batches(now)
+        commands += self.rewriting.orders(now)
         return commands + self._look_later(now) + self._refresh_later(now) + self._report()
 
     @property
@@ -163,7 +156,7 @@ class PoolCore:
         """Return what the pool holds now, without leases: nothing when no request is open."""
         return {
             "entries": len(self._waiting) + len(self._out) + len(self._held),
-            "pages": self._pages.num_stored + self._compressor.num_compressing,
+            "pages": self._pages.num_stored + self.rewriting.num_under_way,
             "unanswered asks": sum(
                 not asked.ask.is_spare for asks in self._page_asks.values() for asked in asks.values()
             ),
@@ -176,7 +169,7 @@ class PoolCore:
 
     @property
     def out(self) -> Mapping[str, set[Attempt]]:
-        """Return which attempts each decode worker has got, as far as is known here."""
+        """Return the attempts that the pool believes each decode worker to have."""
         at: dict[str, set[Attempt]] = {}
         for worker, entry in self._out.values():
             at.setdefault(worker, set()).add(_attempt(entry))
@@ -184,7 +177,7 @@ class PoolCore:
 
     @property
     def held_for(self) -> Mapping[str, set[Attempt]]:
-        """Return for which attempts of each worker it holds the first pages, as far as is known here."""
+        """Return the attempts for which the pool holds first pages, by worker."""
         by: dict[str, set[Attempt]] = {}
         for worker, attempt in self._held.values():
             by.setdefault(worker, set()).add(attempt)
@@ -199,21 +192,11 @@ class PoolCore:
     def num_lent_pages(self) -> int:
         return self._pages.num_leased
 
-    @property
-    def num_compressed(self) -> int:
-        """Return how many pages were compressed since the start."""
-        return self._compressor.num_compressed
-
-    @property
-    def num_incompressible(self) -> int:
-        """Return how many pages a worker could not write as int8."""
-        return self._compressor.num_refused
-
     def _figures(self) -> Figures:
         return Figures(
             self._pages.usage,
-            num_compressed=self.num_compressed,
-            num_incompressible=self.num_incompressible,
+            num_compressed=self.rewriting.num_rewritten,
+            num_incompressible=self.rewriting.num_refused,
             holders=self._holders,
         )
 
@@ -287,9 +270,13 @@ class PoolCore:
         self._pages.adopt(by, new, request.id, names, request.service)
         entry = replace(entry, pages=self._pages.pages_of(request.id))
         self._note("committed", entry)
-        home = worker if worker in self._decode_workers else ""
-        self._waiting.add(self._waiter(entry, now, to or home))
-        self._compressor.waits(request.id)
+        decodes = worker in self._decode_workers
+        waiting = self._waiter(entry, now, to or (worker if decodes else ""))
+        if decodes and to in self._decode_workers:  # another decode worker has handed it on, as that one has room
+            is_rt = waiting.promise.is_rt
+            return self._batch(to, [waiting], is_pinned=is_rt, is_dynamic=not is_rt)
+        self._waiting.add(waiting)
+        self.rewriting.waits(request.id)
         self._has_changed = True
         return []
 
@@ -394,7 +381,7 @@ class PoolCore:
 
     def _hand_out(self, waiting: WaitingEntry, worker: str) -> Entry:
         entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.pages_of(waiting.id))
-        self._compressor.waits_no_longer(waiting.id)
+        self.rewriting.waits_no_longer(waiting.id)
         self._out[waiting.id] = (worker, entry)
         return entry
 
@@ -495,7 +482,7 @@ class PoolCore:
         entries = [entry for worker, entry in self._out.values() if worker == name]
         for entry in entries:
             del self._out[entry.request.id]
-            self._compressor.waits(entry.request.id)
+            self.rewriting.waits(entry.request.id)
         self._waiting.back(self._waiter(entry, now) for entry in entries)
         for request in [request for request, (worker, _) in self._held.items() if worker == name]:
             self._let_go_of_prefix(request)
@@ -504,7 +491,7 @@ class PoolCore:
     def _forget(self, request: str) -> None:
         """Drop an earlier attempt of the request, wherever it is."""
         self._has_changed = True
-        self._compressor.waits_no_longer(request)
+        self.rewriting.waits_no_longer(request)
         if self._waiting.remove(request) or self._out.pop(request, None) or self._held.pop(request, None):
             self._pages.free_entry(request)
 
@@ -519,7 +506,7 @@ class PoolCore:
     # --- After lost frames
 
     def _refresh_later(self, now: float) -> list[Command]:
-        awaited = self._out or self._held or self._compressor.num_compressing or self._asked_back
+        awaited = self._out or self._held or self.rewriting.num_under_way or self._asked_back
         if self._refreshing or not awaited:
             return []
         self._refreshing = True
@@ -540,7 +527,7 @@ class PoolCore:
         held = [attempt for worker, attempt in self._held.values() if worker == to]
         inquiry: list[Command] = [Send(to, Inquire((*out, *held)))] if out or held else []
         asked_back = [Send(to, GiveBack())] if to in self._asked_back else []
-        return [*asked_back, *inquiry, *self._compressor.say_again(to)]
+        return [*asked_back, *inquiry, *self.rewriting.say_again(to)]
 
     def _answer_inquiry(self, attempts: Iterable[Attempt]) -> list[Command]:
         """Answer the router's inquiry: about a request that a worker has, the pool asks that worker."""

@@ -342,7 +342,7 @@ class Offers(CorePart):
         """Return whether a real-time request misses its next token if a decode step ends only so much later."""
         if not running.promise.is_rt:
             return False
-        work = Work(tokens=running.promise.tokens_due, transfer_s=running.num_held * self._pace.copy_token_s)
+        work = Work(transfer_s=running.num_held * self._pace.copy_token_s)
         return running.promise.standing(now, work, StepTimes()).slack_s <= seconds
 
     @property

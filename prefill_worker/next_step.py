@@ -22,7 +22,7 @@ from alignedserve.worker.step.blocks import take_pairs
 from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import Seating, Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, Seating, StepView
 from alignedserve.worker.steps import begin_step
 
 _ANSWER = "answer"  # timer: the next step waits no longer for the pool
@@ -70,7 +70,7 @@ class PoolSeating(Seating):
         while count > self.blocks.num_free and self.idle:
             leaving = self.idle.pop()
             self.blocks.give(take_pairs(leaving))
-            self.unseated.append(leaving)
+            self.displaced.append(leaving)
         return Seating._taken(self, count)
 
 
@@ -119,16 +119,16 @@ class NextStep:
         commands = self._seat_first_come()
         while True:
             selection = self._select(now)
-            commands += self._seat(selection.seated, selection.unseated)
+            commands += self._seat(selection.admitted, selection.displaced)
             if self._prompts.is_fetching:  # the step is chosen anew when the pages of these prompts are here
                 return commands
-            if selection.chunks or selection.decodes or not (selection.seated or self._make_room(now)):
+            if selection.chunks or selection.decodes or not (selection.admitted or self._make_room(now)):
                 break
         # A request that is computed anew has output; with one token left to compute it was chosen as a decode.
         selection.chunks += tuple(chunk_of(running, 1) for running in selection.decodes)
         return [*commands, *begin_step(self._steps, selection)]
 
-    def _select(self, now: float) -> Selection:
+    def _select(self, now: float) -> PlannedStep:
         waiting = self._queue.waiting
         seating = self._seating(0 if self._memory.is_crowded else len(waiting))
         return self._scheduler.plan(
@@ -149,7 +149,7 @@ class NextStep:
                 break
             seating.take(running, running.num_ahead)
         self._memory.is_stuck = True  # until memory or pages come
-        return self._seat(seating.seated, seating.unseated)
+        return self._seat(seating.admitted, seating.displaced)
 
     def _seat(self, seated: Sequence[WorkerRequest], unseated: Iterable[WorkerRequest]) -> list[Command]:
         """Let the seated prompts run; the prompts that made room for them are computed anew."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from alignedserve.core import Role
+from alignedserve.forms.pool.worker_part import PageRewriting
 from alignedserve.prefill_worker.buffering import Buffers, DecodePeers
 from alignedserve.prefill_worker.handing_on import Commits, Offers, PromptRequests
 from alignedserve.prefill_worker.next_step import NextStep
@@ -44,7 +45,6 @@ from alignedserve.worker.core import Repeats, WorkerCore
 from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.owners import Owners
 from alignedserve.worker.part import Act, Events
-from alignedserve.worker.pool import PageCompression
 from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
@@ -73,6 +73,7 @@ def events(core: PrefillCore) -> Events:
             core.idle.step_done,
             core.step_end.step_done,
         ),
+        **core.rewriting.events,
         MemberJoined: (core.offers.members_changed,),
         MemberLost: (core.offers.members_changed,),
         (MemberJoined, Role.DECODE): (core.peers.joined,),
@@ -97,7 +98,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
         core.writing.write,
         core.step.begin,
         core.writing.ask_for_chats,
-        core.compression.compress,
+        core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
         core.counting.tell,
@@ -130,7 +131,7 @@ class PrefillCore(WorkerCore):
         self.step_end = StepEnd(memory, pace, queue, prompts, log)
         self.rate = PromptRate(pace, steps, queue, lambda: prompts.seated, lambda: prefixes.asking)
         self.idle = IdleTrials(memory, pace, here, setup.cost is not None)
-        self.compression, self.repeats = PageCompression(pool, pace, steps, here), Repeats(here, pool)
+        self.rewriting, self.repeats = PageRewriting(pool, pace, steps, here), Repeats(here, pool)
         self.router = RouterLink(here, memory, pool, log, self.owners, self.rate)
         self.counting = Counting(here, log, memory, pace, queue, lambda: prompts.running, self._coming)
         here.enlist(

@@ -27,6 +27,7 @@ from alignedserve.cost.sums import added
 
 Vector = list[float]
 
+BUSY = 1.25  # slowdown from which on the machine counts as busy
 _REST = 8  # coefficients besides those of tokens
 _KINSHIP = 0.02  # weight of steps of other kinds: it matters where a kind was hardly measured
 _HUBER = 0.1  # steps with a larger relative error count less

@@ -82,9 +82,9 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.start - chunk.kv.dropped) for chunk in plan.chunks]
+    sizes = [(len(chunk.tokens), chunk.num_before) for chunk in plan.chunks]
     remade = sum([part.start for part in plan.parts if part.kv.form])
-    return Shape.build(sizes, [decode.start - decode.kv.dropped for decode in plan.decodes], remade)
+    return Shape.build(sizes, [decode.num_before for decode in plan.decodes], remade)
 
 
 @dataclass(frozen=True, slots=True)

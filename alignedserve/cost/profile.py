@@ -19,7 +19,7 @@ from typing import Any
 
 from alignedserve.architectures.gguf.places import PLACES
 from alignedserve.core import Fold, Sight, WorkerLimits
-from alignedserve.cost.fit import OnlineCost, Point, fit
+from alignedserve.cost.fit import BUSY, OnlineCost, Point, fit
 from alignedserve.cost.model import (
     FREE_COPIES,
     Coefficients,
@@ -38,7 +38,6 @@ log = logging.getLogger("alignedserve.cost")
 
 _FORMAT = 4
 _RENAMED = {"remade": "hidden"}  # a coefficient: its name here, and in the file
-BUSY = 1.25  # slowdown from which on the machine counts as busy
 _MOST_SLOWDOWN = 4.0  # that a worker starts with: where everything starts at once, the first seconds say little
 
 

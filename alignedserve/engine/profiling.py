@@ -28,9 +28,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from alignedserve.core import StepPlan, units_for
-from alignedserve.cost.fit import Point
+from alignedserve.cost.fit import BUSY, Point
 from alignedserve.cost.model import Kind, Link, Route, Shape
-from alignedserve.cost.profile import BUSY, MeasuredMemory, Profile, Subject, cached, fingerprint, store
+from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, store
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, Trial, trials
 from alignedserve.engine.copying.copies import PageCopier

@@ -49,7 +49,7 @@ class RankParts(Generic[AnEngine]):
 
     def hands(self, say: Say = say_nothing, look_ahead: int = 0, watch: StepWatch | None = None) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
-        num_slots = limits.num_pairs * limits.block_size if spec.role is Role.DECODE else 0
+        num_slots = limits.num_pairs * limits.block_size if spec.acts_as is Role.DECODE else 0
         return EngineHands(
             self.engine,
             self.place.arena_path(spec.rank),

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
@@ -19,8 +18,8 @@ from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.forms.device.performing import FormHands
 from alignedserve.forms.orders import FormOrder
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, FoldKv
-from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, Post
+from alignedserve.protocol.commands import CopyIn, CopyOut
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, Post
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying
 
@@ -44,7 +43,7 @@ class PoolCopies:
         self._engine, self._cudart = engine, cudart
         self._arena_path, self._page_size, self._verify = arena_path, page_size, verify
         self._aside = AsideCopies(page_size, pace, engine.device, partial(end_where_lost, engine.device))
-        self._forms = FormHands(lambda: engine.form, engine.cache, num_on_host)
+        self._forms = FormHands(lambda: engine.form, engine.cache, num_on_host, engine.fold, self._rewrite)
         self._copier: PageCopier | None = None  # of the present pool's arena
         self._pool = ""  # the holder of that arena
         self._pinner: Pinner | None = None  # of that arena
@@ -83,23 +82,15 @@ class PoolCopies:
 
     def perform(self, command: Copying) -> Event | None:
         """Perform the copy and return its result. A read counts only if every rank could read its own part."""
-        agree = self._engine.ranks.agree
         match command:
             case CopyOut(number):
                 self._has_room(lambda: self._copy_out(command))
                 return CopiedOut(number)
-            case FoldKv(folds):
-                self._engine.fold(folds)
-                return None
             case FormOrder():
-                self._forms.perform(command)
-                return None
+                return self._forms.perform(command)
             case CopyIn(number):
-                return CopiedIn(number, agree(self._has_room(lambda: self._copy_in(command))))
-            case CompressPage(number, pool, page, into):
-                began, copier = perf_counter(), self._copier_to(pool)
-                done = copier is not None and self._has_room(lambda: copier.compress(page, into))
-                return PageCompressed(pool, number, agree(done), perf_counter() - began)
+                intact = self._has_room(lambda: self._copy_in(command))
+                return CopiedIn(number, self._engine.ranks.agree(intact))
 
     def _has_room(self, copy: Callable[[], bool]) -> bool:
         """Return what the copy says; False where memory is too little: then nobody takes its pages for whole."""
@@ -122,6 +113,10 @@ class PoolCopies:
         if copier is None:
             return False
         return copier.copy_in(command.pages, command.pairs, command.tokens, command.start)
+
+    def _rewrite(self, pool: str, page: int, into: int) -> bool:
+        copier = self._copier_to(pool)
+        return self._engine.ranks.agree(copier is not None and self._has_room(lambda: copier.rewrite(page, into)))
 
     def _copier_of(self, arena: Arena) -> PageCopier:
         return PageCopier(self._engine.cache, arena, self._page_size, self._verify)

@@ -59,7 +59,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     if device.type == "cpu":
         check_worker(config, model, room, place.folder)
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
-    captures = config.engine.cuda_graphs is not Graphs.OFF and place.spec.role is Role.DECODE
+    captures = config.engine.cuda_graphs is not Graphs.OFF and place.spec.acts_as is Role.DECODE
     has_graphs = captures and device.type == "cuda"
     plain = plain_model(place, device)
     place.signs.stage(Stage.WEIGHTS, demand(config, model, room, place.folder).weights)
@@ -147,7 +147,7 @@ def _captured(engine: Engine, config: Config) -> str | None:
 def steps_ahead(place: Place) -> int:
     """Return how many steps a worker plans while another runs; say why a GPU plans none, unless that was asked for."""
     engine, policy = place.config.engine, place.config.policy
-    if place.spec.role is not Role.DECODE:
+    if place.spec.acts_as is not Role.DECODE:
         return 0
     is_open = engine.look_ahead is LookAhead.AUTO and engine.device is DeviceKind.CUDA
     if is_open and policy.why_not_ahead is not None:

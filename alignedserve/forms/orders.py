@@ -36,4 +36,21 @@ class ProjectKv(FormOrder):
     num_tokens: int
 
 
-FORM_ORDERS = (CopySlots, ProjectKv)
+@dataclass(frozen=True, slots=True)
+class FoldKv(FormOrder):
+    """Fold pairs that lie behind the windows of a request, before the next work."""
+
+    folds: tuple[tuple[int, ...], ...]  # the pair that takes what the pairs behind it in the tuple keep
+
+
+@dataclass(frozen=True, slots=True)
+class CompressPage(FormOrder):
+    """Compress one page of the pool into another page, beside the steps: PageCompressed follows."""
+
+    number: int  # of the pool's order
+    pool: str
+    page: int
+    into: int
+
+
+FORM_ORDERS = (CopySlots, ProjectKv, FoldKv, CompressPage)

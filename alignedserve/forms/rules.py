@@ -22,6 +22,14 @@ class Cache(str, Enum):
     HYBRID = "hybrid"  # KV, or for some requests hidden vectors: half the memory, and time in every step
 
 
+class Compression(str, Enum):
+    """The rule for when full pages of waiting requests become int8."""
+
+    OFF = "off"
+    AUTO = "auto"  # while free pages are few: longest expected wait first
+    INT8 = "int8"  # always
+
+
 class Options(Protocol):
     """What is read of a policy (scheduling/policy.py)."""
 
@@ -44,7 +52,7 @@ class PlainPairs:
     keeps_apart = True  # whether each request has pairs of its own, for KV alone
 
     def num_on_host(self, num_slots: int) -> int:
-        """Return how many tokens a worker keeps in memory of its own, if its device has so many slots."""
+        """Return how many tokens a worker keeps in host memory beside a device with `num_slots`."""
         return 0
 
 

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any, Protocol
 
 from alignedserve.policies.kinds import OwnPolicy, PolicyKind
-from alignedserve.policies.source import PolicySource, classes_of, made, told
 
 log = logging.getLogger("alignedserve.policy")
 
@@ -131,25 +132,57 @@ class Guard:
             log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *told)
 
 
+class Source(Protocol):
+    """Where custom policies come from: a file or an entry point (source.py)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def text(self) -> str | None: ...
+
+    def decides(self, kind: PolicyKind) -> bool: ...
+
+    def make(self, kind: PolicyKind) -> OwnPolicy: ...
+
+
 @dataclass(frozen=True)
 class OwnPolicies:
     """The custom policies of one source, as one part asks them; without a source there are none.
 
     Without a stopwatch no policy is slow: so a simulation does not depend on the machine that it runs on."""
 
-    source: PolicySource | None = None
+    source: Source | None = None
     failures: Failures = field(default_factory=Failures, compare=False)
     stopwatch: Callable[[], float] = field(default=lambda: 0.0, compare=False)
     limit: Limit = field(default=_NO_LIMIT, compare=False)
 
     def decides(self, kind: PolicyKind) -> bool:
-        return self.source is not None and kind in classes_of(self.source)
+        return self.source is not None and self.source.decides(kind)
 
     def guard(self, kind: PolicyKind) -> Guard | None:
         """Make the policy for a decision, and return the guard that asks it; None where there is none."""
         if self.source is None or not self.decides(kind):
             return None
-        return Guard(self.source.name, made(self.source, kind), self.stopwatch, self.failures, self.limit)
+        return Guard(self.source.name, self.source.make(kind), self.stopwatch, self.failures, self.limit)
+
+
+def told(error: BaseException, file: str) -> str:
+    """Return the error as a line, with the line of the policy's file at which it was raised, or where that is not
+    known the last place behind the call of the policy."""
+    if isinstance(error, SyntaxError):
+        text, where = error.msg, f", line {error.lineno}"
+    else:
+        text, where = str(error), _where(error, file)
+    return " ".join(f"{type(error).__name__}: {text:.200}{where}".split())
+
+
+def _where(error: BaseException, file: str) -> str:
+    frames = extract_tb(error.__traceback__)[1:]  # the first is the caller's
+    for frame in reversed(frames):
+        if frame.filename == file:
+            return f", line {frame.lineno}"
+    return f", line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
 
 
 NO_POLICIES = OwnPolicies()

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import isabstract, isclass, signature
 from pathlib import Path
-from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
 from alignedserve.errors import ConfigError
+from alignedserve.policies.guard import told
 from alignedserve.policies.kinds import KINDS, OwnPolicy, PolicyKind
 
 ENTRY_POINTS = "alignedserve.policies"
@@ -44,6 +44,13 @@ class PolicySource:
             raise ConfigError(f"the policy {name} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise ConfigError(f"the policy {name} cannot be read: it is not text in UTF-8") from None
+
+    def decides(self, kind: PolicyKind) -> bool:
+        return kind in classes_of(self)
+
+    def make(self, kind: PolicyKind) -> OwnPolicy:
+        """Return a new policy for this decision. Raises ConfigError."""
+        return made(self, kind)
 
     def __str__(self) -> str:
         """Return all of it as a text that `parse` takes."""
@@ -114,24 +121,6 @@ def _takes(method: Callable[..., Any], number: int) -> bool:
     except TypeError:
         return False
     return True
-
-
-def told(error: BaseException, file: str) -> str:
-    """Return the error as a line, with the line of the policy's file at which it was raised, or where that is not
-    known the last place behind the call of the policy."""
-    if isinstance(error, SyntaxError):
-        text, where = error.msg, f", line {error.lineno}"
-    else:
-        text, where = str(error), _where(error, file)
-    return " ".join(f"{type(error).__name__}: {text:.200}{where}".split())
-
-
-def _where(error: BaseException, file: str) -> str:
-    frames = extract_tb(error.__traceback__)[1:]  # the first is the caller's
-    for frame in reversed(frames):
-        if frame.filename == file:
-            return f", line {frame.lineno}"
-    return f", line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
 
 
 def _homes(source: PolicySource) -> Sequence[Any]:

@@ -8,6 +8,7 @@ membership.py   What a process learns from its frames: members that came or went
 messages.py     The messages that parts send to each other.
 page_names.py   Names of KV pages: hashes of their tokens and of all tokens before them.
 rank_orders.py  What rank 0 of a worker orders the other ranks, and what they answer of transfers.
+roads.py        How KV goes between two workers, by what they registered.
 speech.py       What each peer may say, by its role.
 wire.py         Turn messages into msgpack frames and back, checked on both sides.
 """

@@ -95,23 +95,6 @@ class PrepareSyntax:
 
 
 @dataclass(frozen=True, slots=True)
-class FoldKv:
-    """Fold pairs that lie behind the windows of a request, before the next work."""
-
-    folds: tuple[tuple[int, ...], ...]  # the pair that takes what the pairs behind it in the tuple keep
-
-
-@dataclass(frozen=True, slots=True)
-class CompressPage:
-    """Compress one page of an order into another page."""
-
-    number: int  # of the order
-    pool: str
-    page: int
-    into: int
-
-
-@dataclass(frozen=True, slots=True)
 class WatchHolder:
     """Report `HolderGone(holder)` as soon as the lock of this holder is free."""
 
@@ -194,7 +177,7 @@ class Reject:
 
 
 # Commands that take a worker's time: it performs them one after the other.
-Work: TypeAlias = RunStep | CopyOut | CopyIn | FoldKv | FormOrder | CompressPage
+Work: TypeAlias = RunStep | CopyOut | CopyIn | FormOrder
 Transfer: TypeAlias = SendKv | ReceiveKv
 Beside: TypeAlias = Transfer | PrepareSyntax  # begins in its turn, as work does; later work goes on beside it
 Command: TypeAlias = (

@@ -27,7 +27,7 @@ from alignedserve.core import (
     Sketch,
     Usage,
 )
-from alignedserve.cost.model import FREE_COPIES, Coefficients, CopyCost
+from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.explain.decisions import Findings
 from alignedserve.protocol.figures import (
     ByClass,
@@ -50,7 +50,13 @@ class Member:
     node: str
     incarnation: int  # number of the process's life: a later start has a larger number
     address: str
-    transport: str = ""  # addresses of its ranks, where peers agree with it how KV goes directly; empty: KV does not
+    transport: str = ""  # endpoints of its ranks (roads.py), by which KV goes to and from it directly; empty: none
+    lends: bool = False  # whether it is a prefill worker that decodes too: a decode worker to which prompts go first
+
+    @property
+    def kind(self) -> Role:
+        """Return the kind of worker that a topology counts it as: a prefill worker that decodes is one of these."""
+        return Role.PREFILL if self.lends else self.role
 
     @property
     def holder(self) -> str:
@@ -280,14 +286,9 @@ class Progress:
 class Report:
     """A decode worker reports its load to the router, every few steps and when it is idle: the last report counts."""
 
-    num_running: int = 0  # requests whose KV is on its device
     band: tuple[int, int] | None = None  # the shortest and the longest prefix in the running batch
     free_pairs: int = 0
-    batch: int = 0  # the batch size that its next step may have
-    times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  of its steps
-    num_requests: int = 0  # candidate requests, which join before any batch
-    num_batch: int = 0  # requests of the candidate batch that have not joined
-    num_buffered: int = 0  # of both, requests whose KV is on a prefill worker's device
+    step_s: float = 0.0  # mean time of its steps
     num_rt: int = 0  # running real-time requests
     num_late: int = 0  # running real-time requests whose next token is late
     given_pairs: int = 0  # that best-effort requests have, and give to chats
@@ -540,7 +541,6 @@ class AskBatch:
     all_pairs: int = 0  # of the device
     most_requests: int = 1  # the largest batch size of a step
     band: tuple[int, int] | None = None  # the shortest and the longest prefix that runs there
-    cost: Coefficients = Coefficients()  # noqa: RUF009  (frozen)  of its decode steps
     rt_pairs: int = 0  # more pairs, which best-effort requests have there: for real-time requests only
     wants_batch: bool = True  # its next batch, whole: no batch is waiting there
     ahead: int = 0  # so many requests of the band beyond its room, to join as others end

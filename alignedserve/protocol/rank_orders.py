@@ -12,10 +12,8 @@ from alignedserve.core import Chunk, Decode, StepPlan
 from alignedserve.forms.orders import FORM_ORDERS, FormOrder
 from alignedserve.protocol import wire
 from alignedserve.protocol.commands import (
-    CompressPage,
     CopyIn,
     CopyOut,
-    FoldKv,
     ReceiveKv,
     RunStep,
     SendKv,
@@ -36,7 +34,7 @@ class PartFrom:
     member: Member
 
 
-Copying: TypeAlias = CopyOut | CopyIn | FoldKv | FormOrder | CompressPage
+Copying: TypeAlias = CopyOut | CopyIn | FormOrder
 Order: TypeAlias = RunStep | Copying | SendKv | ReceiveKv | Meet | PartFrom
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*typing.get_args(Order), *FORM_ORDERS)}
 Ended: TypeAlias = KvSent | KvReceived

@@ -1,16 +1,17 @@
 """Schedulers: objects that plan the steps of a worker, each in a file of its own.
 
-aligned.py     The default: chats in time, documents in all that chats leave. Begin here.
-scheduler.py   The interface of a scheduler.
-table.py       Which scheduler a policy means.
-best_fit.py    The default, with the best fit of prompts to the tokens and the memory left (AccelGen §4.4).
-accelgen.py    AccelGen by its own formulas.
-in_order.py    By a fixed order within the time of a step.
-alise.py       ALISE: by predicted levels; requests of lower levels are swapped out.
-fcfs.py        First come, first served: Orca, vLLM, Sarathi-Serve, FastGen; AlignedServe's paper.
-tgi.py         Text Generation Inference: prompts interrupt decodes once enough of them wait.
-round_robin.py Chats and documents in alternate steps, which BROS compares with.
-fastserve.py   By levels of service, without predictions: MLFQ, and FastServe.
-custom.py      A scheduler whose requests a custom policy chooses.
-apt_serve.py   Apt-Serve: before each step it is chosen which requests have memory.
+aligned.py      The default: chats in time, documents in all that chats leave. Begin here.
+near_lengths.py Which decodes of documents share a step (AlignedServe §3.3).
+scheduler.py    The interface of a scheduler.
+table.py        Which scheduler a policy means.
+best_fit.py     The default, with the best fit of prompts to the tokens and the memory left (AccelGen §4.4).
+accelgen.py     AccelGen by its own formulas.
+in_order.py     By a fixed order within the time of a step.
+alise.py        ALISE: by predicted levels; requests of lower levels are swapped out.
+fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, FastGen; AlignedServe's paper.
+tgi.py          Text Generation Inference: prompts interrupt decodes once enough of them wait.
+round_robin.py  Chats and documents in alternate steps, which BROS compares with.
+fastserve.py    By levels of service, without predictions: MLFQ, and FastServe.
+custom.py       A scheduler whose requests a custom policy chooses.
+apt_serve.py    Apt-Serve: before each step it is chosen which requests have memory.
 """

@@ -19,14 +19,14 @@ from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 from alignedserve.worker.step.waiting_prompts import Ranked
 
 BOTH = (True, False)  # chats, then documents
 
 
 class AccelGen(Scheduler):
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step with urgent requests, then decodes, then prompts; of each chats before documents."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
@@ -66,7 +66,7 @@ class AccelGenNoBatch(AccelGen):
 class AccelGenNoOrder(Scheduler):
     """Its ablation /Order (§6.3): by arrival; within a window of arrivals the best fit."""
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step with decodes, then with the prompts that best fill what is left."""
         at = view.at
         view.waiting.refresh(at.now, at.times, at.chunk)
@@ -90,7 +90,7 @@ class EqualStep(AlignedStep):
 
     blocks_all = StepBuilder.blocks_all
     is_blocked_by = StepBuilder.is_blocked_by
-    replaces = StepBuilder.replaces
+    ends_choice = StepBuilder.ends_choice
 
 
 def paper_budget(view: StepView) -> int:

@@ -16,25 +16,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from math import inf
-from operator import itemgetter
 
 from alignedserve.core import ServiceClass
+from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
-from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.scheduling.policy import Chunking, Grouping, Policy
 from alignedserve.scheduling.slo import Late, step_room_s
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
-from alignedserve.worker.step.view import Selection, StepContext, StepView, estimate_of
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, estimate_of
 from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 
-FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS §4.2)
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
 HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that decode
 # Between these shares of the memory, the most time of a step falls from `LONGEST` to `LEAST` times that of the chats.
 SOME, MUCH = 0.4, 0.7
 LONGEST, LEAST = 3.0, 1.2
+# The time of a step with documents beside which another caller's chat may come, in times of its prompt by itself and of
+# the step's decodes.
+OF_FIRST, OF_DECODES = 0.5, 2.0
 _ROUNDING_S = 1e-9  # slack is kept as an instant
 _AT_A_TIME = 32  # decodes that are looked at
 
@@ -43,10 +45,15 @@ class Aligned(Scheduler):
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
         self.bounds_steps = policy.chunking is Chunking.SLO
+        self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
         self._order = DecodeOrder(policy)  # decodes in their order, where they are more than a step has places for
-        self._batch = self._first_batch = min(FIRST_BATCH, most) if most < NO_LIMIT else most
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
+        """Fill the next step, and leave out its longest documents where that is faster (near_lengths.py)."""
+        found = self.fill(view)
+        return found if self._near is None else self._near.choose(found, view)
+
+    def fill(self, view: StepView) -> PlannedStep:
         """Fill the next step: chats as their promises ask, documents with what is left.
 
         Chats come before documents, even urgent ones: what these took of R, a chat's prompt would have to make up for
@@ -59,7 +66,7 @@ class Aligned(Scheduler):
             return decodes  # as in most steps: no prompt waits, and there is time for all
         line, waiting = view.waiting.line, waiting_in_order(view)
 
-        # It may take R, a budget of prompt tokens, and B_curr requests.
+        # It may take R, a budget of prompt tokens, and as many requests as the engine takes.
         step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at), self.batch)
         step.add_together(first_decodes(view, kept))  # those of all chats, if they fit
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
@@ -87,6 +94,16 @@ class Aligned(Scheduler):
             self.forget_order()
         return None
 
+    def goes_on(
+        self,
+        decodes: Sequence[WorkerRequest],
+        paused: Sequence[WorkerRequest],
+        steps_s: tuple[float, float],
+        at: StepContext,
+    ) -> bool:
+        leaves_some_out = self._near is not None and self._near.leaves_some_out  # then each step is chosen
+        return not leaves_some_out and super().goes_on(decodes, paused, steps_s, at)
+
     def forget_order(self) -> None:
         self._order.forget()
 
@@ -112,16 +129,7 @@ class Aligned(Scheduler):
         """Add prompts that are not urgent."""
         step.add(prompts, is_rt)
 
-    # --- How many run, and who gives way
-
-    @property
-    def batch(self) -> int:
-        """Return B_curr: it doubles when a choice did not end for lack of time, and returns to its start when it did
-        (BROS §4.2)."""
-        return self._batch
-
-    def planned(self, selection: Selection) -> None:
-        self._batch = self._first_batch if selection.ran_out_of_time else min(2 * self._batch, self.most)
+    # --- Who gives way
 
     def leaving(
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
@@ -135,8 +143,6 @@ class Aligned(Scheduler):
 
 class AlignedStep(StepBuilder):
     """A step in which documents never stand in the way of chats."""
-
-    _spare: list[tuple[float, WorkerRequest]] | None = None  # chats that decode, with their slack: the most last
 
     def may_exceed(self, prompt: WorkerRequest) -> bool:
         """Return whether it is the first prompt of a chat: others' gaps would else delay its first token for ever."""
@@ -155,44 +161,11 @@ class AlignedStep(StepBuilder):
         is_document_first = unfinished is ServiceClass.BE and prompt.request.service is ServiceClass.RT
         return not is_urgent and not is_document_first
 
-    def replaces(self, running: WorkerRequest) -> bool:
-        """Let a document take the place of the chat with most slack, if that is in time without this step.
-
-        The first document that neither fits nor may replace a chat ends the choice of documents (BROS §4.2, Alg. 1).
-        """
-        if running.promise.is_rt:
-            return False
-        if self._spare is None:
-            slacks = [(_slack_s(decode, self.at), decode) for decode in self.decodes if decode.promise.is_rt]
-            self._spare = sorted([found for found in slacks if found[0] != inf], key=itemgetter(0))
-        if self._spare:
-            slack_s, chat = self._spare[-1]
-            estimate = self.estimate  # its `longest` may be of the chat that goes: that is counted again at the end
-            estimate.decodes -= 1
-            estimate.prefixes -= chat.num_held
-            estimate.remade -= chat.num_remade
-            if estimate.with_decode(running.num_held, running.num_remade) <= min(self.bound_s, slack_s):
-                self._spare.pop()
-                self.decodes.remove(chat)
-                self._has_replaced = True
-                self.tokens += 1
-                self.seats += 1
-                return True
-            estimate.add_decode(chat.num_held)
-            estimate.add_remade(chat.num_remade)
-        self._is_full = True
-        return False
+    def ends_choice(self, running: WorkerRequest) -> bool:
+        return not running.promise.is_rt
 
     def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
         return is_worth_gaps(self, prompt, size, most)
-
-
-def _slack_s(chat: WorkerRequest, at: StepContext) -> float:
-    """Return the slack of a chat; infinity where it is late already, and is to run as soon as it can."""
-    dues = chat.promise.dues
-    if dues is None or dues.is_late(at.now):
-        return inf
-    return dues.due_at(at.now) - at.now - dues.num_left * at.times.mean_s
 
 
 def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int) -> bool:
@@ -288,7 +261,7 @@ def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
     if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         bound = late_s
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
-    return StepBounds(bound, min(bound, prompts_s, at.calm_s, crowded_s(view)))
+    return StepBounds(bound, min(bound, prompts_s, at.calm_s, unnoticed_s(view), crowded_s(view)))
 
 
 def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple[float, float]:
@@ -298,7 +271,7 @@ def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple
     for running in decodes:
         if (dues := running.promise.dues) is not None:
             alone_s = least_s + (prefix_s + remade_s if running.kv.form else prefix_s) * running.prefix
-            room_s = step_room_s(dues, now, dues.num_left, mean_s, alone_s)
+            room_s = step_room_s(dues, now, 1, mean_s, alone_s)
             if room_s < bound:
                 bound = room_s
             if dues.num_missed:
@@ -312,7 +285,7 @@ def _kept_bound_s(kept: DecodeOrder, at: StepContext) -> tuple[float, float]:
     All decodes that ran in the same step are due at the same moment: those that are due no sooner than the bound cannot
     lower it.
     """
-    bound, in_time = inf, kept.in_time(at.times.mean_s)
+    bound, in_time = inf, kept.in_time()
     while few := list(islice(in_time, _AT_A_TIME)):
         bound = min(bound, _decodes_bound_s([running for _, running in few], at)[0])
         if few[-1][0] - at.now + _ROUNDING_S > bound:
@@ -338,6 +311,24 @@ def _prompts_bound_s(
     if waiting:
         bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
     return bound
+
+
+def unnoticed_s(view: StepView) -> float:
+    """Return the most time of a step with documents, so that a chat of another caller hardly notices them.
+
+    A chat waits for the end of the step that runs, and its own step has documents too. Within a caller's own work its
+    promise alone counts. For another's chat a step takes half the time of that chat's prompt by itself. Where it is
+    more, it takes twice the time of its decodes, or that of a chunk that saturates the hardware: shorter steps would
+    do little but begin.
+    """
+    documents = [running for running in chain(view.decodes, view.prompts) if not running.promise.is_rt]
+    others = {running.request.caller for running in documents} if view.at.firsts else ()
+    noticed_s = [first_s for caller, first_s in view.at.firsts if any(other != caller for other in others)]
+    if not noticed_s:
+        return inf
+    least_s = OF_FIRST * min(noticed_s)
+    chunk_s = estimate_of((), view.at).with_chunk(view.at.pivot, 0)
+    return max(least_s, chunk_s, OF_DECODES * estimate_of(view.decodes, view.at).seconds)
 
 
 def crowded_s(view: StepView) -> float:

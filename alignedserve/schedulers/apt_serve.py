@@ -8,7 +8,7 @@ from __future__ import annotations
 from alignedserve.schedulers.fcfs import FirstCome
 from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Chunking, Policy
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 
 
 class AptServe(FirstCome):
@@ -17,7 +17,7 @@ class AptServe(FirstCome):
         self._has_types = policy.chunking is Chunking.NONE  # a step runs prompts or decodes
         self._is_prefill = True
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         if self._has_types:
             runs_prompts = view.prompts and (self._is_prefill or not view.decodes)
             view = view._replace(decodes=()) if runs_prompts else view._replace(prompts=())

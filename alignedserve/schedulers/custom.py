@@ -15,7 +15,7 @@ from alignedserve.policies.kinds import PolicyKind, SeatedRequest
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 
 MOST_LEFT_OUT = 64  # steps in a row that a request with memory is left out of
 
@@ -29,7 +29,7 @@ class CustomChoice(Scheduler):
         self._left_out: dict[str, int] = {}  # request -> steps in a row without it
         self._here: Sequence[WorkerRequest] = ()
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         """Return a step of the requests that the policy names; of all where it names none that can run."""
         self._here = view.here
         answer = self._answer((*view.decodes, *view.prompts))
@@ -46,12 +46,12 @@ class CustomChoice(Scheduler):
         answer: Sequence[str] | None = self._guard.ask(tuple(map(_facts_of, requests))) if requests else None
         return answer
 
-    def planned(self, selection: Selection) -> None:
+    def planned(self, selection: PlannedStep) -> None:
         """Count the steps that requests are left out of."""
         super().planned(selection)
         ran = {running.request.id for running in selection.decodes} | {chunk.request for chunk in selection.chunks}
         if ran:
-            here = (running.request.id for running in (*self._here, *selection.seated))
+            here = (running.request.id for running in (*self._here, *selection.admitted))
             self._left_out = {name: self._left_out.get(name, 0) + 1 for name in here if name not in ran}
 
 

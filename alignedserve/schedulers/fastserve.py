@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from alignedserve.schedulers.fcfs import FirstCome
 from alignedserve.scheduling.levels import STEP_PROMPT, level_served
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class Mlfq(FirstCome):
     """A multi-level feedback queue (ALISE §4.1): within a level by arrival; the request that was served most leaves."""
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         if len(view.decodes) + len(view.prompts) <= self.most:
             decodes, prompts = sorted(view.decodes, key=self._level), sorted(view.prompts, key=self._level)
         else:

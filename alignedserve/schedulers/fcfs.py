@@ -15,13 +15,13 @@ from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.step.ranks import of_old_batch
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import chunk_of
-from alignedserve.worker.step.view import Selection, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, all_of
 
 
 class FirstCome(InOrder):
     """Orca, vLLM, Sarathi-Serve and FastGen: they differ in the tokens of a step, and in what memory a request gets."""
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         if not self.policy.is_plain:
             return super().plan(view)
         at, prompts = view.at, view.prompts

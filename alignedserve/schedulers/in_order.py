@@ -11,7 +11,7 @@ from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.step.ranks import in_turn, ranked
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 
 
 class InOrder(Scheduler):
@@ -19,7 +19,7 @@ class InOrder(Scheduler):
         super().__init__(policy, most)
         self.bounds_steps = self.policy.chunking is Chunking.SLO
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         """Fill the next step in the order of the policy."""
         at, prompts = view.at, view.prompts
         view.waiting.refresh(at.now, at.times, at.chunk)

@@ -9,7 +9,7 @@ from alignedserve.schedulers.fcfs import FirstCome
 from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
@@ -21,7 +21,7 @@ class RoundRobin(FirstCome):
         self._is_rt = True  # whether it is the turn of the chats
         self._runs_rt = True  # whether chats run in this turn
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         for is_rt in (self._is_rt, not self._is_rt):
             decodes = [running for running in view.decodes if running.promise.is_rt is is_rt]
             prompts = [running for running in view.prompts if running.promise.is_rt is is_rt]
@@ -30,7 +30,7 @@ class RoundRobin(FirstCome):
                 return super().plan(view._replace(decodes=decodes, prompts=prompts))
         return super().plan(view)
 
-    def planned(self, selection: Selection) -> None:
+    def planned(self, selection: PlannedStep) -> None:
         if not selection.is_empty:
             self._is_rt = not self._runs_rt
 

@@ -18,7 +18,7 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds
-from alignedserve.worker.step.view import Selection, StepContext, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 NO_LIMIT = 1 << 30  # requests in a step
@@ -32,14 +32,14 @@ class Scheduler(ABC):
         self.policy, self.most = policy, most
 
     @abstractmethod
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         """Return what the next step runs."""
 
     def bounds(self, view: StepView) -> StepBounds:
         """Return the most time that the next step may take."""
         return UNBOUNDED
 
-    def all_decodes(self, view: StepView) -> Selection | None:
+    def all_decodes(self, view: StepView) -> PlannedStep | None:
         """Return a step of all decodes where no prompt waits and all fit, else None."""
         at, decodes = view.at, view.decodes
         if view.prompts or view.waiting or len(decodes) > min(at.room, self.batch):
@@ -52,7 +52,7 @@ class Scheduler(ABC):
         """Return the largest number of requests for the next step."""
         return self.most
 
-    def planned(self, selection: Selection) -> None:  # noqa: B027  (most schedulers keep nothing)
+    def planned(self, selection: PlannedStep) -> None:  # noqa: B027  (most schedulers keep nothing)
         """Note what runs next on a decode worker."""
 
     def goes_on(

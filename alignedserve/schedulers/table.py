@@ -19,7 +19,7 @@ from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.schedulers.tgi import Tgi
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
-from alignedserve.worker.step.view import Selection, StepView, all_of
+from alignedserve.worker.step.view import PlannedStep, StepView, all_of
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
@@ -62,7 +62,7 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
 class WholePrompts(Scheduler):
     """An ablation of a scheduler that fills steps: prompts are not cut, and run in steps of their own."""
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         """Return a step of whole prompts; one of decodes where no prompt can run."""
         at, decodes = view.at, view.decodes
         is_full = len(decodes) > self.batch

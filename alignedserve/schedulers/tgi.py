@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.schedulers.fcfs import FirstCome
 from alignedserve.schedulers.scheduler import NO_LIMIT
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 
 MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (max_waiting_tokens)
 
@@ -17,10 +17,10 @@ class Tgi(FirstCome):
         super().__init__(policy, most)
         self._num_steps = 0  # of decodes since the last prompt
 
-    def plan(self, view: StepView) -> Selection:
+    def plan(self, view: StepView) -> PlannedStep:
         is_early = len(view.prompts) < self.policy.waiting_ratio * len(view.decodes) and self._num_steps < MOST_WAITING
         return super().plan(view._replace(prompts=()) if view.decodes and is_early else view)
 
-    def planned(self, selection: Selection) -> None:
+    def planned(self, selection: PlannedStep) -> None:
         if not selection.is_empty:
             self._num_steps = 0 if selection.chunks else self._num_steps + 1

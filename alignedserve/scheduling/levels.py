@@ -15,7 +15,7 @@ LEVELS = 5
 FIRST_BOUND = 32  # most steps of the first level
 TOP = -1  # above the first level: requests that have waited for an age there
 INTERRUPTED = TOP - 1  # above all others: requests with output that have lost their memory
-AGE_S = 10.0  # an unserved best-effort request rises a level after so long
+AGE_S = 120.0  # an unserved best-effort request rises a level after so long
 STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from alignedserve.forms.rules import Cache as Cache
+from alignedserve.forms.rules import Compression as Compression
 from alignedserve.forms.rules import Layout as Layout
 from alignedserve.forms.rules import PlainPairs, pairs_of
 from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
@@ -79,26 +80,18 @@ class Room(str, Enum):
 
 
 class Grouping(str, Enum):
-    """The rule for which requests that wait in the pool decode together."""
+    """The rule for which requests decode together."""
 
-    ALIGNED = "aligned"  # requests with prefixes of about one length
+    ALIGNED = "aligned"  # requests with prefixes of about one length, in steps where that is faster, or in batches
     FCFS = "fcfs"  # the next requests, whatever their lengths
 
 
 class Handoff(str, Enum):
     """The rule for where a prompt goes when a prefill worker has finished it."""
 
-    ROOM = "room"  # straight to a decode worker that has room; else it waits in the pool, grouped where that buys time
+    ROOM = "room"  # straight to a decode worker that has room; else it waits in the pool
     POOL = "pool"  # always to the pool, where it waits for its batch (AlignedServe §3.5)
     DEVICE = "device"  # it stays on its device until a decode worker has room and pulls it (DistServe §4.3)
-
-
-class Compression(str, Enum):
-    """The rule for when full pages of waiting requests become int8."""
-
-    OFF = "off"
-    AUTO = "auto"  # while free pages are few: longest expected wait first
-    INT8 = "int8"  # always
 
 
 class Predictor(str, Enum):
@@ -107,7 +100,6 @@ class Predictor(str, Enum):
     OFF = "off"  # every output is taken to be as long as it may be
     CONSTANT = "constant"  # every output is taken to be `expected_output` long
     HASH = "hash"  # by past prompts with about the same tokens (ALISE §3.1)
-    MINILM = "minilm"  # by past prompts with about the same meaning, which a text encoder finds
     ORACLE = "oracle"  # by the simulator, which knows the lengths
 
 
@@ -150,7 +142,6 @@ class Policy:
     grouping: Grouping = Grouping.ALIGNED
     reuse: bool = True  # whether prompts with the same prefix share KV
     late: Late = Late.DECAY
-    token_group: int = 1  # tokens of a real-time request that are due together
     expected_output: int = 256  # expected tokens of an output without a prediction
     age_s: float = AGE_S  # a best-effort request rises a level when it is unserved for so long
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
@@ -169,7 +160,8 @@ class Policy:
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise it is recomputed
     prefetch: bool = True  # whether prefill workers hold the KV of candidates
     candidate_share: float = 0.3  # most of a prefill worker's pairs for such KV
-    helps: bool = True  # whether decode workers take prompts of chats that pile up before prefill workers
+    helps: bool = True  # whether decode workers take prompts that pile up, and prefill workers decode where they can
+    least_moved: int = 64  # tokens of an output that is worth a move from a prefill worker that could decode it
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
     checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
     own: OwnPolicies = NO_POLICIES  # decide in place of what is above
@@ -229,6 +221,12 @@ class Policy:
     def swaps(self) -> bool:
         """Return whether requests take memory and seats from others of lower levels (ALISE, Algorithm 2; FastServe)."""
         return self.scheduler is SchedulerName.FASTSERVE or (self.ordering.has_levels and self.grows)
+
+    @property
+    def batches_by_length(self) -> bool:
+        """Return whether the pool forms batches of about one length, to which the router sends requests: where all wait
+        there for their batch. Elsewhere workers decide by length, step by step (schedulers/near_lengths.py)."""
+        return self.grouping is Grouping.ALIGNED and self.handoff is Handoff.POOL
 
     @property
     def grows(self) -> bool:

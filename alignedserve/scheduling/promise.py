@@ -34,11 +34,6 @@ class Promise(ABC):
     def __init__(self, request: Request) -> None:
         self.request = request
 
-    @property
-    def tokens_due(self) -> int:
-        """Return how many tokens are due together."""
-        return 1
-
     @abstractmethod
     def is_late(self, now: float) -> bool: ...
 
@@ -90,12 +85,8 @@ class TokenPromise(Promise):
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
         self._counts_chunks = policy.ordering.counts_chunks
-        self.dues = TokenDues(request, policy.late, policy.token_group, due)
+        self.dues = TokenDues(request, policy.late, due)
         self.is_behind = False
-
-    @property
-    def tokens_due(self) -> int:
-        return self.dues.num_left
 
     @property
     def due(self) -> Due:
@@ -150,10 +141,6 @@ class Yielding(Promise):
     def __init__(self, kept: Promise) -> None:
         super().__init__(kept.request)
         self.kept = kept
-
-    @property
-    def tokens_due(self) -> int:
-        return self.kept.tokens_due
 
     @property
     def due(self) -> Due | None:

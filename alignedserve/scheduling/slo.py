@@ -1,6 +1,6 @@
 """Deadlines: when the next token is due, how much time is left until then, and which request goes first.
 
-A real-time request (RT) has a due for its first token and one for every token, or group of tokens, after it:
+A real-time request (RT) has a due for its first token and one for every token after it:
 
     arrival ── ttft ──▶ due ·· first token ── tbt ──▶ due ·· next token ── tbt ──▶ due ··
 
@@ -72,34 +72,28 @@ class RecentSteps:
 
 
 class TokenDues:
-    """The times at which the tokens of an RT request are due.
+    """The times at which the tokens of an RT request are due. Preemptions move none: only emitted tokens do."""
 
-    With groups of g tokens the first group is due at arrival + ttft + (g - 1) tbt, and each later group g tbt after the
-    end of the group before: tokens may come in bursts as long as each group is in time (BROS §4.1). Preemptions move no
-    due: only emitted tokens do.
-    """
+    __slots__ = ("_allowance_s", "_late", "_next_s", "has_missed", "next_due_at", "num_missed")
 
-    __slots__ = ("_allowance_s", "_group", "_late", "_next_s", "has_missed", "next_due_at", "num_left", "num_missed")
-
-    def __init__(self, request: Request, late: Late = Late.DECAY, group: int = 1, due: Due | None = None) -> None:
+    def __init__(self, request: Request, late: Late = Late.DECAY, due: Due | None = None) -> None:
         """Go on from the `due` of another worker; without it, the last token of an earlier attempt counts."""
         slo = request.slo
-        self._late, self._group = late, group
-        self._next_s = self._allowance_s = group * slo.tbt_s
+        self._late = late
+        self._next_s = self._allowance_s = slo.tbt_s
         if due is None:
             last_at = request.emitted_at
             if last_at is None:
-                last_at, self._allowance_s = request.arrival_at, slo.ttft_s + (group - 1) * slo.tbt_s
-            due = Due(last_at + self._allowance_s, group)
+                last_at, self._allowance_s = request.arrival_at, slo.ttft_s
+            due = Due(last_at + self._allowance_s)
         self.next_due_at = due.at  # `due_at` moves it once it has passed
-        self.num_left = due.num_left  # tokens of the present group that have not come yet
         self.num_missed = due.num_missed  # misses in a row
         self.has_missed = due.num_missed > 0  # whether this worker knows of any miss
 
     @property
     def due(self) -> Due:
         """Return the state that another worker goes on from."""
-        return Due(self.next_due_at, self.num_left, self.num_missed)
+        return Due(self.next_due_at, self.num_missed)
 
     def due_at(self, now: float) -> float:
         """Return when the next token is due; a due that has passed counts as a miss here."""
@@ -115,18 +109,15 @@ class TokenDues:
         """Return the factor of the request's value (Apt-Serve §5)."""
         return DECAY**self.num_missed if self._late is Late.DECAY else 1.0
 
-    def emitted(self, now: float, tokens: int = 1) -> None:
-        """Count tokens that reached the client; the last token of a group sets the next due."""
-        while tokens >= self.num_left:
-            tokens -= self.num_left
-            self.num_left, self._allowance_s = self._group, self._next_s
-            if now <= self.next_due_at:
-                self.num_missed, self.next_due_at = 0, now + self._next_s
-            elif self._late is Late.DECAY:
-                self._miss(now)
-            else:
-                self.num_missed, self.next_due_at, self.has_missed = self.num_missed + 1, now + self._next_s, True
-        self.num_left -= tokens
+    def emitted(self, now: float) -> None:
+        """Count a token that reached the client: it sets the next due."""
+        self._allowance_s = self._next_s
+        if now <= self.next_due_at:
+            self.num_missed, self.next_due_at = 0, now + self._next_s
+        elif self._late is Late.DECAY:
+            self._miss(now)
+        else:
+            self.num_missed, self.next_due_at, self.has_missed = self.num_missed + 1, now + self._next_s, True
 
     def _miss(self, now: float) -> None:
         self.num_missed, self.has_missed = min(self.num_missed + 1, MOST_MISSES), True
@@ -176,18 +167,17 @@ class StepDues:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work before the next due: the rest of a prompt in chunks, or tokens to decode."""
+    """The work before the next due: the rest of a prompt in chunks, or a token to decode."""
 
     prompt: int = 0  # prompt tokens that must run before the next token can be sampled
     chunk: int = 1  # prompt tokens that run in a step, on average
-    tokens: int = 1  # tokens to decode, where no prompt is left
     transfer_s: float = 0.0  # time until missing KV is on the device
 
     def seconds(self, times: StepTimes, counts_chunks: bool = True) -> float:
         """Return the time of the work; of a prompt, that of its next chunk alone where chunks do not count."""
         if self.prompt:
             return (self.num_chunks if counts_chunks else 1) * times.most_s + self.transfer_s
-        return self.tokens * times.mean_s + self.transfer_s
+        return times.mean_s + self.transfer_s
 
     @property
     def num_chunks(self) -> int:

@@ -55,7 +55,13 @@ class PartSpec:
     device: int = 0  # number of the GPU, where there are any
     ranks_at: str = ""  # host:port where the ranks of this worker meet
     door: str = ""  # address of the launcher, for parts that ask for more or fewer workers (control.py)
+    lends: bool = False  # whether this prefill worker decodes too: to other parts it is a decode worker
     is_private: bool = False  # whether inboxes are sockets that only this user can open (inboxes.py), and no ports
+
+    @property
+    def acts_as(self) -> Role:
+        """Return the role that other parts see, and whose core runs here."""
+        return Role.DECODE if self.lends else self.role
 
     @property
     def worker(self) -> str:
@@ -123,7 +129,7 @@ class Part(Place):
         if spec.is_private:
             remove_sockets(spec.deployment, f"{spec.name}.")  # of its earlier lives
         self.links = Links(spec.name, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
-        self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
+        self.member = Member(spec.name, spec.acts_as, spec.node, self.incarnation, self.links.address, lends=spec.lends)
 
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
         return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives, self.policy.own.failures)

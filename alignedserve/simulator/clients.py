@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import NO_OPENING, FinishReason, Request, Sketch
+from alignedserve.core import NO_OPENING, FinishReason, Request
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
@@ -148,10 +148,7 @@ class Clients:
             self._agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
         accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
         request = self._with_estimate(client, replace(client.request, arrival_at=accepted_at))
-        return gateway.post(Opened(request, self.sketch(request.prompt)))
-
-    def sketch(self, prompt: Sequence[int]) -> Sketch | None:
-        return self._knowledge.encode(prompt)
+        return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
 
     def _with_estimate(self, client: Client, request: Request) -> Request:
         if self._settings.policy.predictor is not Predictor.ORACLE:

@@ -151,7 +151,7 @@ class _OwnerPart(NoHands):
         self.member, self.spec, self.config = member, member, config
         self.clock = ProcessClock(self._agenda, simulation.world.trouble.ahead_s(member.name))
         self.core = OwnerCore(frozenset())  # the owner brings its own
-        self.owner = Owner(cast(Part, self), simulation.clients.sketch)
+        self.owner = Owner(cast(Part, self))
 
     def shell(self, core: OwnerCore, _: object) -> _OwnerPart:
         self.core = core

@@ -13,10 +13,10 @@ from alignedserve.core import StepPlan
 from alignedserve.loads.records.records import CopyRecord
 from alignedserve.loads.records.step_log import StepLog
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
-from alignedserve.protocol.events import Event
+from alignedserve.protocol.events import Event, KvReceived
 from alignedserve.protocol.messages import Member
 from alignedserve.simulator.machines.clock import Agenda
-from alignedserve.simulator.machines.process import Process, WorkHands
+from alignedserve.simulator.machines.process import WorkHands
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 
 
@@ -28,6 +28,7 @@ class Recorder:
         self.steps = StepLog(budget)
         # worker, began_at, seconds, to_device, tokens, beside steps
         self._copies: list[tuple[str, float, float, bool, int, bool]] = []
+        self.received: list[CopyRecord] = []
 
     def step(self, worker: str, began_at: float, seconds: float, free_share: float, plan: StepPlan) -> None:
         if plan.chunks:
@@ -37,6 +38,9 @@ class Recorder:
     def copy(self, worker: str, began_at: float, seconds: float, command: CopyIn | CopyOut) -> None:
         to_device = isinstance(command, CopyIn)
         self._copies.append((worker, began_at, seconds, to_device, len(command.tokens), command.aside))
+
+    def receive(self, worker: str, began_at: float, ended_at: float, num_tokens: int) -> None:
+        self.received.append(CopyRecord(worker, began_at, ended_at - began_at, True, num_tokens, aside=True))
 
     def copies(self) -> list[CopyRecord]:
         return [CopyRecord(*copy) for copy in self._copies]
@@ -66,8 +70,17 @@ class RecordedHands:
     def perform(self, command: Command) -> None:
         self._hands.perform(command)
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
-        self._hands.transfer(command, transfers, process)
+    def transfer(
+        self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, me: str, post: Callable[[Event], None]
+    ) -> None:
+        began_at = self._agenda.now
+
+        def ended(event: Event) -> None:
+            if isinstance(event, KvReceived):
+                self._recorder.receive(self._worker, began_at, self._agenda.now, len(command.tokens))
+            post(event)
+
+        self._hands.transfer(command, transfers, me, ended)
 
     def begin(self, command: Command) -> float:
         if not _is_aside(command):

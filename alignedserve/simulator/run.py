@@ -16,6 +16,7 @@ from functools import partial
 
 from alignedserve.core import Role, Usage
 from alignedserve.cost.fit import OnlineCost
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.loads.records.distribution import percentile
@@ -127,7 +128,9 @@ class Simulation:
 
     def _start_member(self, name: str, role: Role) -> None:
         transport = name if self.settings.direct and role in WORKERS else ""
-        self.world.start(name, role, self.lives[role], node_of(name, role, self.settings), transport)
+        node, lends = node_of(name, role, self.settings), role is Role.PREFILL and self.settings.lends
+        acting = Role.DECODE if lends else role
+        self.world.start(name, acting, self.lives[acting], node, transport, lends)
 
     def _died(self, name: str) -> None:
         self.clients.died(name)
@@ -174,6 +177,7 @@ class Simulation:
             settings.sizes,
             settings.topology.prompts_on,
             settings.limits.retention,
+            settings.lends,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
         post = partial(self.post_to, member)
@@ -195,7 +199,7 @@ class Simulation:
     def gateway(self, world: World, member: Member) -> ProcessSetup:
         needed = {Role.ROUTER, Role.DECODE}
         if not self.settings.topology.colocated:
-            needed |= {Role.PREFILL, Role.POOL}
+            needed |= {Role.POOL} if self.settings.lends else {Role.PREFILL, Role.POOL}
         return ProcessSetup(OwnerCore(frozenset(needed)), _ClientHands(self), [])
 
     def pool(self, world: World, member: Member) -> ProcessSetup:
@@ -211,9 +215,9 @@ class Simulation:
         return self._worker_setup(self._worker(PrefillCore), member)
 
     def decode(self, world: World, member: Member) -> ProcessSetup:
-        return self._worker_setup(self._worker(DecodeCore), member, hears_while_busy=self.settings.look_ahead > 0)
+        return self._worker_setup(self._worker(decode_core), member, hears_while_busy=self.settings.look_ahead > 0)
 
-    def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
+    def _worker(self, make: Callable[[WorkerSetup], PrefillCore | DecodeCore]) -> PrefillCore | DecodeCore:
         settings = self.settings
         setup = WorkerSetup(
             settings.limits,
@@ -277,6 +281,7 @@ class Simulation:
             requests=requests,
             steps=recorder.steps if recorder else [],
             copies=recorder.copies() if recorder else [],
+            received=recorder.received if recorder else [],
             pool=self._pool,
             problems=tuple(self.problems),
             notes=self.clients.load.notes,

@@ -60,6 +60,11 @@ class Settings:
     def pool_extents(self) -> Extents:
         return self.extents or Extents(self.num_pages)
 
+    @property
+    def lends(self) -> bool:
+        """Return whether prefill workers decode what is near them while they have room."""
+        return self.policy.helps and not (self.topology.colocated or self.direct)
+
 
 def members_of(settings: Settings) -> dict[str, Role]:
     topology = settings.topology

@@ -11,7 +11,7 @@ in_flight.py    The steps that a worker has ordered and not heard the end of: on
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens that a step may have.
 device.py       The block pairs of a device as the parts share them, and what is freed of requests that still run.
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
-pool.py         The pool as a worker knows it: which member it is, what it keeps for requests here, pages to compress.
+pool.py         The pool as a worker knows it: which member it is, and for which requests it keeps pages.
 page_writer.py  What a worker writes to the pool: the pages that it has leased, the copies to them.
 owners.py       What a worker has emitted: sent to the owners once a step, kept until they have it.
 reporting.py    What a worker tells the router: requests that moved on, the work that is left, figures for metrics.

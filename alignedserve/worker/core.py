@@ -10,12 +10,11 @@ from collections.abc import Collection, Mapping
 
 from alignedserve.core import OWNERS, Role
 from alignedserve.protocol.commands import Command, Send, SetTimer
-from alignedserve.protocol.events import Event, LinkGap, MemberJoined, MemberLost, PageCompressed, Received, TimerFired
+from alignedserve.protocol.events import Event, LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import (
     Acknowledge,
     AskDecisions,
     Attempt,
-    Compress,
     Decisions,
     Inquire,
     Member,
@@ -31,7 +30,7 @@ from alignedserve.worker.owners import Owners
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.part import REFRESH, REFRESH_S, Act, CorePart, Events, Handler
-from alignedserve.worker.pool import PageCompression, PoolLink
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
@@ -41,8 +40,6 @@ def shared_events(core: WorkerCore) -> Events:
     return {
         Resend: (core.owners.resend,),
         Acknowledge: (core.owners.acknowledged,),
-        Compress: (core.compression.ordered,),
-        PageCompressed: (core.compression.page_done,),
         Retire: (core.router.retire, core.counting.retire),
         Reserve: (core.router.reserve,),
         Inquire: (core.router.inquired,),
@@ -50,7 +47,7 @@ def shared_events(core: WorkerCore) -> Events:
         LinkGap: (core.repeats.link_gap,),
         TimerFired: (core.owners.timer_fired, core.repeats.timer_fired),
         (MemberJoined, Role.ROUTER): (core.router.router_joined, core.counting.router_joined),
-        (MemberJoined, Role.POOL): (core.compression.pool_joined, core.pool_link.joined),
+        (MemberJoined, Role.POOL): (core.pool_link.joined,),
         (MemberLost, Role.ROUTER): (core.router.router_lost,),
         (MemberLost, Role.POOL): (core.pool_link.lost,),  # last: until then, all parts know which pool was lost
         **{(MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
@@ -63,7 +60,6 @@ class WorkerCore:
     here: Requests
     memory: DeviceMemory
     owners: Owners
-    compression: PageCompression
     router: RouterLink
     counting: Counting
     repeats: Repeats
@@ -108,7 +104,7 @@ class WorkerCore:
         return isinstance(event, MemberLost) and member.role is Role.POOL and member != self.pool_link.member
 
     def _tell_decisions(self, ask: AskDecisions, frame: Received, now: float) -> list[Command]:
-        """Tell a gateway what this worker decided about a request, as far as it remembers."""
+        """Tell a gateway what this worker remembers of its decisions about a request."""
         return [Send(frame.sender, Decisions(ask.number, now, self.log.decisions.about(ask.request)))]
 
     @property

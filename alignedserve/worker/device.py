@@ -68,7 +68,8 @@ class DeviceMemory:
         limits = self.limits
         size, page_size = limits.block_size, limits.page_size
         self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
-        self.pace, self.dropping = pace, Dropping(self, writer)
+        self.pace = pace
+        self.dropping = Dropping(self, writer)
 
     def by_chunk(self, policy: Policy) -> bool:
         """Return whether prompts get their pairs for each chunk when it runs: where they give some back, they must."""
@@ -112,12 +113,12 @@ class DeviceMemory:
         self.give(take_pairs(running))
 
     def lose(self, running: WorkerRequest) -> None:
-        """Free the pairs of a request, likewise, of which nothing is kept anywhere: it is computed anew."""
+        """Free the pairs of a request that no step writes to; no KV of it is left, so it is computed again."""
         self.release(running)
         lose_kv(running)
 
     def take_for(self, running: WorkerRequest, count: int) -> bool:
-        """Give a request so many pairs more, and return whether there were as many."""
+        """Give a request `count` more pairs, and return whether that many were free."""
         pairs = self.blocks.take(count)
         if pairs is not None:
             add_pairs(running, pairs)

@@ -81,7 +81,7 @@ class Notes:
         self._lengths: list[int] = []  # of the outputs of requests that ended
         self._backlog_reported, self._reported_at = Backlog(), 0.0
         self._looks_at = 0.0
-        self.has_less_to_run = False  # than was reported: the router hears from others of prompts that are through
+        self.has_less_to_run = False  # than was reported: others tell the router of prompts that have ended
 
     def renew(self) -> None:
         """Report the backlog next time, whatever was reported: this router knows nothing of it."""

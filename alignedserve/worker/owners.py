@@ -43,7 +43,7 @@ class _KeptOutput:
         return len(self.output) - (self.finish is None or self.finish.has_token)
 
     def since(self, index: int) -> Output:
-        """Return the output from an index on, as far as this attempt emitted it."""
+        """Return what this attempt emitted of the output from an index on."""
         running, request = self.running, self.running.request
         logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
         opening = NO_OPENING if index else running.opening

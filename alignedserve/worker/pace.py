@@ -28,7 +28,7 @@ class StepRoom:
         self._went_well = 0
 
     def shrink(self, tokens: int) -> bool:
-        """Shrink after a step of so many tokens found too little memory; return whether a smaller one can be tried."""
+        """Shrink after a step of `tokens` found too little memory; return whether a smaller one can be tried."""
         self._went_well = 0
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         return tokens > 1
@@ -67,7 +67,7 @@ class Pace:
         return self._cost.slowdown
 
     def rescale(self, by: float) -> None:
-        """Expect all steps to take so many times as long as before."""
+        """Expect all steps to take `by` times as long as before."""
         self._cost.rescale(by)
 
     @property
@@ -83,6 +83,7 @@ class Pace:
         room, block_size = self.room.tokens, self.limits.block_size
         at = StepContext(now, self._cost.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
+        at.firsts = self.coming.firsts(now)
         return at
 
     def prompt_came(self, prompt: WorkerRequest, now: float) -> None:
@@ -106,8 +107,8 @@ class Pace:
         return self.copying.token_s
 
     def fetch_s(self, prompt: WorkerRequest, end: int, copied: int) -> float | None:
-        """Return the time of a copy of so many tokens, with which a prompt has KV up to `end`; None where it computes
-        them sooner.
+        """Return the time of a copy of `copied` tokens, after which a prompt has KV up to `end`; None where computing
+        them takes less.
 
         Where several prompts come each costs what it adds to a step that is full without it: so that is reckoned with.
         As long as the cost model knows no times, copies are taken to be quicker.

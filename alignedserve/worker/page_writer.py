@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import KvForm, ServiceClass, units_for
+from alignedserve.core import ServiceClass, units_for
 from alignedserve.protocol.commands import Command, CopyOut, Send
 from alignedserve.protocol.messages import SPARE, AskPages, LeasePages, Member
 from alignedserve.protocol.page_names import more_hashes
+from alignedserve.worker.step.blocks import pairs_in_place
 from alignedserve.worker.step.device_pages import findable_tokens
 from alignedserve.worker.step.request import WorkerRequest
 
@@ -33,7 +34,7 @@ class Need:
 
     pages: int = 0  # without which no request can go on
     kept: int = 0  # of the pages at hand, those that are spoken for
-    most: int = 0  # where this is more: up to so many, which others could use
+    most: int = 0  # up to this many where that is more than `pages`: others could use them
 
 
 class Lease:
@@ -69,7 +70,7 @@ class Lease:
         return True
 
     def take(self, count: int) -> tuple[int, ...]:
-        """Take so many of the pages at hand, which must be enough."""
+        """Take `count` of the pages at hand, which must be enough."""
         self._had = 0
         return tuple(self.pages.pop() for _ in range(count))
 
@@ -88,7 +89,7 @@ class Lease:
         return self._ask(need.pages, need.pages, in_copies, most=need.most)
 
     def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask for up to so many pages, if they are free at once; None while another ask is not answered.
+        """Return an ask for up to `pages` pages, if they are free at once; None while another ask is not answered.
 
         No request waits for them, and they keep no other worker waiting.
         """
@@ -97,8 +98,9 @@ class Lease:
         return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
 
     def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask to have so many pages at hand; None if the pool's last answer is enough, as until some pages
-        are used or more are wanted."""
+        """Return an ask to have `wanted` pages at hand; None while the pool's last answer is enough.
+
+        It is enough until some of its pages are used, or more are wanted."""
         if (self._had if self._asked is None else self._asked) >= wanted:
             return None
         is_anew = self._asked == -1
@@ -144,7 +146,7 @@ class PageNames:
         self._page_size, self._block_size, self._root = page_size, block_size, root
 
     def pages_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
-        """Return the names of the full pages of so many tokens of a request: each page is hashed once on a worker.
+        """Return the names of the full pages of a request's first `tokens`: each page is hashed once on a worker.
 
         A request that lacks its beginning has no names for what it has: a name stands for all that comes before, too.
         """
@@ -154,7 +156,7 @@ class PageNames:
         return running.names[: tokens // self._page_size]
 
     def blocks_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
-        """Return the names of the full block pairs of so many tokens of a request, by which a device shares them."""
+        """Return the names of the full block pairs of a request's first `tokens`, by which a device shares them."""
         running.block_names = self._named(running, running.block_names, tokens, self._block_size)
         return running.block_names[: tokens // self._block_size]
 
@@ -234,13 +236,10 @@ class PageWriter:
         return any(lease.is_awaited for lease in self._leases.values())
 
     def target(self, pool: Member | None) -> Member | None:
-        """Return the pool that may be written to now."""
-        return pool if pool is not None and self.may_write(pool) else None
+        """Return the pool, if it may be written to now.
 
-    def may_write(self, pool: Member) -> bool:
-        """Return whether all copies that began before this pool was lost and came back have ended: their pages may be
-        leased to others by now."""
-        return pool.holder not in self._copies_before.values()
+        It may not while copies run that began before it was lost and came back: their pages may be leased to others."""
+        return None if pool is None or pool.holder in self._copies_before.values() else pool
 
     def pages_for(self, running: WorkerRequest, tokens: int) -> int:
         """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them.
@@ -258,16 +257,13 @@ class PageWriter:
         return self._leases[lease.service].take_answer(lease)
 
     def ask(self, pool: Member, service: ServiceClass, need: Need) -> list[Command]:
-        ask = self._leases[service].ask(need, self._in_copies(service))
-        return [] if ask is None else [Send(pool.name, ask)]
+        return _sent(pool, self._leases[service].ask(need, self._in_copies(service)))
 
     def ask_if_any(self, pool: Member, service: ServiceClass, pages: int) -> list[Command]:
-        ask = self._leases[service].ask_if_any(pages, self._in_copies(service))
-        return [] if ask is None else [Send(pool.name, ask)]
+        return _sent(pool, self._leases[service].ask_if_any(pages, self._in_copies(service)))
 
     def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
-        ask = self._leases[SPARE].ask_for_spare(wanted, self._in_copies(SPARE))
-        return [] if ask is None else [Send(pool.name, ask)]
+        return _sent(pool, self._leases[SPARE].ask_for_spare(wanted, self._in_copies(SPARE)))
 
     def give_back(self, pool: Member) -> Command:
         """Give spare pages back because another worker waits for pages."""
@@ -329,7 +325,7 @@ class PageWriter:
 
     @property
     def being_written(self) -> set[WorkerRequest]:
-        """Return the requests of which a wanted part is under way: the pairs of any other may be overwritten."""
+        """Return the requests with a wanted part under way: the pairs of any other may be overwritten."""
         return {part.running for part in self._parts.values() if part.wanted}
 
     def is_writing(self, running: WorkerRequest) -> bool:
@@ -337,7 +333,7 @@ class PageWriter:
         return running in self.being_written
 
     def begin_part(self, running: WorkerRequest, pool: Member, count: int, service: ServiceClass) -> CopyOut:
-        """Begin to copy so many pages more, which are full and at hand for that class."""
+        """Begin to copy `pages` more pages, which are full and at hand for that class."""
         start = len(running.known) + self.num_written(running)
         pages = self._leases[service].take(count)
         self._copy_number += 1
@@ -414,11 +410,5 @@ class PageWriter:
         return tuple([page for copy in copies if copy.lease is service for page in copy.pages])
 
 
-def pairs_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
-    """Return pairs in the places of the tokens, of which none is lost. A folded pair stands where each of the pairs did
-    that it was made of."""
-    if not kv.folded:
-        return kv.pairs
-    count = (kv.folded - kv.dropped) // block_size
-    each = kv.folded // (count * block_size)
-    return tuple([pair for pair in kv.pairs[:count] for _ in range(each)]) + kv.pairs[count:]
+def _sent(pool: Member, ask: AskPages | None) -> list[Command]:
+    return [] if ask is None else [Send(pool.name, ask)]

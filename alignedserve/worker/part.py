@@ -7,7 +7,7 @@ Events are not among these verbs: a core's file has one table that says which pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from alignedserve.protocol.commands import Command
 
@@ -19,6 +19,15 @@ Act: TypeAlias = Callable[[float], list[Command]]  # what a core does in each tu
 Handler: TypeAlias = Callable[..., list[Command] | None]
 # The handlers of each message and of each event by its class; of members that come and go by (class, role), too.
 Events: TypeAlias = Mapping[object, tuple[Handler, ...]]
+
+
+class FormPart(Protocol):
+    """A part that a form of KV adds to a core: what it hears of, and what it does in each turn."""
+
+    @property
+    def events(self) -> Events: ...
+
+    def act(self, now: float) -> list[Command]: ...
 
 
 class CorePart:

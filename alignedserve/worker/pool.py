@@ -1,17 +1,14 @@
-"""The pool as a worker knows it: which member it is, whose pages it keeps, and pages to compress for it."""
+"""The pool as a worker knows it: which member it is, and for which requests it keeps pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alignedserve.protocol.commands import Command, CompressPage, Send
-from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, Received
-from alignedserve.protocol.messages import Attempt, Compress, Compressed, Member, Message, Release, Spoiled
-from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.pace import Pace
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import MemberJoined, MemberLost
+from alignedserve.protocol.messages import Attempt, Member, Message, Release, Spoiled
 from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.part import CorePart
-from alignedserve.worker.requests import Requests
 
 
 class PoolLink(CorePart):
@@ -73,92 +70,3 @@ class PoolHolds:
 
     def clear(self) -> None:
         self._attempts.clear()
-
-
-_WEIGHT = 0.1  # of the newest page in the mean
-
-
-class Compressing:
-    """Carry out one order of the pool at a time, a page after the other.
-
-    The pool repeats an order that it has no answer to. So an order whose number is known is not done twice, since its
-    pages may be in use for other requests by now: if it is done, its answer is sent again.
-    """
-
-    def __init__(self) -> None:
-        self._pool = ""  # the holder that gives orders
-        self._order: Compress | None = None  # the newest one
-        self._done: list[bool] = []  # for each of its pages, whether it could be done
-        self._in_hand = False
-        self.page_s = 0.0  # seconds that a page takes
-
-    def meet(self, pool: str) -> None:
-        """Forget what another pool, or another life of this one, has ordered."""
-        if pool != self._pool:
-            self._pool, self._order, self._done, self._in_hand = pool, None, [], False
-
-    @property
-    def has_work(self) -> bool:
-        return self._order is not None and not self._in_hand and len(self._done) < len(self._order.pages)
-
-    def take(self, order: Compress) -> Compressed | None:
-        """Take an order, and return the answer where it is done already."""
-        known = -1 if self._order is None else self._order.number
-        if order.number > known:
-            self._order, self._done = order, []
-        return self._answer if order.number == known else None
-
-    def next_page(self) -> CompressPage:
-        """Return the command to compress the next page."""
-        assert self._order is not None, "there is work"
-        self._in_hand = True
-        at = len(self._done)
-        return CompressPage(self._order.number, self._pool, self._order.pages[at], self._order.into[at])
-
-    def end_page(self, page: PageCompressed) -> Compressed | None:
-        """Note that a page is done, and return the answer with the last page."""
-        if page.pool != self._pool or self._order is None:
-            return None
-        self._in_hand = False
-        self.page_s += (_WEIGHT if self.page_s else 1.0) * (page.seconds - self.page_s)
-        self._done.append(page.done)
-        return self._answer
-
-    @property
-    def _answer(self) -> Compressed | None:
-        order = self._order
-        return Compressed(order.number, tuple(self._done)) if order and len(self._done) == len(order.pages) else None
-
-
-class PageCompression(CorePart):
-    """Compresses pages for the pool, beside the steps."""
-
-    def __init__(self, pool: PoolLink, pace: Pace, steps: StepsInFlight, here: Requests) -> None:
-        self._pool, self._pace, self._steps, self._here = pool, pace, steps, here
-        self._orders = Compressing()
-
-    def ordered(self, order: Compress, frame: Received, now: float) -> list[Command]:
-        return self._send(self._orders.take(order))
-
-    def page_done(self, page: PageCompressed, now: float) -> list[Command]:
-        return self._send(self._orders.end_page(page))
-
-    def pool_joined(self, event: MemberJoined, now: float) -> None:
-        self._orders.meet(event.member.holder)
-
-    def compress(self, now: float) -> list[Command]:
-        """Compress a page where no step is due: none runs, or no request is late if the next one begins later."""
-        if self._pool.member is None or not self._orders.has_work or not self._can_wait(self._orders.page_s, now):
-            return []
-        return [self._orders.next_page()]
-
-    def _can_wait(self, seconds: float, now: float) -> bool:
-        """Return whether no request's next token is late if the step after the one in flight begins so much later."""
-        if self._steps.running is None:
-            return True
-        bound = now + 2 * self._pace.times.most_s + seconds
-        promises = (running.promise for running in self._here.occupants())
-        return all(promise.due_at(now) > bound for promise in promises if promise.is_rt)
-
-    def _send(self, answer: Compressed | None) -> list[Command]:
-        return [] if answer is None else self._pool.send(answer)

@@ -27,7 +27,7 @@ class WorkerSetup:
     copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
 
     def __post_init__(self) -> None:
-        assert self.limits.reach is None or self.policy.drops, "by this policy requests keep all"
+        assert self.limits.most_held is None or self.policy.drops, "by this policy requests keep all"
 
 
 def running_of(policy: Policy, request: Request, output: Sequence[int], due: Due | None = None) -> WorkerRequest:

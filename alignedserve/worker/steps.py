@@ -12,8 +12,8 @@ from statistics import median
 from typing import Protocol
 
 from alignedserve.core import Chunk, Decode, StepPlan, StepResult
+from alignedserve.cost.fit import BUSY
 from alignedserve.cost.model import EMPTY
-from alignedserve.cost.profile import BUSY
 from alignedserve.cost.trials import Bounds, Trial
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
@@ -26,7 +26,7 @@ from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection
+from alignedserve.worker.step.view import PlannedStep
 
 
 class Runs(Protocol):
@@ -85,7 +85,7 @@ class StepEnd:
         return running is not None and running.request.runs_whole
 
 
-def begin_step(steps: StepsInFlight, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:
+def begin_step(steps: StepsInFlight, selection: PlannedStep, decodes: tuple[Decode, ...] = ()) -> list[Command]:
     """Order the step that was chosen, if anything runs in it."""
     if not selection.chunks and not decodes:
         return []
@@ -94,7 +94,7 @@ def begin_step(steps: StepsInFlight, selection: Selection, decodes: tuple[Decode
 
 _MEMORY_S = 4.0  # what passed so long ago counts e times less
 _MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next ones
-_MODEL_S = 0.25  # the cost model counts as much as so many seconds of observation
+_MODEL_S = 0.25  # the cost model counts as much as this many seconds of observation
 
 
 class _Passed:
@@ -127,8 +127,8 @@ class PromptRate:
 
     A prompt had to wait if it was here when a step was chosen and that step did not run all of it. Time in which
     prompts waited for memory alone does not count: admission predicts that wait. Copies from the pool are counted
-    apart, by the cost model: copies before a step come on top of computing, copies beside steps only as far as they
-    take longer.
+    apart, by the cost model: copies before a step come on top of computing, copies beside steps only by what they
+    take longer than computing.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class PromptRate:
                 self._count(only_rt, in_step, event.seconds, copied_s, now)
 
     def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, copied_s: float, now: float) -> None:
-        """Count a step of so many seconds, and the time since the step before but that of copies."""
+        """Count a step of `seconds`, and the time since the step before it, less that of copies."""
         seated = [running for running in self._seated() if running.promise.is_rt or not only_rt]
         waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)

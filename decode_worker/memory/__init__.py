@@ -2,5 +2,4 @@
 
 plain.py           The interface. As it stands it is plain: each block pair holds the KV of one request.
 folding.py         Folds pairs of decodes that only layers without a window or stretches read any more.
-packed_seating.py  What a choice may take of a device where real-time requests displace best-effort ones.
 """

@@ -8,7 +8,7 @@ back. So other requests that share them read on, they are found as a beginning a
 flight may still read them. Pairs are folded only where more come free than are taken. Nothing comes free of a beginning
 that others read: it is folded where enough comes free of what follows it.
 
-A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where memory is
+A prompt keeps what it has until its first token, and until the pool has its pages if it is to get them; where memory is
 short, that is not awaited. A folded request that has to leave goes to the pool if the pool has all tokens that are
 folded, as it mostly has of prompts: only the tokens after these pages are written. If not, it is computed anew, from
 what the pool has on.
@@ -19,37 +19,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alignedserve.core import Fold
-from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.requests.occupancy import Occupancy
-from alignedserve.protocol.commands import Command, FoldKv
-from alignedserve.worker.arriving import PromptQueue
+from alignedserve.forms.orders import FoldKv
+from alignedserve.protocol.commands import Command
+from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.step.request import WorkerRequest
 
-MOST_FOLDS = 16  # after one step: a long prompt that is through delays no decode by the copy of all that it has
+MOST_FOLDS = 16  # after one step: a long prompt that has just ended delays no decode by the copy of all its pairs
 
 
 class Folding:
     def __init__(
         self,
-        memory: PlainMemory,
+        memory: DeviceMemory,
         here: Occupancy,
-        queue: PromptQueue,
         writer: PageWriter,
-        awaits_pool: Callable[[WorkerRequest], bool],
+        fold: Fold | None,
     ) -> None:
-        """`awaits_pool` says whether the pool is to get pages of a request that it has not got yet."""
-        self._size, self._here, self._memory = memory.limits.block_size, here, memory
-        self._queue, self._writer, self._awaits_pool = queue, writer, awaits_pool
-        self._fold = memory.limits.fold if memory.keeps_places else None
+        self._size, self._here, self._memory, self._writer = memory.limits.block_size, here, memory, writer
+        self._fold = fold
 
-    def fold(self) -> list[Command]:
-        """Fold what only some layers of the decodes read that are here, as far as one step may be delayed by that."""
+    def fold(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
+        """Fold what only some layers read of the decodes here, at most MOST_FOLDS pairs after one step.
+
+        `awaits_pool` says whether the pool is to get pages of a request that it has not got yet."""
         if self._fold is None:
             return []
         folds, left, is_short = list[tuple[int, ...]](), tuple[int, ...](), self._is_short
         for running in self._here.residents.values():
-            while len(folds) < MOST_FOLDS and self._is_due(running, self._fold, is_short):
+            is_wanted = is_short or not awaits_pool(running)
+            while len(folds) < MOST_FOLDS and is_wanted and self._is_due(running, self._fold):
                 old = self._old_pairs(running, self._fold.pairs)
                 if not self._is_worth(running, old, self._fold) or (into := self._memory.blocks.take(1)) is None:
                     break
@@ -64,14 +64,12 @@ class Folding:
     @property
     def _is_short(self) -> bool:
         """Return whether a prompt waits for memory, or decodes may soon lack some."""
-        return self._memory.num_free < len(self._here.residents) or self._queue.lacks_memory(only_rt=False)
+        return self._memory.num_free < len(self._here.residents) or self._here.queue.lacks_memory(only_rt=False)
 
-    def _is_due(self, running: WorkerRequest, fold: Fold, is_short: bool) -> bool:
+    def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:
         if fold.foldable(running.prefix, self._size) <= running.kv.folded or running.kv.form:
             return False
-        if self._writer.is_writing(running) or self._writer.num_written(running):
-            return False
-        return is_short or not self._awaits_pool(running)
+        return not (self._writer.is_writing(running) or self._writer.num_written(running))
 
     def _is_worth(self, running: WorkerRequest, old: tuple[int, ...], fold: Fold) -> bool:
         """Return whether more pairs come free than are taken if these are folded, or else all that may be.
@@ -87,7 +85,7 @@ class Folding:
         return taken <= self._memory.num_free and num_freed(self._old_pairs(running, count)) > taken
 
     def _old_pairs(self, running: WorkerRequest, count: int) -> tuple[int, ...]:
-        """Return the first pairs of a request that are not folded, so many of them."""
+        """Return the first `count` pairs of a request that are not folded."""
         at = self._num_folded(running)
         return running.pairs[at : at + count]
 

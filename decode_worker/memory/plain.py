@@ -14,22 +14,24 @@ A memory says which request leaves; leaving.py lets it leave.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
-from alignedserve.decode_worker.memory.packed_seating import PackedSeating, RecentNeed
+from alignedserve.decode_worker.memory.folding import Folding
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.requests.serving_order import CandidateOrder
 from alignedserve.protocol.commands import Command, CopyOut
-from alignedserve.schedulers.table import scheduler_of
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
+from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.ranks import as_they_leave
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Seating, Selection, StepContext
+from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
@@ -43,13 +45,24 @@ class PlainMemory(DeviceMemory):
         pace: Pace,
         steps: StepsInFlight,
         here: Occupancy,
+        scheduler: Scheduler,
         blocks: Blocks | None = None,
     ) -> None:
         super().__init__(limits, steps, blocks_for(limits, pace) if blocks is None else blocks)
         self._pace, self._policy, self._here = pace, pace.policy, here
         self.order = CandidateOrder(pace, here, steps)
-        self.scheduler = scheduler_of(pace.policy, limits.max_batch)
+        self.scheduler = scheduler
         self._need = RecentNeed()
+
+    def connect(self, writer: PageWriter, pace: Pace) -> None:
+        super().connect(writer, pace)
+        self._writer = writer
+        self._folding = Folding(self, self._here, writer, self.limits.fold if self.keeps_places else None)
+
+    @property
+    def copies_s(self) -> float:
+        """Return the time of the copies to the pool that come before the next step."""
+        return self._writer.num_between_steps * self._pace.copy_token_s
 
     def context(self, now: float) -> StepContext:
         """Return what plans depend on beside the requests."""
@@ -195,7 +208,7 @@ class PlainMemory(DeviceMemory):
         """Return the decodes and the prompts that have all their memory."""
         return tuple(self._here.residents.values()), tuple(self._here.prompts.values())
 
-    def settle(self, selection: Selection, at: StepContext) -> tuple[Selection, Sequence[Command]]:
+    def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
         """Return the step as it can run after memory was given for it, and what is to be done before it."""
         return selection, ()
 
@@ -210,6 +223,12 @@ class PlainMemory(DeviceMemory):
         Prompts that get their pairs chunk by chunk may all have some, and none enough."""
         here = self._here
         return len(here.prompts) > 1 and not (here.residents or here.kept or here.is_changing)
+
+    def trim(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
+        """Free memory of decodes that only some layers read any more; return what the device does for that.
+
+        `awaits_pool` says whether the pool is to get pages of a request that it has not got yet."""
+        return self._folding.fold(awaits_pool)
 
     def step_ended(self) -> None:
         """Note that no step writes any more to memory that was left until its end."""
@@ -256,3 +275,72 @@ class PlainMemory(DeviceMemory):
     def held(self) -> Mapping[str, int]:
         """Return what is taken beside pairs; nothing when no request is open."""
         return {}
+
+
+RECALL_S = 30.0  # in which what real-time requests needed counts half: to recompute others costs more than free memory
+
+
+class RecentNeed:
+    """The memory that real-time requests needed of a device lately: more of them will come."""
+
+    def __init__(self) -> None:
+        self._pairs, self._at = 0.0, 0.0
+
+    def spare_pairs(self, held: int, now: float, more_expected: bool = True) -> int:
+        """Return how many free pairs to hold back from best-effort requests: the recent real-time peak, less `held`.
+
+        Where no more real-time requests are expected, there are none: what was needed before is forgotten.
+        """
+        self._pairs = max(held, self._pairs * 0.5 ** ((now - self._at) / RECALL_S)) if more_expected else held
+        self._at = now
+        return int(self._pairs) - held
+
+
+@dataclass(slots=True)
+class PackedSeating(Seating):
+    """Offers real-time requests also the memory and the seats of best-effort ones."""
+
+    best_effort: Sequence[WorkerRequest] = ()  # that are seated
+    spare: int = 0  # free pairs that best-effort requests are not seated on, beside others of them
+    is_open: bool = True  # to real-time requests, however many are seated
+    at: StepContext = field(kw_only=True)
+    _yielding: list[WorkerRequest] | None = None  # best-effort requests that have not left, the first to leave last
+    _can_yield: int | None = None  # pairs
+
+    def left_for(self, running: WorkerRequest) -> int:
+        pairs = self.blocks.num_free
+        if running.promise.is_rt:
+            if self._can_yield is None:
+                self._can_yield = sum(self.blocks.num_freed(seat.pairs) for seat in self._left())
+            pairs += max(0, self._can_yield - self.pages.num_read_once(running))
+        elif not running.pairs and self.best_effort:
+            pairs = max(0, pairs - self.spare)
+        return pairs * self.block_size
+
+    def has_seat(self, waiting: WorkerRequest) -> bool:
+        return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
+
+    def most(self, running: WorkerRequest, size: int) -> int:
+        """Return how many of these tokens of a request there is memory for: none of one that left in this choice.
+
+        Its `pairs` are others' by now. Where it gets pairs chunk by chunk it would take more, which it loses with them.
+        """
+        if self.by_chunk and any(left is running for left in self.displaced):
+            return 0
+        return Seating.most(self, running, size)
+
+    def take(self, running: WorkerRequest, size: int) -> None:
+        Seating.take(self, running, size)
+        self._can_yield = None  # it may share pairs now with those that would leave
+
+    def _left(self) -> Sequence[WorkerRequest]:
+        return self.best_effort if self._yielding is None else self._yielding
+
+    def _taken(self, count: int) -> tuple[int, ...]:
+        while count > self.blocks.num_free:
+            if self._yielding is None:
+                self._yielding = as_they_leave(self.best_effort, self.at)
+            leaving, self._can_yield = self._yielding.pop(), None
+            self.blocks.give(leaving.pairs)  # its `pairs` say where its KV is until it is copied
+            self.displaced.append(leaving)
+        return Seating._taken(self, count)

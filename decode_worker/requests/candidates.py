@@ -27,7 +27,7 @@ from alignedserve.protocol.messages import Attempt, Expect, Member
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.setup import running_of
-from alignedserve.worker.step.blocks import lack_beginning
+from alignedserve.worker.step.blocks import resume
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -69,8 +69,7 @@ class JoinCandidate:
             return self.evicted
         entry = self.entry
         running = running_of(policy, entry.request, entry.output, entry.due)
-        lack_beginning(running, entry.dropped)
-        running.resume(entry, page_size)
+        resume(running, entry, page_size)
         running.becomes(State.CANDIDATE)
         return running
 
@@ -79,9 +78,9 @@ class CandidateLists:
     def __init__(self) -> None:
         self._peers: dict[str, Member] = {}  # name -> prefill worker that can send KV here
         self._requests: list[JoinCandidate] = []  # in the order in which they are to join
-        self._batch: list[JoinCandidate] = []  # members of the candidate batch, likewise
+        self._batch: list[JoinCandidate] = []  # members of the candidate batch, in the order in which they are to join
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
-        self.num_in_vain = 0  # copies of which partners were told so
+        self.num_in_vain = 0  # prefetched copies that partners were told to drop
         self._in_vain: list[tuple[str, Attempt]] = []  # (partner, attempt): prefetched, not pulled, and not told yet
 
     def __len__(self) -> int:
@@ -110,7 +109,7 @@ class CandidateLists:
 
     @property
     def batch(self) -> Sequence[JoinCandidate]:
-        """Return the members of the candidate batch that have not joined, likewise."""
+        """Return the members of the candidate batch that have not joined, in the order in which they are to join."""
         return self._batch
 
     @property
@@ -245,10 +244,6 @@ class CandidateLists:
             if candidate.source is None and candidate.partner is None and not candidate.is_refused
         ]
 
-    @property
-    def num_buffered(self) -> int:
-        return sum(candidate.source is not None for candidate in self.waiting)
-
     def prefetched_pairs(self, block_size: int) -> Counter[str]:
         """Return the pairs that candidates have, or are to have, on each partner."""
         pairs: Counter[str] = Counter()
@@ -317,7 +312,7 @@ class RunningBatch:
     """
 
     def __init__(self) -> None:
-        self.number = 0  # its tag: that of the newest batch of which a member has joined
+        self.number = 0  # its tag: that of the newest batch with a member that has joined
         self.num_batches = 0  # that have come
         self._width = 0
         self._widths: dict[int, int] = {}  # batch that has come and does not run yet -> its width

@@ -42,7 +42,7 @@ class CandidateOrder:
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""
         transfer_s = candidate.entry.num_held * self.pace.copy_token_s
-        work = Work(tokens=candidate.promise.tokens_due, transfer_s=transfer_s)
+        work = Work(transfer_s=transfer_s)
         return candidate.promise.standing(now, work, self.pace.times)
 
     def is_urgent(self, candidate: JoinCandidate, now: float) -> bool:

@@ -2,7 +2,6 @@
 
 arena.py         the file, its page headers, and reads that notice any change
 extents.py       kinds of pages, and how the arena is divided among them
-int8_layout.py   the layout of a compressed page
 numa.py          the NUMA node that the arena's memory comes from
 shared_files.py  files in shared memory, and the locks that tell which processes live
 """

@@ -147,7 +147,7 @@ class Arena:
     ) -> Arena:
         """Make an arena. Plain numbers mean pages that are all of kind KV.
 
-        The file gets its name when it is whole. Its memory comes from the NUMA node of `place`, as far as that has
+        The file gets its name when it is whole. Its memory comes from the NUMA node of `place`, while that has
         some. An earlier arena loses its name at once; processes that map it keep it until they close it. `advance` is
         told the bytes of each piece that is allocated.
         """

@@ -77,7 +77,7 @@ DEVICE_CACHE = Use("a worker's device cache", "--kv-memory-mb")
 
 
 def check_space(directory: Path, bytes_needed: int, use: Use = POOL) -> None:
-    """Raise ArenaTooSmall where the directory has no room for so many bytes."""
+    """Raise ArenaTooSmall where the directory has too little room."""
     with alone(directory):
         there = os.statvfs(directory)
     if bytes_needed > there.f_bavail * there.f_frsize:

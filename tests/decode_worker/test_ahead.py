@@ -22,7 +22,7 @@ from alignedserve.core import (
 )
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Acknowledge, Batch, Cancel, Output, Prefill, Tokens
@@ -40,7 +40,7 @@ class Bench:
     """Run a decode worker whose steps the test ends, one after the other."""
 
     def __init__(self, limits: WorkerLimits = LIMITS, policy: Policy = PLAIN) -> None:
-        self.worker = DecodeCore(WorkerSetup(limits, policy, look_ahead=1))
+        self.worker = decode_core(WorkerSetup(limits, policy, look_ahead=1))
         self.plans: list[StepPlan] = []  # plans that were ordered, in their order
         self.outputs: list[Output] = []
         self._num_ended = self._num_copies = 0
@@ -262,7 +262,7 @@ _TENTHS = CostModel({kind: Coefficients(decode=0.1) for kind in OnlineCost(()).m
 
 @pytest.mark.parametrize(("tbt_s", "is_ahead"), [(0.05, False), (0.15, True)])
 def test_no_gap_becomes_longer_than_was_promised(tbt_s: float, is_ahead: bool) -> None:
-    worker = DecodeCore(WorkerSetup(LIMITS, Policy(reuse=False), Slow(), look_ahead=1))
+    worker = decode_core(WorkerSetup(LIMITS, Policy(reuse=False), Slow(), look_ahead=1))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     request = replace(A, slo=Slo(tbt_s=tbt_s), service=ServiceClass.RT)
     worker.handle(said("pool-0", Batch((entry(request, (0,)),))), 0.0)

@@ -10,9 +10,9 @@ import pytest
 
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.reporting import some_of
 from alignedserve.decode_worker.requests.candidates import LEAST_WIDTH
-from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
@@ -58,7 +58,7 @@ C1, C2 = chat("c1", 21), chat("c2", 22)
 
 class Worker:
     def __init__(self, policy: Policy = Policy(), direct: bool = True) -> None:  # noqa: B008  (frozen)
-        self.core = DecodeCore(WorkerSetup(ONE_SEAT, policy, direct=direct))
+        self.core = decode_core(WorkerSetup(ONE_SEAT, policy, direct=direct))
         self.now, self.joined = 0.0, list[int]()  # the first page of each request that joined
         self.hears(MemberJoined(POOL_MEMBER))
         self.hears(MemberJoined(ROUTER_MEMBER))
@@ -81,7 +81,7 @@ class Worker:
 
 def of_many_seats() -> Worker:
     worker = Worker()
-    worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=16, num_pairs=1000, max_step_tokens=1000)))
+    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=16, num_pairs=1000, max_step_tokens=1000)))
     worker.hears(MemberJoined(POOL_MEMBER))
     return worker
 
@@ -105,8 +105,9 @@ class TestOrder:
             worker.next_joins()
         assert worker.joined == [11, 21, 13, 12]
 
-    def test_of_candidates_the_request_with_least_to_wait_comes_first(self, worker: Worker) -> None:
+    def test_of_candidates_the_request_with_least_to_wait_comes_first(self) -> None:
         """Predicted lengths decide; a request that has waited for an age in its level comes first (ALISE)."""
+        worker = Worker(Policy(age_s=10.0))
         long, short, old = (
             replace(waiting, request=replace(waiting.request, max_tokens=400, estimate=Estimate(tokens, 400)))
             for waiting, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
@@ -207,7 +208,7 @@ class TestAsks:
     def test_a_request_that_was_in_it_belongs_to_it_however_far_the_others_have_grown_since(self) -> None:
         """Otherwise the band would exclude requests that wait in the pool only for lack of a seat."""
         worker = Worker()
-        worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
+        worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.gets(*(replace(waiting, request=replace(waiting.request, max_tokens=1000)) for waiting in (D1, D2)))
         worker.gets(D3, is_dynamic=True)
@@ -228,7 +229,7 @@ class TestAsks:
 
 def test_steps_that_mix_two_batches_are_counted() -> None:
     worker = Worker()
-    worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
+    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
     worker.hears(MemberJoined(POOL_MEMBER))
     worker.gets(D1)
     worker.gets(D3, is_dynamic=True)
@@ -247,7 +248,7 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
 
 def test_the_router_hears_which_lengths_run_together() -> None:
     worker = Worker()
-    worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
+    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
     worker.hears(MemberJoined(POOL_MEMBER))
     worker.gets(D1)
     worker.hears(CopiedIn(1, intact=True))

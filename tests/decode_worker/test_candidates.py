@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Due, Entry, PreemptionCause, ServiceClass, Slo, StepResult, WorkerLimits
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
@@ -42,7 +43,7 @@ RECEIVES = ReceiveKv(1, "prefill-0.1", (0, 1), (1, 2, 3))
 
 @pytest.fixture
 def worker() -> DecodeCore:
-    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
+    core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
     for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(neighbour), 0.0)
     return core
@@ -103,14 +104,14 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
 
 
 def test_nothing_is_taken_from_an_unreachable_worker() -> None:
-    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
+    core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
     core.handle(MemberJoined(member("prefill-0")), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
 
 
 def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
     """Another request might take slots of the pairs that it comes to. What the pool pins still comes before others."""
-    core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
+    core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
     for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(neighbour), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
@@ -234,7 +235,7 @@ class TestWhoCannotWait:
     SMALL = WorkerLimits(num_pairs=2, block_size=8, page_size=8, max_step_tokens=8, max_batch=2)
 
     def busy(self, policy: Policy = DEFAULT_POLICY, limits: WorkerLimits = SMALL) -> DecodeCore:
-        core = DecodeCore(WorkerSetup(limits, policy, direct=True))
+        core = decode_core(WorkerSetup(limits, policy, direct=True))
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
             core.handle(MemberJoined(neighbour), 0.0)
         core.handle(

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from alignedserve.core import Request, StepPlan, StepResult, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import ROUTER, Batch, Cancel, Prefill, Prefix, Progress, Release
@@ -26,7 +26,7 @@ class Bench:
     """A decode worker whose steps and copies the test ends."""
 
     def __init__(self, policy: Policy = PLAIN, look_ahead: int = 0) -> None:
-        self.core = DecodeCore(WorkerSetup(LIMITS, policy, look_ahead=look_ahead, copies_beside=True))
+        self.core = decode_core(WorkerSetup(LIMITS, policy, look_ahead=look_ahead, copies_beside=True))
         self.plans, self.copies, self.said = list[StepPlan](), list[CopyIn](), list[object]()
         self._num_ended = 0
         self.hears(MemberJoined(POOL_MEMBER))

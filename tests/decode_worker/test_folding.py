@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from alignedserve.architectures.folding import fold_of
 from alignedserve.core import Decode, Entry, Fold, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.memory.folding import MOST_FOLDS
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.orders import FoldKv
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, FoldKv, RunStep, Send
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefill, Prefix, Release
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
@@ -92,7 +93,7 @@ class Worker:
 
     def __init__(self, policy: Policy | None = None, num_pairs: int = 100) -> None:
         limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=64, max_batch=4, fold=FOLD)
-        self.core = DecodeCore(WorkerSetup(limits, policy or Policy()))
+        self.core = decode_core(WorkerSetup(limits, policy or Policy()))
         self.folds: list[FoldKv] = []
         self._step: RunStep | None = None
         self.now = 0.0

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Request, ServiceClass, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.orders import ProjectKv
 from alignedserve.protocol.commands import (
@@ -39,7 +39,7 @@ class Worker:
     """Colocated worker whose engine notices wrong vectors: it keeps a tag in place of each vector."""
 
     def __init__(self, policy: Policy = HYBRID, token_s: float = TOKEN_S) -> None:
-        self.core = DecodeCore(WorkerSetup(LIMITS, policy, Believed((), token_s)))
+        self.core = decode_core(WorkerSetup(LIMITS, policy, Believed((), token_s)))
         self.stories: dict[str, Story] = {}
         costs = Costs(hidden_token_s=token_s)
         self.hands = CheckedHands(self.stories, costs, LIMITS, lambda _: None)

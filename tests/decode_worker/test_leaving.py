@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepResult, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import (
@@ -43,7 +43,7 @@ class Worker:
     """Run a worker with two documents of one pair each and a free pair: both cannot go on for long."""
 
     def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
-        self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
+        self.core = decode_core(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
         self.chunks = list[Chunk]()  # chunks that ran
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):

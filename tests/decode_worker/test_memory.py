@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.hybrid import WeighedMemory
 from alignedserve.forms.memory.two_ended import TwoEndedMemory
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
@@ -30,7 +30,7 @@ PLAIN = Policy(SchedulerName.APT_SERVE, Chunking.NONE, Room.GROWING)
 )
 def test_a_policy_has_its_memory(policy: Policy, memory: type[PlainMemory]) -> None:
     assert policy.problem is None
-    assert type(DecodeCore(WorkerSetup(LIMITS, policy)).memory) is memory
+    assert type(decode_core(WorkerSetup(LIMITS, policy)).memory) is memory
 
 
 def test_only_pairs_of_one_request_are_written_to_beside_the_steps() -> None:

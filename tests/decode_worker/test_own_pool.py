@@ -11,6 +11,7 @@ import pytest
 from alignedserve.core import NO_OPENING, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
@@ -19,6 +20,7 @@ from alignedserve.protocol.messages import (
     ROUTER,
     Batch,
     Cancel,
+    Commit,
     LeasePages,
     Output,
     Prefill,
@@ -132,7 +134,7 @@ def pair(
     """`token_s` is what a prompt token takes by the cost model, where that knows any times."""
     cost = None if token_s is None else OnlineCost([Point(shape, token_s * shape.tokens) for shape in SHAPES])
     setup = WorkerSetup(limits, policy, cost, copying, root=b"model", copies_beside=copies_beside)
-    made = Pair(DecodeCore(setup), PoolCore(pages, limits.block_size, policy))
+    made = Pair(decode_core(setup), PoolCore(pages, limits.block_size, policy))
     made.hears(MemberJoined(member("decode-0")), "pool-0")
     made.hears(MemberJoined(POOL_MEMBER))
     return made
@@ -151,6 +153,47 @@ def have_written_over(worker: Pair) -> None:
     """Run a prompt that takes the whole device."""
     worker.asks(unlike(request("large", prompt=95, max_tokens=1), 9))
     worker.until_idle()
+
+
+class TestHandingOn:
+    """A prefill worker that decodes: a request for which a decode worker was named goes there."""
+
+    @pytest.mark.parametrize("service", ServiceClass)
+    def test_it_decodes_until_its_prompt_is_in_the_pool_and_goes_on_elsewhere(self, service: ServiceClass) -> None:
+        worker, long = pair(), replace(FIRST, max_tokens=60, service=service)
+        worker.hears(MemberJoined(member("decode-1")), "pool-0")
+        worker.hears(Received(ROUTER, Prefill(long, "decode-1"), 1))
+        worker.until_idle()
+        (commit,) = [message for message in worker.said if isinstance(message, Commit)]
+        assert commit.to == "decode-1"
+        assert 1 < len(commit.entry.output) == worker.count("first") < 60, "it has told what it made before it left"
+        (batch,) = [message for message in worker.said if isinstance(message, Batch)]
+        assert batch.entries[0].output == commit.entry.output
+        assert not worker.core.attempts
+        assert worker.core.memory.num_free == LIMITS.num_pairs
+        assert worker.core.counts.preemptions == 0
+        assert [message.returned for message in worker.said if isinstance(message, Progress) if message.returned] == [
+            (("first", 0),)
+        ]
+
+    def test_one_that_had_to_leave_goes_on_wherever_there_is_room(self) -> None:
+        """It was to go to a decode worker that had room when its prompt came."""
+        worker = pair(limits=replace(LIMITS, num_pairs=12))
+        worker.hears(MemberJoined(member("decode-1")), "pool-0")
+        worker.hears(Received(ROUTER, Prefill(be(replace(FIRST, max_tokens=28)), "decode-1"), 1))
+        while not worker.count("first"):
+            worker.works()
+        worker.asks(unlike(request("chat", prompt=40, max_tokens=8), 3))
+        worker.until_idle()
+        assert worker.count("chat") == 8
+        assert worker.count("first") == 28 or [message.to for message in worker.said if isinstance(message, Commit)]
+
+    def test_one_without_a_name_stays(self) -> None:
+        worker = pair()
+        worker.asks(FIRST)
+        worker.until_idle()
+        assert worker.count("first") == 13
+        assert not [message for message in worker.said if isinstance(message, Commit)]
 
 
 class TestWhatThePoolHas:
@@ -246,7 +289,7 @@ class TestWhatThePoolHas:
 
 
 def test_a_candidate_copies_only_what_the_device_lacks() -> None:
-    core = DecodeCore(WorkerSetup(LIMITS, root=b"model"))
+    core = decode_core(WorkerSetup(LIMITS, root=b"model"))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     copies = list[CopyIn]()
     for name, pages in (("one", (1, 2, 3)), ("two", (4, 5, 6))):
@@ -346,12 +389,12 @@ class TestWhatLeaves:
     def test_new_documents_do_not_pass_it_for_ever(self) -> None:
         worker = pair(limits=self.TIGHT)
         worker.asks(self.LONG[0])
-        for number in range(40):
+        for number in range(160):
             worker.asks(be(unlike(request(f"new{number}", prompt=8, max_tokens=4), number + 2)))
         while worker.count("one") < 20:
             worker.works()
         assert worker.core.counts.evictions > 0
-        assert sum(worker.count(f"new{number}") < 4 for number in range(40)) > 10
+        assert sum(worker.count(f"new{number}") < 4 for number in range(160)) > 10
         worker.until_idle()
 
     def test_nothing_is_held_at_the_end(self) -> None:

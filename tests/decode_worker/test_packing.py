@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from alignedserve.core import KvForm, Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import EMPTY
-from alignedserve.decode_worker.memory.packed_seating import RecentNeed
+from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.decode_worker.memory.plain import RecentNeed
 from alignedserve.decode_worker.requests.candidates import RunningBatch
-from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
-from alignedserve.schedulers.aligned import FIRST_BATCH
 from alignedserve.schedulers.custom import MOST_LEFT_OUT
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.table import scheduler_of
@@ -31,10 +30,10 @@ from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection, StepView
+from alignedserve.worker.step.view import PlannedStep, StepView
 from tests.conftest import examples
 from tests.samples import request
-from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, seating, select, waits
+from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, seating, select, waits
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
 PLAIN = Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING, reuse=False)
@@ -62,7 +61,7 @@ class Device:
     def __init__(
         self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01, cost: OnlineCost | None = None
     ) -> None:
-        self.worker = DecodeCore(WorkerSetup(limits, policy, cost))
+        self.worker = decode_core(WorkerSetup(limits, policy, cost))
         self.now, self._step_s = 0.0, step_s
         self.plans: list[StepPlan] = []
         self.said: Counter[str] = Counter()
@@ -185,7 +184,7 @@ class TestRoundRobin:
                 is_rt = chosen[0].promise.is_rt
                 assert not (has_rt and has_be and last is is_rt)
                 last = is_rt
-                turns.planned(Selection(chosen, (), EMPTY, 0.0))
+                turns.planned(PlannedStep(chosen, (), EMPTY, 0.0))
 
 
 class TestLongest:
@@ -416,31 +415,9 @@ class TestRealTimeFirst:
 
 
 class TestTheSizeOfAStep:
-    @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
-    def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
-        scheduler = scheduler_of(Policy(), most)
-        expected = min(FIRST_BATCH, most)
-        assert scheduler.batch == expected
-        for stopped in on_time:
-            scheduler.planned(Selection((), (), EMPTY, 0.0, ran_out_of_time=stopped))
-            expected = min(FIRST_BATCH, most) if stopped else min(2 * expected, most)
-            assert scheduler.batch == expected
-
-    def test_nobody_else_knows_one(self) -> None:
-        assert all(scheduler_of(policy, 500).batch == 500 for policy in (PLAIN, ROUND))
-
     def test_requests_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]
         assert len(select(decodes, [], [], moment(), most=3).decodes) == 3
-
-    def test_a_document_replaces_the_chat_with_most_slack(self) -> None:
-        decodes = [chat("a", 0.5, output=3), chat("b", 0.9, output=3), document("d", output=3)]
-        assert [name for name, _ in ran(select(decodes, [], [], moment(), most=2))] == ["a", "d"]
-
-    def test_but_none_that_would_be_late(self) -> None:
-        """A step of two decodes takes 12 ms; decodes that are left out have 10 ms until they need a step."""
-        decodes = [chat("a", 0.02, output=3), chat("b", 0.021, output=3), document("d", output=3)]
-        assert {name for name, _ in ran(select(decodes, [], [], moment(), most=2))} == {"a", "b"}
 
 
 crowds = st.lists(

@@ -31,7 +31,7 @@ from alignedserve.core import (
     WorkerLimits,
     units_for,
 )
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.kvpool.arena.extents import Extents
@@ -108,7 +108,7 @@ class Scheduling(RuleBasedStateMachine):
         self.stories: dict[str, Story] = {}
         self.arena = TaggedArena(LIMITS.page_size, Extents(PAGES))
         self.core, self.pool = (
-            DecodeCore(WorkerSetup(LIMITS, self.policy, look_ahead=self.look_ahead)),
+            decode_core(WorkerSetup(LIMITS, self.policy, look_ahead=self.look_ahead)),
             PoolCore(PAGES, LIMITS.block_size, self.policy),
         )
         self.hands = self._hands(LIMITS.num_pairs)

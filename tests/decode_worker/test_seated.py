@@ -31,9 +31,9 @@ TIMES = (StepTimes(0.01, 0.02), StepTimes(0.02, 0.05))
 
 
 class Kept(RuleBasedStateMachine):
-    @initialize(late=st.sampled_from(Late), group=st.sampled_from((1, 3)))
-    def start(self, late: Late, group: int) -> None:
-        self.policy = Policy(late=late, age_s=0.5, token_group=group)
+    @initialize(late=st.sampled_from(Late))
+    def start(self, late: Late) -> None:
+        self.policy = Policy(late=late, age_s=0.5)
         self.seated, self.decodes, self.number = DecodeOrder(self.policy), list[WorkerRequest](), 0
         self.now, self.times = NOW, TIMES[0]
 

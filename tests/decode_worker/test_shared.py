@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.cost.model import CopyCost
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import (
@@ -37,7 +37,7 @@ class Worker:
     """Run a colocated worker whose engine always samples token 7."""
 
     def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS, copy_token_s: float = 0.0) -> None:
-        self.core = DecodeCore(WorkerSetup(limits, policy, copying=CopyCost(copy_token_s)))
+        self.core = decode_core(WorkerSetup(limits, policy, copying=CopyCost(copy_token_s)))
         self.ordered: list[Command] = []
         self.now = 0.0
 

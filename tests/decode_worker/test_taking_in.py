@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Entry, ServiceClass, Slo, StepResult, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedOut, Event, KvReceived, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import (
@@ -43,7 +43,7 @@ class Worker:
     """Run a worker with A and B in its two seats, and C, which joins next."""
 
     def __init__(self, policy: Policy = DEFAULT_POLICY) -> None:
-        self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
+        self.core = decode_core(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
         self.asked = AskPages(0)  # the newest ask for pages
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):

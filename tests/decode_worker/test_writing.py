@@ -8,6 +8,7 @@ import pytest
 
 from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import CopyCost
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import (
@@ -93,7 +94,7 @@ class Engine:
 
 def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIGHT) -> Engine:
     """Return an engine with A and B resident, and these pages leased, or as many of them as the worker asks for."""
-    core = DecodeCore(WorkerSetup(limits, policy, root=ROOT))
+    core = decode_core(WorkerSetup(limits, policy, root=ROOT))
     made = Engine(core)
     made.hears(MemberJoined(POOL_MEMBER))
     made.hears(said("pool-0", Batch((entry(A, 1, 2), entry(B, 3, 4)))))
@@ -212,7 +213,7 @@ class TestWhoHasToLeave:
 
 
 def test_pages_of_a_copy_that_was_not_intact_are_named_to_the_pool() -> None:
-    worker = Engine(DecodeCore(WorkerSetup(TIGHT, GROWING, root=ROOT)))
+    worker = Engine(decode_core(WorkerSetup(TIGHT, GROWING, root=ROOT)))
     worker.hears(MemberJoined(POOL_MEMBER))
     worker.hears(said("pool-0", Batch((entry(A, 1, 2),))))
     copy = worker.until(CopyIn)
@@ -285,7 +286,7 @@ class TestAnswers:
         short = replace(B, id="short", max_tokens=8)
         tight = replace(LIMITS, num_pairs=num_pairs)
         setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copying=CopyCost(copy_token_s), root=ROOT)
-        worker = Engine(DecodeCore(setup))
+        worker = Engine(decode_core(setup))
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.hears(said("pool-0", Batch((entry(A, 1, 2), entry(short, 3, 4)))))
         while not (asked := worker.heard(AskPages)):
@@ -296,7 +297,7 @@ class TestAnswers:
 
     def test_are_kept_from_the_last_full_page_of_a_copy_that_the_pool_was_given_later(self) -> None:
         """The prompt has nine tokens: the ninth is in a page that the answer fills."""
-        worker = Engine(DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True, root=ROOT)))
+        worker = Engine(decode_core(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True, root=ROOT)))
         for neighbour in (POOL_MEMBER, PREFILL):
             worker.hears(MemberJoined(neighbour))
         worker.hears(said("prefill-0", Offer(entry(A))))
@@ -344,7 +345,7 @@ class TestPagesAtHand:
         assert len(worker.heard(AskPages)) == 1
 
     def test_an_ask_or_an_answer_that_was_lost_is_said_again(self) -> None:
-        core = DecodeCore(WorkerSetup(TIGHT, GROWING, root=ROOT))
+        core = decode_core(WorkerSetup(TIGHT, GROWING, root=ROOT))
         worker = Engine(core)
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.hears(said("pool-0", Batch((entry(A, 1, 2),))))

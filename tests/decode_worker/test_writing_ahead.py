@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Request
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost
 from alignedserve.protocol.messages import ROUTER, SPARE, AskPages, Batch, Cancel, Commit, Keep, LeasePages
@@ -26,7 +26,7 @@ class Worker(Engine):
     def __init__(self, *joining: Request, copies_beside: bool = True, reuse: bool = True) -> None:
         self.aside, self.ahead, self._next_page = list[CopyOut](), list[CopyOut](), 20
         policy = Policy(reuse=reuse)
-        super().__init__(DecodeCore(WorkerSetup(ROOMY, policy, root=ROOT, copies_beside=copies_beside)))
+        super().__init__(decode_core(WorkerSetup(ROOMY, policy, root=ROOT, copies_beside=copies_beside)))
         self.hears(MemberJoined(POOL_MEMBER))
         self.hears(said("pool-0", Batch(tuple(entry(one, 2 * n + 1, 2 * n + 2) for n, one in enumerate(joining)))))
 

@@ -16,11 +16,12 @@ import torch
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.core import Fold, Request, ServiceClass, WorkerLimits, units_for
 from alignedserve.cost.fit import OnlineCost
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Capture
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.orders import CopySlots
+from alignedserve.forms.orders import CopySlots, FoldKv
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import Extents, PageBytes
 from alignedserve.kvpool.state import PoolCore
@@ -29,7 +30,6 @@ from alignedserve.protocol.commands import (
     Command,
     CopyIn,
     CopyOut,
-    FoldKv,
     ReceiveKv,
     Send,
     SendKv,
@@ -182,7 +182,7 @@ def deployed(
     limits = replace(LIMITS, num_pairs=pairs, reach=reach, fold=fold)
     setup = WorkerSetup(limits, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     setup = replace(setup, copies_beside=copies_beside)
-    cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
+    cores: dict[str, Any] = {"decode-0": decode_core(setup)}
     if topology == "1+1":
         limits = replace(limits, num_pairs=prefill_pairs)
         cores["prefill-0"] = PrefillCore(WorkerSetup(limits, policy, root=b"model", direct=direct))

@@ -72,6 +72,7 @@ def test_any_copies_mean_what_plain_dictionaries_say(seed: int, block_size: int,
         CopySlots(restores=((PLACES, 0),)),
         CopySlots(restores=((0, -1),)),
         CopySlots(moves=((0, PAIRS * 4),)),
+        CopySlots(moves=((0, 1), (2, PAIRS * 4))),
     ],
 )
 def test_what_is_outside_is_refused(command: CopySlots) -> None:

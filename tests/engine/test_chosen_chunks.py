@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Slo, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.engine import Engine
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import StepDone
@@ -68,7 +68,7 @@ def test_greedy_output_with_any_budgets(
     engine.cache.fill_(float("nan"))
     costs = OnlineCost([Point(shape, 0.01 + 1e-3 * shape.tokens) for shape in SHAPES if shape.tokens])
     limits = WorkerLimits(PAIRS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3)
-    core = DecodeCore(WorkerSetup(limits, policy, costs))
+    core = decode_core(WorkerSetup(limits, policy, costs))
     prompts = {f"r{at}": prompt_of(at, length) for at, length in enumerate(lengths)}
     outputs: dict[str, list[int]] = {number: [] for number in prompts}
     commands = list[Command]()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kvpool.arena.arena import Arena, Contents
@@ -143,7 +143,7 @@ def deployment(folder: Path, tmp_path: Path, verify: bool) -> Iterator[Deploymen
     with closing(made) as arena:
         cores = {
             "prefill-0": PrefillCore(WorkerSetup(LIMITS, root=b"model")),
-            "decode-0": DecodeCore(WorkerSetup(LIMITS)),
+            "decode-0": decode_core(WorkerSetup(LIMITS)),
             "pool-0": PoolCore(NUM_PAGES, BLOCK_SIZE),
         }
         hands = {name: EngineHands(engine, path, PAGE_SIZE, verify) for name, engine in engines.items()}

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
-from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.engine import Engine
+from alignedserve.forms.device.int8_pages import Int8Pages
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
-from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.protocol.page_names import chained_hashes
 from demo_conversations import conversations
 
@@ -41,7 +41,7 @@ def there_and_back(rows: torch.Tensor) -> torch.Tensor | None:
     """Compress the rows and expand them again; return None if the page keeps them as they are."""
     pages = pages_of(rows.dtype)
     payload = memoryview(bytearray(b"\x5a" * pages.layout.size))
-    if not pages.compress(rows, payload):
+    if not pages.write(rows, payload):
         return None
     cache = torch.zeros(GROUPS // 2, 2, PAGE, CHANNELS, dtype=rows.dtype)
     pages_of(rows.dtype).expand(payload, cache, torch.arange(PAGE))
@@ -171,7 +171,7 @@ def through_int8(plain: Engine, lossy: Engine, arena: Arena, prompt: tuple[int, 
     assert full >= 1
     out.copy_out(pairs, pages, prompt)
     into = list(arena.extents.pages(arena.extents.count - 1, PageKind.KV_INT8))[:full]
-    assert all(out.compress(page, new) for page, new in zip(pages, into, strict=False))
+    assert all(out.rewrite(page, new) for page, new in zip(pages, into, strict=False))
     assert back.copy_in(into + pages[full:], pairs, prompt)
 
 
@@ -206,14 +206,14 @@ def test_a_page_that_changed_or_is_not_full_is_not_compressed() -> None:
         copier = PageCopier(engine.cache, arena, PAGE, verify=True)
         copier.copy_out(range(7), (0, 1), tokens)
         into = arena.extents.pages(2, PageKind.KV_INT8)[0]
-        assert not copier.compress(1, into), "36 tokens"
-        assert not copier.compress(5, into), "never written"
-        assert not copier.compress(into, into + 1), "no page of KV"
+        assert not copier.rewrite(1, into), "36 tokens"
+        assert not copier.rewrite(5, into), "never written"
+        assert not copier.rewrite(into, into + 1), "no page of KV"
         arena.payload(0)[7] ^= 1
-        assert not copier.compress(0, into), "another checksum"
+        assert not copier.rewrite(0, into), "another checksum"
         assert arena.contents(into) is None
         copier.copy_out(range(7), (0, 1), tokens)
-        assert copier.compress(0, into)
+        assert copier.rewrite(0, into)
         arena.payload(into)[7] ^= 1
         assert not copier.copy_in((into, 1), range(7), tokens)
 
@@ -227,7 +227,7 @@ def test_a_page_with_numbers_that_are_not_finite_stays_as_it_is() -> None:
         copier = PageCopier(engine.cache, arena, PAGE, verify=False)
         copier.copy_out(range(4), (0,), tokens)
         into = arena.extents.pages(1, PageKind.KV_INT8)[0]
-        assert not copier.compress(0, into)
+        assert not copier.rewrite(0, into)
         assert not copier.copy_in((into,), range(4), tokens)
         assert copier.copy_in((0,), range(4), tokens)
 

@@ -16,17 +16,17 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
+from alignedserve.forms.orders import CompressPage
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import PageBytes
-from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.loads.workload import Arrival
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
+from alignedserve.protocol.commands import Command, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.scheduling.policy import Compression, Policy
-from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
@@ -67,7 +67,9 @@ class Hands:
     def perform(self, command: Command) -> None:
         raise TypeError(f"a worker cannot perform {command}")
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
+    def transfer(
+        self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, me: str, post: Callable[[Event], None]
+    ) -> None:
         raise TypeError(f"nobody has told this worker of another, for {command}")
 
 
@@ -166,7 +168,7 @@ def test_answers_are_those_of_transformers(
     reference_of: Callable[[Path], Any],
     tally: Tally,
 ) -> None:
-    deployment = ran(folder_of(name), tmp_path / "arena", Policy(reuse=reuse))
+    deployment = ran(folder_of(name), tmp_path / "arena", Policy(reuse=reuse, helps=False))
     for request in requests():
         label = f"{name}, {request.id}"
         compare(reference_of(folder_of(name)), request.prompt, deployment.outputs[request.id], tally, label)
@@ -177,13 +179,13 @@ def test_answers_are_those_of_transformers(
 
 @pytest.mark.parametrize("reuse", [True, False])
 def test_compressed_entries_come_back(reuse: bool, tmp_path: Path, folder_of: FolderOf) -> None:
-    policy = Policy(compression=Compression.INT8, reuse=reuse)
+    policy = Policy(compression=Compression.INT8, reuse=reuse, helps=False)
     deployment = ran(folder_of("mha-tied"), tmp_path / "arena", policy)
     pool, extents = deployment.core("pool-0"), deployment.settings.pool_extents
     assert isinstance(pool, PoolCore)
-    assert pool.num_compressed > 0
-    assert pool.num_incompressible == 0
-    assert deployment.num_compressed >= pool.num_compressed
+    assert pool.rewriting.num_rewritten > 0
+    assert pool.rewriting.num_refused == 0
+    assert deployment.num_compressed >= pool.rewriting.num_rewritten
     assert any(page >= extents.num_pages(extents.first_kind) for page in deployment.copied_in), "int8 was expanded"
 
 

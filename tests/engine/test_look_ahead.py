@@ -14,7 +14,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from alignedserve.core import Decode, KvForm, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.engine import Engine
@@ -47,7 +47,7 @@ class Worker:
     ) -> None:
         engine = engine or Engine(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32")
         engine.reads_later = reads_later
-        self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), look_ahead=look_ahead))
+        self.core = decode_core(WorkerSetup(LIMITS, Policy(), look_ahead=look_ahead))
         self.hands = EngineHands(engine, directory / "arena", 8, verify=False, look_ahead=look_ahead)
         self.outputs: dict[str, list[int]] = {}
         self._events: queue.Queue[Event | Exception] = queue.Queue()

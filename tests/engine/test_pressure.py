@@ -13,6 +13,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.memory.two_ended import slots_of
-from alignedserve.scheduling.policy import Cache, Layout, Policy
+from alignedserve.scheduling.policy import Cache, Handoff, Layout, Policy
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.reference import Tally, compare
 
 PLAIN = Policy(candidate_share=1.0)
-HYBRID = Policy(candidate_share=1.0, cache=Cache.HYBRID)
+BATCHED = replace(PLAIN, handoff=Handoff.POOL)  # the pool searches batches of about one length
+HYBRID = replace(PLAIN, cache=Cache.HYBRID)
 SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
 FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are computed anew, as hidden vectors
@@ -63,7 +65,7 @@ def happened(core: DecodeCore) -> set[str]:
     return {what for what, count in counts.items() if count}
 
 
-LEAVING = {"preemption", "eviction to the pool", "batch switch"}
+LEAVING, BATCHES = {"preemption", "eviction to the pool"}, {"batch switch"}
 ASIDE, SLOTS = {"eviction to candidate requests"}, {"preempted pair", "checkpoint", "restored", "moved"}
 KINDS = {"hidden", "projected"}
 
@@ -72,11 +74,11 @@ KINDS = {"hidden", "projected"}
 @pytest.mark.parametrize(
     ("topology", "name", "policy", "seed", "pages", "wanted"),
     [
-        ("1+1", "gqa-untied", PLAIN, 2, PAGES, LEAVING | ASIDE),
+        ("1+1", "gqa-untied", BATCHED, 2, PAGES, LEAVING | ASIDE | BATCHES),
         ("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
         ("1+1", "deepseek-v3", PLAIN, 2, PAGES, LEAVING | ASIDE),
         ("1+1", "deepseek-v3", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
-        ("1+1", "opt", HYBRID, 10, FEW_PAGES, LEAVING | ASIDE | KINDS),
+        ("1+1", "opt", replace(HYBRID, handoff=Handoff.POOL), 10, FEW_PAGES, LEAVING | ASIDE | BATCHES | KINDS),
         ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"}),
         ("colocated", "gqa-untied", PLAIN, 6, FEWER_PAGES, {"preemption", "eviction to the pool", "fetched", "kept"}),
         ("colocated", "gqa-untied", PLAIN, 2, 0, {"preemption"}),

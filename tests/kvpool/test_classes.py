@@ -11,8 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
+from alignedserve.forms.pool.pages import CompressiblePages
+from alignedserve.forms.pool.table import pages_of
 from alignedserve.kvpool.arena.extents import Extents, PageKind
-from alignedserve.kvpool.pages import Pages
+from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import AskPages, AskPrefix, Cancel, Commit, LeasePages, Message, Prefix, Release
@@ -30,10 +32,11 @@ class _AnyClasses(RuleBasedStateMachine):
     """Check the pages against the simplest account: a set of (class, name) for each page."""
 
     extents: Extents
+    pages: Pages
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(self.extents, NUM_RESERVED)
+        self.pages = pages_of(self.extents, NUM_RESERVED)
         self.leased: dict[int, ServiceClass] = {}
         self.entries: dict[str, ServiceClass] = {}
         self.number = 0
@@ -140,6 +143,7 @@ class ClassesOfKinds(_AnyClasses):
     """The same checks while pages of waiting requests are compressed to int8."""
 
     extents = Extents(NUM_PAGES // 2, kv=2, kv_int8=3)
+    pages: CompressiblePages
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +211,7 @@ class TestBeginningAnExtentOfInt8:
     EXTENTS = Extents(4, kv=4, kv_int8=7)
 
     def test_is_for_when_those_in_use_are_full(self) -> None:
-        pages = Pages(self.EXTENTS)
+        pages = CompressiblePages(self.EXTENTS)
         full = pages.lease("worker", 8) or ()
         pages.adopt("worker", full, "a")
         (first,) = pages.compress("one", full[:1]) or ()
@@ -219,7 +223,7 @@ class TestBeginningAnExtentOfInt8:
     def test_of_the_same_kind_that_nobody_has_a_page_of_is_beginning_it_too(self) -> None:
         """Free int8 pages with lower numbers are there; taking one of these would take four pages of the reserve."""
         extents = Extents(6, kv=4, kv_int8=7)
-        pages = Pages(extents, num_reserved=6)
+        pages = CompressiblePages(extents, num_reserved=6)
         full = pages.lease("worker", 8, BE) or ()
         pages.adopt("worker", full[:7], "a", service=BE)
         pages.adopt("worker", full[7:], "b", service=BE)
@@ -237,7 +241,7 @@ class TestBeginningAnExtentOfInt8:
         assert pages.num_free == 5
 
     def test_does_not_come_before_idle_pages_where_the_reserve_would_suffer(self) -> None:
-        pages = Pages(self.EXTENTS, num_reserved=6)
+        pages = CompressiblePages(self.EXTENTS, num_reserved=6)
         full = pages.lease("worker", 4) or ()
         pages.adopt("worker", full[:2], "a", (1, 2))
         pages.adopt("worker", full[2:], "b", (3, 4))
@@ -252,7 +256,7 @@ class TestBeginningAnExtentOfInt8:
         assert (pages.num_free, pages.num_idle) == (7, 0)
 
     def test_an_extent_with_only_real_time_pages_stays_real_time_when_room_is_short(self) -> None:
-        pages = Pages(self.EXTENTS, num_reserved=6)
+        pages = CompressiblePages(self.EXTENTS, num_reserved=6)
         full = pages.lease("worker", 6) or ()
         pages.adopt("worker", full[:1], "chat")
         assert pages.compress("one", full[:1]) is not None
@@ -364,9 +368,9 @@ class TestIdleInt8Pages:
     NAMES = (1, 2, 3, 4)
 
     @pytest.fixture
-    def pages(self) -> Pages:
+    def pages(self) -> CompressiblePages:
         """Return pages where one of four extents of four KV pages holds idle int8 pages; six pages are reserved."""
-        core = Pages(Extents(4, kv=4, kv_int8=7), 6)
+        core = CompressiblePages(Extents(4, kv=4, kv_int8=7), 6)
         leased = core.lease("worker", 4) or ()
         core.adopt("worker", leased, "before", self.NAMES)
         assert core.compress("worker", leased) is not None
@@ -375,17 +379,17 @@ class TestIdleInt8Pages:
         core.free_entry("before")
         return core
 
-    def test_are_held_for_best_effort_as_far_as_the_reserve_stays(self, pages: Pages) -> None:
+    def test_are_held_for_best_effort_as_far_as_the_reserve_stays(self, pages: CompressiblePages) -> None:
         pages.lease("worker", 8)
         assert pages.hold("flex", self.NAMES, BE) == ()
         assert pages.num_free == 8
         assert len(pages.hold("chat", self.NAMES, RT)) == 4
 
-    def test_are_held_for_best_effort_while_there_is_room(self, pages: Pages) -> None:
+    def test_are_held_for_best_effort_while_there_is_room(self, pages: CompressiblePages) -> None:
         pages.lease("worker", 3)
         assert len(pages.hold("flex", self.NAMES, BE)) == 4
 
-    def test_take_the_place_of_new_ones_as_far_as_the_reserve_stays(self, pages: Pages) -> None:
+    def test_take_the_place_of_new_ones_as_far_as_the_reserve_stays(self, pages: CompressiblePages) -> None:
         pages.lease("worker", 7)
         pages.adopt("worker", pages.lease("worker", 2, BE) or (), "flex", self.NAMES[:2], BE)
         assert pages.num_free == 7

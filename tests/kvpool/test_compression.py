@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alignedserve.forms.pool.compression import AT_ONCE
 from alignedserve.kvpool.arena.extents import Extents, PageKind
-from alignedserve.kvpool.compression import AT_ONCE
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import HolderGone, MemberJoined, MemberLost, TimerFired
@@ -77,7 +77,7 @@ def test_full_pages_of_waiting_requests_are_compressed_and_the_last_page_stays()
     answers(pool, order, True, True)
     assert kinds(pool, "a") == [PageKind.KV_INT8, PageKind.KV_INT8, PageKind.KV]
     assert takes(pool).entries[0].pages == pool.pages.pages_of("a"), "who runs it hears of its pages as they are"
-    assert (pool.num_compressed, pool.num_incompressible, pool.num_lent_pages) == (2, 0, 0)
+    assert (pool.rewriting.num_rewritten, pool.rewriting.num_refused, pool.num_lent_pages) == (2, 0, 0)
     pool.handle(said("decode-0", Release("a", 0)), 2.0)
     assert not any(pool.held.values())
 
@@ -137,7 +137,7 @@ def test_what_left_meanwhile_keeps_the_pages_that_it_was_told_of() -> None:
     pages = takes(pool).entries[0].pages
     answers(pool, order, True)
     assert pool.pages.pages_of("a") == pages
-    assert (pool.num_lent_pages, pool.num_compressed) == (0, 0)
+    assert (pool.num_lent_pages, pool.rewriting.num_rewritten) == (0, 0)
 
 
 def test_a_shared_page_is_compressed_only_while_none_of_its_holders_runs() -> None:
@@ -198,7 +198,7 @@ def test_what_cannot_be_int8_is_counted_and_not_asked_for_again() -> None:
     order = orders(stores(pool, "a", 3))["prefill-0"]
     assert not orders(answers(pool, order, True, False))
     assert kinds(pool, "a") == [PageKind.KV_INT8, PageKind.KV, PageKind.KV]
-    assert pool.num_incompressible == 1
+    assert pool.rewriting.num_refused == 1
     assert not orders(stores(pool, "b", 1, now=0.5))
 
 
@@ -222,7 +222,7 @@ def test_an_order_is_said_again_until_it_is_answered() -> None:
     assert orders(pool.handle(said("prefill-0", Missed()), 6.0)) == {"prefill-0": order}
     answers(pool, order, True, True)
     answers(pool, order, True, True)
-    assert pool.num_compressed == 2
+    assert pool.rewriting.num_rewritten == 2
     assert not orders(pool.handle(TimerFired("refresh"), 10.0))
 
 

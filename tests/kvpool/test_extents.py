@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
+from alignedserve.forms.pool.pages import CompressiblePages
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
-from alignedserve.kvpool.pages import Pages
 from tests.conftest import examples
 
 EXTENTS = Extents(5, kv=2, kv_int8=3)
@@ -46,7 +46,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(EXTENTS)
+        self.pages = CompressiblePages(EXTENTS)
         self.content: dict[int, int] = {}  # page -> its newest content
         self.entries: dict[str, list[int]] = {}  # entry -> the names of its pages, which are their content
         self.leased: set[int] = set()
@@ -157,7 +157,7 @@ TestPagesOfKinds.settings = settings(max_examples=examples(80), stateful_step_co
 
 
 def test_a_compressed_page_keeps_its_name_and_is_not_compressed_again() -> None:
-    pages = Pages(EXTENTS)
+    pages = CompressiblePages(EXTENTS)
     lease = pages.lease(WORKER, 2) or ()
     pages.adopt(WORKER, lease, "a", (11, 12))
     into = pages.compress(OTHER, lease) or ()
@@ -170,7 +170,7 @@ def test_a_compressed_page_keeps_its_name_and_is_not_compressed_again() -> None:
 
 
 def test_pages_of_a_kind_take_an_extent_of_another_kind_only_when_it_is_empty() -> None:
-    pages = Pages(Extents(2, kv=2, kv_int8=3))
+    pages = CompressiblePages(Extents(2, kv=2, kv_int8=3))
     first = pages.lease(WORKER, 2) or ()
     assert first == (0, 1)
     assert pages.compress(OTHER, first) == (7, 8), "of the extent that is empty"
@@ -182,7 +182,7 @@ def test_pages_of_a_kind_take_an_extent_of_another_kind_only_when_it_is_empty() 
 
 
 def test_what_is_idle_goes_for_another_kind() -> None:
-    pages = Pages(Extents(2, kv=2, kv_int8=3))
+    pages = CompressiblePages(Extents(2, kv=2, kv_int8=3))
     pages.adopt(WORKER, pages.lease(WORKER, 4) or (), "a", (1, 2, 3, 4))
     pages.free_entry("a")
     pages.hold("b", (1,))
@@ -192,7 +192,7 @@ def test_what_is_idle_goes_for_another_kind() -> None:
 
 
 def test_a_page_that_cannot_be_int8_is_asked_for_once_in_its_life() -> None:
-    pages = Pages(EXTENTS)
+    pages = CompressiblePages(EXTENTS)
     (page,) = pages.lease(WORKER, 1) or ()
     pages.adopt(WORKER, (page,), "a")
     pages.compress(OTHER, (page,))
@@ -206,7 +206,7 @@ def test_a_page_that_cannot_be_int8_is_asked_for_once_in_its_life() -> None:
 
 
 def test_a_page_that_is_being_compressed_is_free_for_nobody() -> None:
-    pages = Pages(Extents(2, kv=2, kv_int8=3))
+    pages = CompressiblePages(Extents(2, kv=2, kv_int8=3))
     pages.adopt(WORKER, pages.lease(WORKER, 2) or (), "a")
     pages.compress(OTHER, (0,))
     pages.free_entry("a")
@@ -217,7 +217,7 @@ def test_a_page_that_is_being_compressed_is_free_for_nobody() -> None:
 
 
 def test_only_what_is_leased_is_taken() -> None:
-    pages = Pages(EXTENTS)
+    pages = CompressiblePages(EXTENTS)
     pages.adopt(WORKER, pages.lease(WORKER, 1) or (), "a")
     pages.compress(OTHER, (0,))
     with pytest.raises(LeaseError, match="are not leased to somebody"):

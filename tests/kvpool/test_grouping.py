@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, ServiceClass
-from alignedserve.cost.model import Coefficients
-from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, Aligned, SlowestAsk, WaitingEntry
+from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, ByLength, SlowestAsk, WaitingEntry, waiters
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.protocol.messages import AskBatch
-from alignedserve.scheduling.policy import Policy, Room
+from alignedserve.scheduling.policy import Handoff, Policy, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 from tests.conftest import examples
 from tests.samples import entry, request
 
 BLOCK = 4
-COST = Coefficients(fixed=1.0, bubble=1e-4)
 POLICY = Policy(room=Room.WHOLE)
 
 
@@ -42,23 +40,23 @@ def ask(
     step_s: float = 0.01,
     all_pairs: int = 10_000,
 ) -> AskBatch:
-    return AskBatch(pairs, requests, StepTimes(step_s, step_s), 0.0, all_pairs, 64, band, COST)
+    return AskBatch(pairs, requests, StepTimes(step_s, step_s), 0.0, all_pairs, 64, band)
 
 
 def names(taken: Sequence[WaitingEntry]) -> list[str]:
     return [waiting.id for waiting in taken]
 
 
-def handed(pool: Aligned, worker: str, room: AskBatch, now: float = 0.0) -> list[WaitingEntry]:
+def handed(pool: ByLength, worker: str, room: AskBatch, now: float = 0.0) -> list[WaitingEntry]:
     return pool.next_for(worker, room, now).all
 
 
 @pytest.fixture
-def pool() -> Aligned:
-    return Aligned(POLICY, BLOCK)
+def pool() -> ByLength:
+    return ByLength(POLICY, BLOCK)
 
 
-def fill(pool: Aligned, name: str, prefix: int, count: int) -> None:
+def fill(pool: ByLength, name: str, prefix: int, count: int) -> None:
     for number in range(count):
         pool.add(waiting(f"{name}{number}", prefix))
 
@@ -72,13 +70,13 @@ def test_memory_of_best_effort_requests_is_for_real_time_requests_alone() -> Non
         (be, 2, 3, False),
         (be, 5, 0, True),
     ]:
-        pool = Aligned(POLICY, BLOCK)
+        pool = ByLength(POLICY, BLOCK)
         pool.add(waiting("r", 5 * BLOCK - 5, service))
         room = replace(ask(pairs=pairs, band=(1, 400)), rt_pairs=rt_pairs, wants_batch=False)
         assert bool(handed(pool, "decode-0", room)) is fits, (service, pairs, rt_pairs)
 
 
-def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
+def test_a_batch_is_of_one_length_however_they_came(pool: ByLength) -> None:
     for number in range(LEAST):
         pool.add(waiting(f"short{number}", 20))
         pool.add(waiting(f"long{number}", 300))  # both lengths together are more than a batch may be
@@ -88,14 +86,14 @@ def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
     assert not len(pool)
 
 
-def test_a_batch_is_handed_out_whole_before_there_is_room_for_it(pool: Aligned) -> None:
+def test_a_batch_is_handed_out_whole_before_there_is_room_for_it(pool: ByLength) -> None:
     fill(pool, "r", 100, 50)
     full = ask(pairs=0, requests=0, band=(300, 400))
     assert pool.next_for("decode-0", replace(full, wants_batch=False), 0.0).all == []
     assert len(pool.next_for("decode-0", full, 0.0).batch) == 50
 
 
-def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: Aligned) -> None:
+def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: ByLength) -> None:
     fill(pool, "r", 100, LEAST - 1)
     full = ask(pairs=0, requests=0, band=(300, 400))
     assert handed(pool, "decode-0", full) == []
@@ -104,14 +102,14 @@ def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: Aligne
     assert len(handed(pool, "decode-0", ask(requests=1, band=(300, 400)))) == LEAST - 1, "nor where there is room"
 
 
-def test_requests_too_few_for_a_batch_belong_to_the_running_batch(pool: Aligned) -> None:
+def test_requests_too_few_for_a_batch_belong_to_the_running_batch(pool: ByLength) -> None:
     fill(pool, "few", 100, 3)
     assert len(pool.next_for("decode-0", ask(band=(300, 400)), 0.0).dynamic) == 3
     fill(pool, "few", 100, 3)
     assert len(pool.next_for("decode-0", ask(), 0.0).batch) == 3, "nothing runs there"
 
 
-def test_no_request_is_in_two_batches_and_no_worker_takes_more_than_its_share(pool: Aligned) -> None:
+def test_no_request_is_in_two_batches_and_no_worker_takes_more_than_its_share(pool: ByLength) -> None:
     handed(pool, "decode-0", ask())
     handed(pool, "decode-1", ask())
     fill(pool, "r", 100, 40)
@@ -122,13 +120,13 @@ def test_no_request_is_in_two_batches_and_no_worker_takes_more_than_its_share(po
     assert not set(names(taken)) & set(names(rest))
 
 
-def test_some_are_handed_out_ahead_of_others_that_end(pool: Aligned) -> None:
+def test_some_are_handed_out_ahead_of_others_that_end(pool: ByLength) -> None:
     fill(pool, "alike", 105, 9)
     room = replace(ask(requests=2, band=(100, 110)), ahead=3, wants_batch=False)
     assert len(pool.next_for("decode-0", room, 0.0).dynamic) == 5
 
 
-def test_requests_as_long_as_the_running_requests_come_first(pool: Aligned) -> None:
+def test_requests_as_long_as_the_running_requests_come_first(pool: ByLength) -> None:
     fill(pool, "many", 3000, 50)
     pool.add(waiting("alike", 105))
     found = pool.next_for("decode-0", ask(requests=1, band=(100, 110)), 1.0)
@@ -136,18 +134,20 @@ def test_requests_as_long_as_the_running_requests_come_first(pool: Aligned) -> N
     assert names(found.batch) == [f"many{number}" for number in range(5)], "as many as fit"
 
 
-def test_a_worker_that_loses_little_by_unequal_lengths_gets_requests_in_order(pool: Aligned) -> None:
+def test_requests_that_do_not_wait_for_their_batch_go_in_order_whatever_their_lengths() -> None:
+    pool = waiters(POLICY, BLOCK)
     for number in range(2 * LEAST):
         pool.add(waiting(f"r{number:02}", (20, 300)[number % 2], since=float(number)))
-    even = Coefficients(fixed=1.0, prefix=1e-4, bubble=7e-6)  # the most of any measured GPU
-    room = replace(ask(requests=4, band=(10, 30)), cost=even, ahead=2)
-    assert names(handed(pool, "decode-0", room, 40.0)) == [f"r{number:02}" for number in range(6)], "two of them ahead"
-    skewed = replace(even, bubble=3e-5)
-    later = pool.next_for("decode-0", replace(room, cost=skewed), 40.0)
-    assert {waiting.entry.prefix for waiting in later.dynamic} == {20}, "as long as those that run"
+    room = ask(requests=4, band=(10, 30))
+    found = pool.next_for("decode-0", replace(room, ahead=2), 40.0)
+    assert names(found.dynamic) == [f"r{number:02}" for number in range(6)], "two of them ahead"
+    grouped = waiters(Policy(room=Room.WHOLE, handoff=Handoff.POOL), BLOCK)
+    for left in list(pool):
+        grouped.add(left)
+    assert {waiting.entry.prefix for waiting in grouped.next_for("decode-0", room, 40.0).dynamic} == {20}
 
 
-def test_a_request_that_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: Aligned) -> None:
+def test_a_request_that_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: ByLength) -> None:
     now = STARVING_S + 1
     pool.add(waiting("other", 3000))
     for number in range(50):
@@ -155,21 +155,21 @@ def test_a_request_that_has_waited_longest_is_in_the_next_batch_whatever_runs(po
     assert "other" in names(handed(pool, "decode-0", ask(requests=1, band=(10, 30)), now))
 
 
-def test_a_chat_that_cannot_wait_goes_first(pool: Aligned) -> None:
+def test_a_chat_that_cannot_wait_goes_first(pool: ByLength) -> None:
     handed(pool, "decode-0", ask(step_s=0.2))  # a step takes as long as a token may
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     assert names(handed(pool, "decode-0", ask(requests=2, step_s=0.2)))[0] == "chat"
 
 
-def test_a_request_that_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Aligned) -> None:
+def test_a_request_that_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: ByLength) -> None:
     handed(pool, "decode-0", ask(step_s=0.2))
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     pool.add(waiting("small", 3))
     assert handed(pool, "decode-0", ask(pairs=10, step_s=0.2)) == []
 
 
-def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out(pool: Aligned) -> None:
+def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out(pool: ByLength) -> None:
     """The chat has 0.1875 s for its token; the step of the running requests takes 0.05 s."""
     room = ask(requests=1, step_s=0.05, band=(10, 30))
     handed(pool, "decode-0", room)
@@ -185,7 +185,7 @@ def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out
     assert pool.looks_at(looks_at) is None, "nobody else has a token due"
 
 
-def first_of(pool: Aligned) -> str:
+def first_of(pool: ByLength) -> str:
     """Return which of a chat and requests as long as the running gets the only place, and empty the pool."""
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
@@ -195,7 +195,7 @@ def first_of(pool: Aligned) -> str:
     return first
 
 
-def test_a_chat_can_wait_again_when_the_slow_worker_is_faster_or_gone(pool: Aligned) -> None:
+def test_a_chat_can_wait_again_when_the_slow_worker_is_faster_or_gone(pool: ByLength) -> None:
     assert first_of(pool) != "chat"
     handed(pool, "decode-0", ask(step_s=0.2))
     assert first_of(pool) == "chat"
@@ -225,7 +225,7 @@ def test_the_slowest_ask_is_that_of_the_slowest_worker_there_is(told: list[tuple
         assert slowest.ask.times.most_s == max(asks.values(), default=0.0)
 
 
-def test_a_request_that_was_handed_out_to_a_lost_worker_waits_again(pool: Aligned) -> None:
+def test_a_request_that_was_handed_out_to_a_lost_worker_waits_again(pool: ByLength) -> None:
     fill(pool, "r", 100, 3)
     taken = handed(pool, "decode-0", ask())
     pool.back(taken)
@@ -237,7 +237,7 @@ def test_a_request_that_was_handed_out_to_a_lost_worker_waits_again(pool: Aligne
 class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Aligned(POLICY, BLOCK)
+        self.pool = ByLength(POLICY, BLOCK)
         self.here: set[str] = set()
         self.out: dict[str, list[WaitingEntry]] = {"decode-0": [], "decode-1": []}
         self.now, self.number = 0.0, 0

@@ -49,6 +49,12 @@ def committed(pool: PoolCore, entry: Entry, to: str, is_there: bool = False) -> 
     return pool.handle(said("prefill-0", Commit(entry, 0, to, is_there)), 0.0)
 
 
+def lease(pool: PoolCore, worker: str, service: ServiceClass) -> tuple[int, ...]:
+    (leased,) = sent(pool.handle(said(worker, AskPages(1, 1, service=service)), 0.0), worker)
+    assert isinstance(leased, LeasePages)
+    return leased.pages
+
+
 class TestRequestsThatCannotWait:
     def test_goes_to_the_worker_named_where_nobody_asks(self, pool: PoolCore) -> None:
         assert sent(committed(pool, IN_A, "decode-1"), "decode-1") == [Batch((IN_A,), is_pinned=True)]
@@ -66,6 +72,29 @@ class TestRequestsThatCannotWait:
         )
         asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
         assert sent(asked, "decode-0") == [Batch((IN_A,), is_pinned=True)]
+
+    @pytest.mark.parametrize("service", ServiceClass)
+    def test_what_a_decode_worker_hands_on_goes_straight_to_the_one_named(
+        self, pool: PoolCore, service: ServiceClass
+    ) -> None:
+        """The worker that hands it on has room, too, and asks for more: it does not get it back."""
+        pages = lease(pool, "decode-0", service)
+        pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
+        is_rt = service is ServiceClass.RT
+        of = replace(IN_B, request=replace(IN_B.request, service=service), pages=pages, due=Due(1e6) if is_rt else None)
+        commands = pool.handle(said("decode-0", Commit(of, 0, "decode-1")), 0.0)
+        assert sent(commands, "decode-1") == [Batch((of,), is_pinned=is_rt, is_dynamic=not is_rt)]
+        assert not sent(commands, "decode-0")
+        assert pool.out["decode-1"] == {("b", 0)}
+
+    def test_what_is_handed_on_to_a_worker_that_is_gone_waits_for_the_next(self, pool: PoolCore) -> None:
+        pages = lease(pool, "decode-0", ServiceClass.RT)
+        pool.handle(MemberLost(member("decode-1")), 0.0)
+        pool.handle(said("decode-0", Commit(replace(IN_A, pages=pages), 0, "decode-1")), 0.0)
+        asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
+        (batch,) = sent(asked, "decode-0")
+        assert isinstance(batch, Batch)
+        assert [handed.request.id for handed in batch.entries] == ["a"]
 
     def test_a_request_that_can_wait_does_not_go_there(self, pool: PoolCore) -> None:
         calm = replace(IN_A, due=Due(1e6))

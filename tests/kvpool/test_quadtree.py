@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.kvpool.batching import BatchBounds, BatchWindow, find_batch
 from alignedserve.kvpool.quadtree import DEPTHS, LONGEST, ROOT, STARVING_S, QuadTree, TreeNode, leaf_of
 from tests.conftest import examples
@@ -34,11 +33,6 @@ class Waiting:
 
 def blocks_of(length: int) -> int:
     return -(-(length + 1) // BLOCK)
-
-
-def free(token_s: float = 0.0, bubble: float = 0.0) -> CostModel:
-    """Return the cost of a step: a second, a part for each decode, and a part for each token of bubble."""
-    return CostModel(dict.fromkeys(Kind, Coefficients(fixed=1.0, decode=token_s, bubble=bubble)))
 
 
 class Pool(RuleBasedStateMachine):
@@ -73,13 +67,11 @@ class Pool(RuleBasedStateMachine):
         more=st.integers(0, 400),
         least=st.integers(1, 12),
         extra=st.integers(0, 8),
-        bubble=st.sampled_from([None, 0.0, 0.01]),
     )
-    def batch(self, blocks: int, more: int, least: int, extra: int, bubble: float | None) -> None:
+    def batch(self, blocks: int, more: int, least: int, extra: int) -> None:
         wanted = BatchBounds(blocks, room=blocks + more, least=least, most=least + extra)
         starving = self.tree.starving(self.now)
-        cost = None if bubble is None else free(bubble=bubble)
-        window = find_batch(self.tree, wanted, cost, self.now)
+        window = find_batch(self.tree, wanted, self.now)
         taken = [self.waiting_request(member.id) for member in window.members(self.tree)]
         check(window, taken, self.plain, wanted, starving)
         self.tree.yielded(window.taken, self.now)
@@ -170,7 +162,7 @@ def spread(lengths: list[int]) -> int:
 @settings(max_examples=examples(60), deadline=None)
 def test_no_window_near_it_is_tighter_by_much(lengths: list[int], most: int) -> None:
     tree = tree_of(lengths)
-    window = find_batch(tree, BatchBounds(most, most, 36, 64), None, 0.0)
+    window = find_batch(tree, BatchBounds(most, most, 36, 64), 0.0)
     ordered = sorted(lengths)
     windows = [ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1)]
     fitting = [window for window in windows if sum(map(blocks_of, window)) <= most]
@@ -184,7 +176,7 @@ def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
     for _ in range(40):
         lengths = [max(1, int(draw.lognormvariate(5.5, 1.1))) for _ in range(400)]
         tree = tree_of(lengths)
-        window = find_batch(tree, BatchBounds(2000, 4000, 36, 64), None, 0.0)
+        window = find_batch(tree, BatchBounds(2000, 4000, 36, 64), 0.0)
         ordered = sorted(lengths)
         windows = (ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1))
         best += min(spread(run) for run in windows if sum(map(blocks_of, run)) <= window.blocks)
@@ -196,10 +188,10 @@ def test_a_request_that_starves_is_searched_for_first() -> None:
     tree = tree_of([100] * 40)
     tree.insert("lonely", 30_000, blocks_of(30_000), 1e6, 0.0)
     wanted = BatchBounds(500, 4000, 36, 64)
-    first = find_batch(tree, wanted, None, STARVING_S - 1)
+    first = find_batch(tree, wanted, STARVING_S - 1)
     assert "lonely" not in {member.id for member in first.members(tree)}
     tree.yielded(first.taken, STARVING_S - 1)
-    assert [member.id for member in find_batch(tree, wanted, None, STARVING_S + 1).members(tree)] == ["lonely"]
+    assert [member.id for member in find_batch(tree, wanted, STARVING_S + 1).members(tree)] == ["lonely"]
 
 
 def test_a_request_that_is_due_soon_starves_sooner() -> None:
@@ -211,18 +203,9 @@ def test_a_request_that_is_due_soon_starves_sooner() -> None:
     assert tree.starving(3.1) is None
 
 
-def test_it_widens_while_a_token_becomes_cheaper_and_no_further() -> None:
-    lengths = [100] * 36 + [110] * 20 + [2000] * 20  # 7, 7 and 126 blocks
-    wanted = BatchBounds(2900, 4000, 36, 128)
-    aligned = find_batch(tree_of(lengths), wanted, free(bubble=1e-5), 0.0)
-    assert aligned.high == leaf_of(110)
-    blind = find_batch(tree_of(lengths), wanted, free(), 0.0)
-    assert blind.num == len(lengths) - 1, "as many as B_max allows"
-
-
 def test_where_none_of_the_most_common_length_fits_a_small_batch_of_the_shortest_is_found() -> None:
     tree = tree_of([30_000] * 60 + [10] * 50)
-    window = find_batch(tree, BatchBounds(500, 500, 36, 64), None, 0.0)
+    window = find_batch(tree, BatchBounds(500, 500, 36, 64), 0.0)
     assert (window.num, window.high) == (36, leaf_of(10))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.pages import Pages
+from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.segmented_lru import EvictedNames, SegmentedLru
 from tests.conftest import examples

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
+from alignedserve.forms.pool.waiting_order import WaitingOrder
 from alignedserve.kvpool.grouping import WaitingEntry
-from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.expected_wait import InLine, expected_waits
 from alignedserve.scheduling.levels import AGE_S
@@ -27,8 +27,8 @@ def test_the_formula() -> None:
         InLine(1.0, 3.0, 1),
         InLine(1.0, 0, None),
     ]
-    waits = list(expected_waits(line, mean_batch=4.0))
-    assert waits == [0.0, 2.0, 3.0, AGE_S * 2 - 3.0, 113 / 4]
+    waits = list(expected_waits(line, mean_batch=4.0, age_s=10.0))
+    assert waits == [0.0, 2.0, 3.0, 10.0 * 2 - 3.0, 113 / 4]
 
 
 def test_a_request_that_has_waited_for_long_enough_comes_at_once() -> None:
@@ -65,10 +65,10 @@ def test_last_in_the_order_of_arrival_waits_longest() -> None:
 
 def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
     """Two of thirty requests have less than ten seconds to wait: 9.9 s each, 1.2 requests at a time."""
-    order = heard(Policy())
+    order = heard(Policy(age_s=10.0))
     rt, be = [waiting(f"rt{number}", RT, 100.0) for number in range(30)], waiting("be", BE, 100.0, max_tokens=20)
     assert names(order, *rt, be, now=100.0).index("be") == 28
-    assert names(order, *rt, be, now=100.0 + AGE_S).index("be") == 29, "as the first, which is served before it"
+    assert names(order, *rt, be, now=100.0 + 10.0).index("be") == 29, "as the first, which is served before it"
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(SchedulerName.FCFS)])

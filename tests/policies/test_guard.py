@@ -26,6 +26,7 @@ from alignedserve.policies.kinds import (
     SeatedRequest,
     WorkerChoice,
 )
+from alignedserve.shell import answer_limit
 from alignedserve.shell.answer_limit import AnswerLimit
 
 USUAL = object()  # the answer where the default decides
@@ -139,15 +140,20 @@ def test_one_slow_answer_among_quick_ones_is_borne() -> None:
 
 
 class Endless(OrderPolicy):
+    turns = 0
+
     def key(self, request: RequestInLine) -> float:
         while True:
             with suppress(Exception):  # not what ends it
-                list(range(100))
+                self.turns += 1
 
 
-def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more() -> None:
+def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit counts what the endless policy does: however long a busy machine takes, the other is never late."""
+    endless = Endless()
+    monkeypatch.setattr(answer_limit, "monotonic", lambda: float(endless.turns))
     failures, limit = Failures(), AnswerLimit(most_s=0.02)
-    guard = Guard("mine.py", Endless(), lambda: 0.0, failures, limit)
+    guard = Guard("mine.py", endless, lambda: 0.0, failures, limit)
     assert guard.ask(IN_LINE, usual=USUAL) is USUAL
     assert guard.ask(IN_LINE, usual=USUAL) is USUAL
     assert failures.lines() == ["order: slow, 1 times, first: it did not answer, and was ended; it is asked no more"]
@@ -158,16 +164,18 @@ def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more() -> None:
 _PROFILED = """
 import sys
 from alignedserve.policies.guard import NoAnswer
-from alignedserve.shell.answer_limit import AnswerLimit
+from alignedserve.shell import answer_limit
 
-limit = AnswerLimit(most_s=0.02)
+turns = 0
+answer_limit.monotonic = lambda: turns
+limit = answer_limit.AnswerLimit(most_s=0.02)
 for _ in range(3):
     with limit:
         pass
     try:
         with limit:
             while True:
-                pass
+                turns += 1
     except NoAnswer:
         pass
 sys.setprofile(lambda *_: None)

@@ -17,12 +17,10 @@ from alignedserve.core import (
     StepPlan,
 )
 from alignedserve.errors import WireError
-from alignedserve.forms.orders import CopySlots, ProjectKv
+from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
 from alignedserve.protocol.commands import (
-    CompressPage,
     CopyIn,
     CopyOut,
-    FoldKv,
     ReceiveKv,
     RunStep,
     SendKv,

@@ -177,19 +177,19 @@ def test_the_format_is_that_of_its_version() -> None:
 
     A process of the old format must be told that its format is old, not misread what it gets.
     """
-    assert VERSION == 5
+    assert VERSION == 6
     assert encode(TOKENS) == TOKENS_FRAME
     assert encode(COMMIT) == COMMIT_FRAME
     assert schema() == SCHEMA
 
 
 TOKENS_FRAME = (
-    b"\x96\x05\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01"
+    b"\x96\x06\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01"
     b"\x00\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00"
     b"\x00\x94\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc4\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x05\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Co"
+    b"\x96\x06\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Co"
     b"mmit\x94\x98\xdc\x00\x12\xa2r1\xa8gateway0\x02\x93\x01"
     b"\xcc\xc8\xce\x00\x01\x11p\x91\x05\xdc\x00\x10\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?"
     b"\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00"
@@ -221,8 +221,8 @@ SCHEMA = [
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: tuple[tuple[str, int]"
     ", ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], returne"
     "d: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
-    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, num_requests"
-    ": int, num_batch: int, num_buffered: int, num_rt: int, num_late: int, given_pairs: int)",
+    "Report(band: tuple[int, int] | None, free_pairs: int, step_s: float, num_rt: int, num_late: int, given_pairs: int"
+    ")",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int, is_retiring: bool, is_reserved: bool)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -247,7 +247,7 @@ SCHEMA = [
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...], service: ServiceC"
     "lass, goes_on: bool)",
     "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int, ban"
-    "d: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s: float)",
+    "d: tuple[int, int] | None, rt_pairs: int, wants_batch: bool, ahead: int, wait_s: float)",
     "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, num_failed_transfers:"
@@ -256,25 +256,23 @@ SCHEMA = [
     "None, returned: ByClass, lost: ByClass, member: str)",
     "AskDecisions(number: int, request: str)",
     "Decisions(number: int, now: float, findings: Findings)",
-    "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
+    "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str, lends: bool)",
     "Life(name: str, role: Role, incarnation: int)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: Sampling, "
     "max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int, "
     "emitted_at: float | None, salt: str, estimate: Estimate | None, pooling: Pooling | None, adapter: Adapter | None, "
     "deaths: int)",
-    "Sketch(counts: bytes, text: str)",
+    "Sketch(counts: bytes)",
     "Rejection: too_many_open queue_full too_late infeasible policy given_up culprit",
     "Estimate(mean: int, upper: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tup"
     "le[Logprob, ...], opening: Opening | None)",
     "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float, loaded_token_s: float, rt_loaded_token_s: fl"
     "oat, copying: CopyCost)",
-    "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: tuple[Logprob,"
     " ...], opening: Opening, names: tuple[int, ...], dropped: int)",
-    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, pref"
-    "ix: float, bubble: float, remade: float)",
+    "StepTimes(mean_s: float, most_s: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
     "DecodeSteps(by_batches: tuple[int, ...], spread: Tally, switches: int, prefetched: int, in_vain: int, held_back: i"
     "nt)",
@@ -300,7 +298,7 @@ SCHEMA = [
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
     "Opening(logprobs: tuple[Logprob, ...], num_cached: int, waited_s: float, vector: bytes)",
     "CopyCost(token_s: float, fixed_s: float)",
-    "Due(at: float, num_left: int, num_missed: int)",
+    "Due(at: float, num_missed: int)",
     "Tally(buckets: tuple[int, ...], total: float)",
     "Lengths(rt: tuple[int, ...], be: tuple[int, ...], num_rt: int, num_be: int)",
     "Preempted(cause: PreemptionCause, service: ServiceClass, keeps_kv: bool, number: int)",
@@ -416,7 +414,7 @@ def read_or_refused(frame: bytes) -> None:
     assert repr(again) == repr(envelope)  # NaN is not equal to itself
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 6, -5, True, 5.0, "5", None, [2], {}, 2**64 - 1, "x" * 10_000])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 7, -6, True, 6.0, "6", None, [2], {}, 2**64 - 1, "x" * 10_000])
 def test_an_unknown_version_is_named(version: Any) -> None:
     message = refused(packed(version, "x", 1, 1, "AskPages", ASK))
     assert f"speaks {VERSION}" in message
@@ -457,7 +455,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Missed", ()),
     ("Acknowledge", (("r",),)),
     ("Refused", ("r", 1, "too_late", "why", 1.0)),
-    ("Heartbeat", (("n", "pool", "node", 1, "a", "t"), 0.0)),
+    ("Heartbeat", (("n", "pool", "node", 1, "a", "t", False), 0.0)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), None),),)),
     ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25, 0.002, 0.001, (1e-05, 0.0)))),
     ("Infeasible", ("r", 1)),

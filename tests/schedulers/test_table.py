@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.config.config import load, of_preset
-from alignedserve.config.scheduler_settings import PROPERTIES
+from alignedserve.config.config import of_preset
 from alignedserve.core import KvForm
-from alignedserve.errors import ConfigError
 from alignedserve.schedulers.table import SCHEDULERS, scheduler_of
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.worker.step.view import StepView
@@ -50,33 +48,5 @@ def test_classes_take_turns_where_decodes_run_only(is_prefill: bool, expected: l
     assert ran(scheduler.plan(StepView((), prompts, waits((), at), at, seating(0, at)))) == expected
 
 
-def test_every_name_has_a_scheduler_and_can_be_said_by_its_properties() -> None:
-    assert set(SCHEDULERS) == set(SchedulerName) == set(PROPERTIES)
-
-
-@pytest.mark.parametrize(
-    ("preset", "said", "name"),
-    [
-        ("aligned", {}, SchedulerName.ALIGNED),
-        ("aligned", {"order": "fcfs", "packing": "fcfs"}, SchedulerName.FCFS),
-        ("aligned", {"order": "slack"}, SchedulerName.BROS),
-        ("aligned", {"selection": "multi_resource"}, SchedulerName.BEST_FIT),
-        ("bros", {"order": "due"}, SchedulerName.ALIGNED),
-        ("bros", {"as_in_paper": "true"}, SchedulerName.ACCELGEN_NO_BATCH),
-        ("accelgen", {"as_in_paper": "true"}, SchedulerName.ACCELGEN),
-        ("mlfq", {"packing": "skip_join"}, SchedulerName.FASTSERVE),
-        ("tgi", {"order": "fcfs"}, SchedulerName.TGI),
-        ("vllm-fcfs", {"waiting_ratio": "1.2"}, SchedulerName.TGI),
-        ("tgi", {"scheduler": "fcfs", "waiting_ratio": "0"}, SchedulerName.FCFS),
-    ],
-)
-def test_the_settings_before_it_had_a_name_say_a_scheduler(
-    preset: str, said: dict[str, str], name: SchedulerName
-) -> None:
-    flags = {"preset": preset, **{f"schedule.{key}": value for key, value in said.items()}}
-    assert load(flags, {}, None).policy.scheduler is name
-
-
-def test_settings_that_say_no_scheduler_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no scheduler with order levels, packing rt_be, .* as_in_paper True"):
-        of_preset("alise", {"schedule.as_in_paper": True})
+def test_every_name_has_a_scheduler() -> None:
+    assert set(SCHEDULERS) == set(SchedulerName)

@@ -45,14 +45,6 @@ class TestTokenDues:
         dues.emitted(10.65)
         assert dues.due_at(10.7) == pytest.approx(10.85)
 
-    def test_a_group_is_due_as_a_whole(self) -> None:
-        dues = TokenDues(CHAT, group=4)
-        assert dues.due_at(10.0) == pytest.approx(11.6)
-        dues.emitted(10.9)
-        assert (dues.num_left, dues.due_at(11.0)) == pytest.approx((3, 11.6))
-        dues.emitted(11.2, tokens=3)
-        assert (dues.num_left, dues.due_at(11.2)) == pytest.approx((4, 12.0))
-
     def test_waiting_moves_nothing(self) -> None:
         """A preempted request's clock runs on."""
         dues = TokenDues(CHAT)
@@ -88,20 +80,17 @@ class TestTokenDues:
         dues.emitted(20.1)
         assert not dues.is_late(20.1)
 
-    @given(st.lists(st.tuples(short, st.booleans())), st.integers(1, 5), st.sampled_from(Late))
-    def test_a_due_is_never_in_the_past_of_its_tokens(
-        self, happened: list[tuple[float, bool]], group: int, late: Late
-    ) -> None:
-        dues, now = TokenDues(CHAT, late, group), CHAT.arrival_at
+    @given(st.lists(st.tuples(short, st.booleans())), st.sampled_from(Late))
+    def test_a_due_is_never_in_the_past_of_its_tokens(self, happened: list[tuple[float, bool]], late: Late) -> None:
+        dues, now = TokenDues(CHAT, late), CHAT.arrival_at
         for wait_s, emits in happened:
             now += wait_s
             if emits:
                 dues.emitted(now)
-                assert dues.due_at(now) > now or dues.num_left < group
+                assert dues.due_at(now) > now
             elif late is Late.DECAY:
                 assert dues.due_at(now) >= now
             assert 0 < dues.worth <= 1
-            assert 1 <= dues.num_left <= group
 
 
 class TestStepDues:
@@ -177,7 +166,7 @@ class TestRecentSteps:
 
 
 def test_slack_is_what_the_work_leaves_of_the_due() -> None:
-    assert token_slack_s(11.0, 10.5, Work(tokens=3, transfer_s=0.05), TIMES) == pytest.approx(0.5 - 0.15 - 0.05)
+    assert token_slack_s(11.0, 10.5, Work(transfer_s=0.05), TIMES) == pytest.approx(0.5 - 0.05 - 0.05)
     assert token_slack_s(11.0, 10.5, Work(prompt=500, chunk=200), TIMES) == pytest.approx(0.5 - 0.3)
     assert token_slack_s(11.0, 10.5, Work(prompt=500, chunk=200), TIMES, counts_chunks=False) == pytest.approx(0.4)
     assert step_slack_s(11.0, 10.5, TIMES) == pytest.approx(0.4)
@@ -273,9 +262,9 @@ class TestStepRoom:
 
 class TestGoingOnElsewhere:
     def test_another_part_goes_on_from_the_due(self) -> None:
-        here = TokenDues(CHAT, group=2)
+        here = TokenDues(CHAT)
         here.emitted(10.4)
-        there = TokenDues(CHAT, group=2, due=here.due)
+        there = TokenDues(CHAT, due=here.due)
         for now in (11.0, 11.3):
             here.emitted(now)
             there.emitted(now)

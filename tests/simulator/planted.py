@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from alignedserve.kvpool.pages import Pages
+from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.invariants import Rule
 from alignedserve.owner.core import OwnerCore

@@ -35,7 +35,7 @@ OF_RIGHT_AND_WRONG = pytest.mark.parametrize(
     "lesson",
     [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT] if SOAK else [Lesson.REVERSED, Lesson.LEARNT],
 )
-SEEDS = 2 if SOAK else 1
+SEEDS, CHATS = (2, 600) if SOAK else (1, 400)
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
 SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.025, 10
@@ -75,7 +75,7 @@ def chats(lesson: Lesson) -> list[RequestRecord]:
     """Play more chats than there is memory for; with two seeds where each wrong prediction is tried."""
     records = (
         played(settings_of_cluster("2xcolocated", FEW_TOKENS), lesson, list(asked))
-        for asked in (arrivals(600, ServiceClass.RT, seed, rate=12.0, most_prompt=400) for seed in range(SEEDS))
+        for asked in (arrivals(CHATS, ServiceClass.RT, seed, rate=12.0, most_prompt=400) for seed in range(SEEDS))
     )
     return [request for record in records for request in record.requests]
 

@@ -171,15 +171,6 @@ def test_alignedserve_prefetches_to_its_prefill_workers_and_groups_by_length() -
     assert mean_bubble(paper) < 0.85 * mean_bubble(mixed)
 
 
-def test_bros_has_larger_steps_than_it_begins_with_only_while_chats_leave_time_for_them() -> None:
-    """Twice as many short documents as B_curr begins with."""
-    crowd = LOAD.replace("in_flight=40", "in_flight=220").replace("512-3000", "16-64").replace("32-300", "60-120")
-    loose, tight = run("bros", load=crowd), run("bros", load=f"{crowd},chat.tbt_s=0.04")
-    fixed = run("bros", load=crowd, options=("engine.max_batch=128",))
-    assert most_requests(tight) < 140 < 200 < most_requests(loose)
-    assert most_requests(fixed) == 128
-
-
 def test_fastserve_swaps_requests_out_for_new_ones_where_orca_lets_these_wait() -> None:
     fastserve, orca = run("fastserve"), run("orca")
     deletes = run("fastserve", options=("schedule.evict=false",))

@@ -20,6 +20,7 @@ from alignedserve.protocol.events import CopiedIn, CopiedOut
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
 from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.settings import Settings
+from tests.conftest import SOAK
 from tests.samples import POOL_MEMBER, member, request
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))
@@ -77,9 +78,10 @@ def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str
     assert summary.num_finished == 40
 
 
-def test_a_thousand_requests() -> None:
-    summary = simulate(Settings(topology=Topology.parse("2+2"), workload=Workload(1000, rate=100.0)))
-    assert (summary.problems, summary.num_finished) == ((), 1000)
+def test_many_requests() -> None:
+    number = 5000 if SOAK else 400
+    summary = simulate(Settings(topology=Topology.parse("2+2"), workload=Workload(number, rate=100.0)))
+    assert (summary.problems, summary.num_finished) == ((), number)
 
 
 def test_clients_that_leave_leave_nothing_behind() -> None:

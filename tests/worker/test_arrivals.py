@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Estimate, Sampling, StepResult
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, RunStep, Send
@@ -28,6 +28,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, request, said
+from tests.worker.cores import MakeCore
 
 FORMED = replace(request("formed"), sampling=Sampling(syntax="start: /a+/"))
 PREPARES = PrepareSyntax(FORMED)
@@ -59,9 +60,9 @@ def runs(commands: Sequence[Command]) -> list[list[str]]:
     return [[part.request for part in step.plan.parts] for step in commands if isinstance(step, RunStep)]
 
 
-@pytest.mark.parametrize("kind", [PrefillCore, DecodeCore])
+@pytest.mark.parametrize("kind", [PrefillCore, decode_core])
 class TestSyntaxes:
-    def test_no_step_waits_for_one(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+    def test_no_step_waits_for_one(self, kind: MakeCore) -> None:
         worker = kind(WorkerSetup(LIMITS))
         told = worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
         assert PREPARES in told
@@ -71,7 +72,7 @@ class TestSyntaxes:
         (after,) = runs(worker.handle(StepDone(StepResult(1, (("plain", 7),))), 0.0))
         assert "formed" in after
 
-    def test_it_is_here_meanwhile(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+    def test_it_is_here_meanwhile(self, kind: MakeCore) -> None:
         worker = kind(WorkerSetup(LIMITS))
         worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
         worker.handle(said(ROUTER, Expect("formed", 0, Estimate(3, 5))), 0.0)
@@ -81,14 +82,14 @@ class TestSyntaxes:
         assert isinstance(told.message, Holding)
         assert told.message.attempts == (("formed", 0),)
 
-    def test_one_that_was_cancelled_does_not_run(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+    def test_one_that_was_cancelled_does_not_run(self, kind: MakeCore) -> None:
         worker = kind(WorkerSetup(LIMITS))
         worker.handle(said(ROUTER, Prefill(FORMED)), 0.0)
         worker.handle(said(ROUTER, Cancel("formed", 0)), 0.0)
         assert worker.held["requests"] == 0
         assert runs(worker.handle(SyntaxReady("formed", 0), 0.0)) == []
 
-    def test_once_cancelled_it_is_not_kept(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+    def test_once_cancelled_it_is_not_kept(self, kind: MakeCore) -> None:
         """What was compiled for it is let go with it."""
         worker, sampling = kind(WorkerSetup(LIMITS)), Sampling(syntax="start: /a+/")
         kept = weakref.ref(sampling)
@@ -98,7 +99,7 @@ class TestSyntaxes:
         worker.handle(said(ROUTER, Cancel("formed", 0)), 0.0)
         assert kept() is None
 
-    def test_the_next_attempt_waits_for_its_own(self, kind: type[PrefillCore] | type[DecodeCore]) -> None:
+    def test_the_next_attempt_waits_for_its_own(self, kind: MakeCore) -> None:
         worker = kind(WorkerSetup(LIMITS))
         for attempt in (0, 1):
             worker.handle(said(ROUTER, Prefill(replace(FORMED, attempt=attempt))), 0.0)
@@ -107,7 +108,7 @@ class TestSyntaxes:
 
 
 def test_a_request_joins_when_its_syntax_is_compiled() -> None:
-    worker = DecodeCore(WorkerSetup(LIMITS))
+    worker = decode_core(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     told = worker.handle(said("pool-0", Batch((entry(FORMED, (5,)), entry(request("plain"), (6,))))), 0.0)
     assert PREPARES in told
@@ -117,7 +118,7 @@ def test_a_request_joins_when_its_syntax_is_compiled() -> None:
 
 
 def test_what_the_pool_hands_out_again_keeps_its_syntax() -> None:
-    worker, sampling = DecodeCore(WorkerSetup(LIMITS)), Sampling(syntax="start: /a+/")
+    worker, sampling = decode_core(WorkerSetup(LIMITS)), Sampling(syntax="start: /a+/")
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for kept in (sampling, replace(sampling)):
         worker.handle(said("pool-0", Batch((entry(replace(FORMED, sampling=kept), (5,)),))), 0.0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.core import StepResult
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.forms.orders import CompressPage
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, CompressPage, RunStep, Send
+from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, StepDone
 from alignedserve.protocol.messages import ROUTER, Compress, Compressed, Prefill
 from alignedserve.worker.core import WorkerCore
@@ -19,7 +20,7 @@ POOL = POOL_MEMBER.holder
 ANSWER = Send("pool-0", Compressed(3, (True, False)))
 
 
-@pytest.fixture(params=[PrefillCore, DecodeCore])
+@pytest.fixture(params=[PrefillCore, decode_core])
 def worker(request: pytest.FixtureRequest) -> WorkerCore:
     core: WorkerCore = request.param(WorkerSetup(LIMITS))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
@@ -72,7 +73,7 @@ def test_another_life_of_the_pool_has_other_orders(worker: WorkerCore) -> None:
 
 def test_a_step_that_is_due_comes_first() -> None:
     """A step takes 0.2 s, and a first token is due 0.15 s after the running step will have ended."""
-    worker = DecodeCore(WorkerSetup(LIMITS))
+    worker = decode_core(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2), 0.2)
@@ -83,7 +84,7 @@ def test_a_step_that_is_due_comes_first() -> None:
 
 
 def test_pages_are_compressed_beside_a_step_with_time_to_spare() -> None:
-    worker = DecodeCore(WorkerSetup(LIMITS))
+    worker = decode_core(WorkerSetup(LIMITS))
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     assert ordered(worker) == [CompressPage(3, POOL, 7, 40)]

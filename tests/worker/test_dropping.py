@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import RunStep
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, SPARE, LeasePages, Prefill
@@ -87,7 +87,7 @@ def test_by_others_they_drop_what_no_layer_reads() -> None:
 def test_a_prompt_that_leaves_for_a_chat_takes_no_more_pairs_in_that_step() -> None:
     """It gets pairs chunk by chunk: those of its next chunk were lost with it (fuzz seed 84003190)."""
     limits = WorkerLimits(14, 2, page_size=8, max_step_tokens=64, max_batch=3, reach=20)
-    worker = DecodeCore(WorkerSetup(limits, Policy()))
+    worker = decode_core(WorkerSetup(limits, Policy()))
     document = replace(request("document", 35, 1), service=ServiceClass.BE, slo=Slo(jct_s=1e5))
     commands = worker.handle(said(ROUTER, Prefill(document)), 0.0)
     [began] = [command.plan for command in commands if isinstance(command, RunStep)]

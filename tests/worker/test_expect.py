@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Estimate, ServiceClass, StepResult
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
@@ -101,7 +102,7 @@ class TestPool:
 class TestDecodeWorker:
     @pytest.fixture
     def worker(self) -> DecodeCore:
-        core = DecodeCore(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.WHOLE)))
+        core = decode_core(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.WHOLE)))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         return core
 
@@ -122,7 +123,7 @@ class TestDecodeWorker:
 
 def test_a_prediction_moves_no_plan_of_steps() -> None:
     """The due times of a document do not depend on its predicted output: only its place among others does."""
-    worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
+    worker = decode_core(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)
     [running] = [*worker.here.queue.waiting, *worker.here.occupants()]

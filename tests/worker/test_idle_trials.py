@@ -9,7 +9,7 @@ import pytest
 from alignedserve.core import StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape, shape_of
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import MemberJoined, StepDone, TimerFired
@@ -18,6 +18,7 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.steps import AGAIN_S, IDLE_S
 from tests.samples import LIMITS, ROUTER_MEMBER, request, said
+from tests.worker.cores import MakeCore
 
 TOKEN_S = 0.001
 SHAPES = [
@@ -27,7 +28,7 @@ SHAPES = [
     if tokens or decodes
 ]
 POINTS = [Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES]
-CORES = (DecodeCore, PrefillCore)
+CORES = (decode_core, PrefillCore)
 
 
 class Machine:
@@ -35,7 +36,10 @@ class Machine:
     as long as on a quiet one."""
 
     def __init__(
-        self, kind: type[DecodeCore] | type[PrefillCore] = DecodeCore, slowdown: float = 2.0, speed: float = 1.0
+        self,
+        kind: MakeCore = decode_core,
+        slowdown: float = 2.0,
+        speed: float = 1.0,
     ) -> None:
         limits = WorkerLimits(num_pairs=100, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
         self.cost = OnlineCost(POINTS, slowdown=slowdown)
@@ -78,7 +82,9 @@ class Machine:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_an_idle_worker_finds_that_its_machine_is_quiet_by_now(kind: type[DecodeCore] | type[PrefillCore]) -> None:
+def test_an_idle_worker_finds_that_its_machine_is_quiet_by_now(
+    kind: MakeCore,
+) -> None:
     machine = Machine(kind)
     shape = SHAPES[0]
     assert machine.cost.model.seconds(shape) == pytest.approx(2 * TOKEN_S * shape.tokens, rel=0.05)
@@ -108,7 +114,7 @@ def test_a_machine_that_stays_slow_is_measured_again_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_a_request_waits_for_one_trial_at_most(kind: type[DecodeCore] | type[PrefillCore]) -> None:
+def test_a_request_waits_for_one_trial_at_most(kind: MakeCore) -> None:
     machine = Machine(kind)
     machine.now = IDLE_S
     machine.do(machine.core.handle(TimerFired("idle trials"), machine.now))
@@ -121,7 +127,7 @@ def test_a_request_waits_for_one_trial_at_most(kind: type[DecodeCore] | type[Pre
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_a_trial_that_fails_is_not_tried_again_at_once(kind: type[DecodeCore] | type[PrefillCore]) -> None:
+def test_a_trial_that_fails_is_not_tried_again_at_once(kind: MakeCore) -> None:
     machine = Machine(kind)
     machine.now = IDLE_S
     machine.do(machine.core.handle(TimerFired("idle trials"), machine.now))
@@ -138,7 +144,7 @@ def test_a_profile_that_predicts_no_time_ends_no_worker() -> None:
     """Its measuring ended before the first step."""
     machine = Machine()
     machine.cost = OnlineCost([], slowdown=2.0)
-    machine.core = DecodeCore(WorkerSetup(LIMITS, Policy(reuse=False), machine.cost))
+    machine.core = decode_core(WorkerSetup(LIMITS, Policy(reuse=False), machine.cost))
     machine.do(machine.core.handle(MemberJoined(ROUTER_MEMBER), 0.0))
     machine.wait(3 * AGAIN_S)
     assert machine.cost.slowdown == 2.0
@@ -154,5 +160,5 @@ def test_nothing_is_measured_where_there_is_nothing_to_learn(slowdown: float, re
 
 
 def test_a_worker_without_a_profile_runs_no_trials() -> None:
-    core = DecodeCore(WorkerSetup(replace(LIMITS, num_pairs=100)))
+    core = decode_core(WorkerSetup(replace(LIMITS, num_pairs=100)))
     assert not any(isinstance(command, SetTimer) for command in core.handle(MemberJoined(ROUTER_MEMBER), 0.0))

@@ -9,7 +9,7 @@ import pytest
 from alignedserve.core import Request, ServiceClass, StepPlan, StepResult
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, StepDone
@@ -35,7 +35,7 @@ class Machine:
         """The cost model learns from steps that tell how long they took."""
         costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
         limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=STEP, max_batch=max_batch)
-        self._core = DecodeCore(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
+        self._core = decode_core(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
         self._tells_seconds = tells_seconds
         self._plan: StepPlan | None = None
         self._prompts = dict[str, int]()  # request -> prompt tokens that have not run

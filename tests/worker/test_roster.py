@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost
@@ -17,6 +17,7 @@ from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER
+from tests.worker.cores import MakeCore
 
 
 @dataclass
@@ -74,8 +75,8 @@ def test_the_pool_is_forgotten_when_it_is_lost() -> None:
     assert link.member is None
 
 
-@pytest.mark.parametrize("core", [PrefillCore, DecodeCore])
-def test_only_the_pool_that_a_worker_has_can_be_lost(core: type[PrefillCore] | type[DecodeCore]) -> None:
+@pytest.mark.parametrize("core", [PrefillCore, decode_core])
+def test_only_the_pool_that_a_worker_has_can_be_lost(core: MakeCore) -> None:
     worker = core(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(MemberLost(replace(POOL_MEMBER, incarnation=POOL_MEMBER.incarnation + 1)), 0.0)

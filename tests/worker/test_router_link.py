@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from alignedserve.core import Estimate, ServiceClass, Slo, StepResult
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Send
@@ -21,7 +22,7 @@ AnyCore: TypeAlias = PrefillCore | DecodeCore
 ANYTHING = TimerFired("anything")
 
 
-@pytest.fixture(params=[PrefillCore, DecodeCore])
+@pytest.fixture(params=[PrefillCore, decode_core])
 def worker(request: pytest.FixtureRequest) -> AnyCore:
     """Return each kind of worker without a pool, so that the decode worker is colocated."""
     core: AnyCore = request.param(WorkerSetup(LIMITS))

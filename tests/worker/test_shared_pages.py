@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import FinishReason, Opening, Request, Sampling, ServiceClass, StepPlan, StepResult
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, StepDone
@@ -15,6 +15,7 @@ from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Pref
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Layout, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, request, said
+from tests.worker.cores import MakeCore
 
 FIRST = request("first", prompt=19)  # two pages of 8 tokens, and three tokens
 SAME = replace(FIRST, id="same")
@@ -24,7 +25,7 @@ LONGER = replace(FIRST, id="longer", prompt=(*FIRST.prompt[:16], *range(50, 60))
 class Worker:
     """A worker whose requests end with their first token, without a pool."""
 
-    def __init__(self, core: type[PrefillCore | DecodeCore] = PrefillCore, policy: Policy = DEFAULT_POLICY) -> None:
+    def __init__(self, core: MakeCore = PrefillCore, policy: Policy = DEFAULT_POLICY) -> None:
         self.core = core(WorkerSetup(LIMITS, policy))
         self.now = 0.0
 
@@ -51,7 +52,7 @@ def plans_of(commands: list[Command]) -> list[StepPlan]:
     return [command.plan for command in commands if isinstance(command, RunStep)]
 
 
-@pytest.fixture(params=[PrefillCore, DecodeCore])
+@pytest.fixture(params=[PrefillCore, decode_core])
 def worker(request: pytest.FixtureRequest) -> Worker:
     return Worker(request.param)
 
@@ -100,20 +101,22 @@ def test_what_is_not_the_same_is_computed(worker: Worker, other: Request) -> Non
     ("core", "policy"),
     [
         (PrefillCore, replace(DEFAULT_POLICY, reuse=False)),
-        (DecodeCore, replace(DEFAULT_POLICY, reuse=False)),
-        (DecodeCore, replace(DEFAULT_POLICY, blocks=Layout.BIDIRECTIONAL)),
-        (DecodeCore, replace(DEFAULT_POLICY, cache=Cache.HYBRID)),
+        (decode_core, replace(DEFAULT_POLICY, reuse=False)),
+        (decode_core, replace(DEFAULT_POLICY, blocks=Layout.BIDIRECTIONAL)),
+        (decode_core, replace(DEFAULT_POLICY, cache=Cache.HYBRID)),
     ],
     ids=["prefill, off", "decode, off", "shared pairs", "hidden vectors"],
 )
-def test_nothing_is_shared_where_it_is_off_or_cannot_be(core: type[PrefillCore | DecodeCore], policy: Policy) -> None:
+def test_nothing_is_shared_where_it_is_off_or_cannot_be(core: MakeCore, policy: Policy) -> None:
     worker = Worker(core, policy)
     worker.run(FIRST)
     assert worker.run(SAME) == {"same": 0}
 
 
-@pytest.mark.parametrize("core", [PrefillCore, DecodeCore])
-def test_a_tenant_cannot_tell_from_its_steps_what_another_has_asked(core: type[PrefillCore | DecodeCore]) -> None:
+@pytest.mark.parametrize("core", [PrefillCore, decode_core])
+def test_a_tenant_cannot_tell_from_its_steps_what_another_has_asked(
+    core: MakeCore,
+) -> None:
     """The steps of a tenant's request are the same, whether or not its prompt was run for another tenant."""
 
     def steps(before: Request) -> list[tuple[int, int, float]]:
@@ -166,7 +169,7 @@ class TestTogether:
         assert order.index("short") < order.index("same")
 
     def test_a_chat_waits_for_no_document(self) -> None:
-        worker = Worker(DecodeCore)
+        worker = Worker(decode_core)
         (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(replace(FIRST, service=ServiceClass.BE)))))
         worker.hear(said(ROUTER, Prefill(SAME)))
         (plan,) = plans_of(worker.end(plan))

@@ -21,6 +21,7 @@ from alignedserve.core import (
     StepPlan,
     StepResult,
 )
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.state import PrefillCore
@@ -49,14 +50,21 @@ from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import MOST_SCORED, WorkerRequest
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
+from tests.worker.cores import MakeCore
 
 A, B = request("a"), request("b", owner="gateway-1")
 AnyCore: TypeAlias = PrefillCore | DecodeCore
+
+
+def made_like(worker: AnyCore) -> MakeCore:
+    return PrefillCore if isinstance(worker, PrefillCore) else decode_core
+
+
 REFRESH = TimerFired("refresh")
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
-@pytest.fixture(params=[PrefillCore, DecodeCore])
+@pytest.fixture(params=[PrefillCore, decode_core])
 def worker(request: pytest.FixtureRequest) -> AnyCore:
     """Return each kind of worker without a pool, so that the decode worker is colocated."""
     core: AnyCore = request.param(WorkerSetup(LIMITS))
@@ -270,7 +278,7 @@ def test_the_owner_hears_how_long_a_prompt_waited(worker: AnyCore) -> None:
 
 def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
     """All logits of a scored chunk are in memory at the same time."""
-    roomy = type(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
+    roomy = made_like(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
     plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
     assert len(plan.chunks[0].tokens) == MOST_SCORED
     assert plan.chunks[0].sampling is None
@@ -290,7 +298,7 @@ def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore)
 def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: AnyCore) -> None:
     plain = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED))), 0.0))
     assert plain.chunks[0].history is None
-    second = type(worker)(WorkerSetup(LIMITS))
+    second = made_like(worker)(WorkerSetup(LIMITS))
     again = next_attempt(asks_for(Sampling(presence_penalty=1.0), prompt=7), (7, 8))
     cut = plan_of(second.handle(said(ROUTER, Prefill(again)), 0.0))
     assert cut.chunks[0].history is None, "nothing is sampled yet"

@@ -1,6 +1,5 @@
 """Copies of KV between the device cache and the arena of the pool.
 
-aside.py       Copies between the device and the arena beside the steps, in a thread of their own.
-copies.py      Copies KV between the device cache and pages of the arena.
-int8_pages.py  Converts a full page of KV to int8 and back (ALISE §3.2).
+aside.py   Copies between the device and the arena beside the steps, in a thread of their own.
+copies.py  Copies KV between the device cache and pages of the arena.
 """

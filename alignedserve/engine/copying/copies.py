@@ -14,8 +14,8 @@ the rest is neither written, nor read, nor part of the checksum.
 The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says that there is none. A CPU sums up what it
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
 
-A page of kind KV_INT8 (int8_pages.py) is compressed from a page of kind KV, and expanded on its way to the device. A
-GPU does both itself: it receives the page as it is, and expands it into the blocks.
+A page of another kind (forms/device/pages.py) is written from a page of kind KV, and expanded on its way to the device.
+A GPU does both itself: it receives the page as it is, and expands it into the blocks.
 
 To and from a GPU several pages are under way at once, so that the next is prepared while one is copied; but few: what a
 step copies itself, some kilobytes, waits behind them in the same queue of the device. A turn ends when its pages are
@@ -25,27 +25,23 @@ through: between two turns nothing touches the arena.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.device.devices import CPU, Mark, finish
 from alignedserve.errors import ArenaError, PlanError
+from alignedserve.forms.device.pages import Amend, page_forms
 from alignedserve.kernels.common.reference import bytes_of
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents, Header
-from alignedserve.kvpool.arena.extents import PageBytes, PageKind
+from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.protocol.page_names import chained_hashes
 
-# Writes to the rows of a page, [layers, 2, tokens, kv_dim], what the device does not hold of them; the range is that of
-# the page's tokens. Returns whether it wrote anything.
-Amend: TypeAlias = Callable[[Tensor, range], bool]
 _GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: the overhead of a turn is small against that
 _GPU_QUEUE_BYTES = 24 << 20  # half a millisecond: a step on an H200 took 4.8 ms longer behind a whole turn
 
@@ -103,7 +99,8 @@ class PageCopier:
         self._sums_while_copying = verify and cache.device.type == "cpu"
         page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
         self._at_once, self._queue = pages_at_once(cache.device, page_bytes), _Queue(cache.device, page_bytes)
-        self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, self._kernels, cache.device)
+        shape = (2 * self._layers, page_size, self._kv_dim)
+        self._forms = page_forms(*shape, cache.dtype, self._kernels, cache.device)
         self._check_arena()
 
     def copy_out(
@@ -157,25 +154,25 @@ class PageCopier:
         """Return how many turns `pages_out` or `pages_in` takes for so many pages."""
         return -(-num_pages // self._at_once)
 
-    def compress(self, page: int, into: int) -> bool:
-        """Compress a full page of kind KV into the page `into`, which is leased to this worker.
+    def rewrite(self, page: int, into: int) -> bool:
+        """Write a full page of kind KV anew to the page `into`, in its form; `into` is leased to this worker.
 
-        False if `page` is not what it should be, or cannot be compressed: then `into` cannot be read.
+        False if `page` is not what it should be, or the form cannot hold it: then `into` cannot be read.
         """
         contents = self._arena.contents(page)
         if contents is None or (contents.kind, contents.length) != (PageKind.KV, self._page_size):
             return False
-        part, compressed = _PagePart(page, contents, torch.empty(0)), list[bool]()
+        kind, done = self._arena.kind_of(into), list[bool]()
         self._arena.begin_write(into)
 
-        def compress(payload: memoryview) -> int | None:
-            rows = self._rows(part.contents, payload).flatten(0, 1)
-            compressed.append(self._int8.compress(rows, self._arena.payload(into)))
+        def write(payload: memoryview) -> int | None:
+            rows = self._rows(contents, payload).flatten(0, 1)
+            done.append(self._forms[kind].write(rows, self._arena.payload(into)))
             return self._checksum(contents, payload)
 
-        if not self._arena.read(page, contents, compress) or not compressed[0]:
+        if not self._arena.read(page, contents, write) or not done[0]:
             return False
-        written = Contents(PageKind.KV_INT8, contents.length, contents.token_hash)
+        written = Contents(kind, contents.length, contents.token_hash)
         self._arena.end_write(into, written, self._checksum(written, self._arena.payload(into)) or 0)
         return True
 
@@ -218,8 +215,8 @@ class PageCopier:
 
     def _scatter(self, part: _PagePart, payload: memoryview) -> int | None:
         """Copy from the page to the device, and return as `_gather` does."""
-        if part.contents.kind is PageKind.KV_INT8:
-            self._int8.expand(payload, self._cache, part.slots)
+        if (form := self._forms.get(part.contents.kind)) is not None:
+            form.expand(payload, self._cache, part.slots)
             self._queue.add()
             return None
         rows = self._rows(part.contents, payload)
@@ -238,7 +235,7 @@ class PageCopier:
         """Return the checksum of what is in use: the first tokens of each row, or all of a page that is always full."""
         if not self._verify:
             return None
-        if contents.kind is PageKind.KV_INT8:
+        if contents.kind in self._forms:
             return _in_header(self._sums.crc32(torch.frombuffer(payload, dtype=torch.uint8)[None]))
         return _in_header(self._sums.crc32(bytes_of(self._rows(contents, payload))))
 
@@ -269,13 +266,14 @@ class PageCopier:
         if self._page_size % self._block_size:
             raise ArenaError(f"pages of {self._page_size} tokens do not hold whole blocks of {self._block_size}")
         token_bytes = self._layers * self._cache.dtype.itemsize
-        needed = PageBytes(2 * self._page_size * self._kv_dim * token_bytes, self._int8.layout.size)
-        found = self._arena.page_bytes
+        kv_bytes = 2 * self._page_size * self._kv_dim * token_bytes
         for kind in self._arena.extents.kinds:
-            if (self._arena.page_size, found.payload(kind)) != (self._page_size, needed.payload(kind)):
+            needed = self._forms[kind].num_bytes if kind in self._forms else kv_bytes
+            found = self._arena.page_bytes.payload(kind)
+            if (self._arena.page_size, found) != (self._page_size, needed):
                 raise ArenaError(
-                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {found.payload(kind)} bytes,"
-                    f" this model needs {self._page_size} tokens in {needed.payload(kind)}: restart the pool"
+                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {found} bytes,"
+                    f" this model needs {self._page_size} tokens in {needed}: restart the pool"
                 )
 
 

@@ -1,7 +1,7 @@
 """Two-rank process groups of torch.distributed: the sender is rank 0, the receiver is rank 1.
 
 A group is built directly, so there may be as many groups as pairs of processes, and none is the default group of its
-process. Notes between the two go over Gloo; KV goes over Gloo too between CPUs, and over NCCL between GPUs. Rules that
+process. Notes between the two go over Gloo, and so does KV between CPUs; over NCCL goes KV between GPUs. Rules that
 this file knows and hides:
 
 Gloo
@@ -10,8 +10,9 @@ Gloo
 - One device, and with it one thread that moves bytes, serves all groups of a process.
 
 NCCL (not yet run: docs/how/gpu.md)
-- A send occupies a part of the GPU until the other end receives it. So the receiver asks for each chunk first
+- A send occupies a part of the GPU until the other end receives it. So the receiver asks for chunks first
   (`asks_first`), and its notes go over Gloo.
+- Communicators of one GPU must not work at the same time (transport/turns.py).
 - A wait blocks the current stream, not the thread. So the thread polls, with pauses, whether the data has landed, and a
   lost peer blocks nothing. Landed data is ordered before what the thread's stream does next.
 - By default torch ends this process when a peer's death breaks a group: this is switched off.
@@ -23,11 +24,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -70,61 +71,77 @@ class Flight:
 
     def land(self, timeout_s: float) -> None:
         """Wait until the bytes have arrived."""
-        try:
+        with _breaking():
             self._wait(timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError as error:
-            raise BrokenGroup(_reason(error)) from None
+
+
+class Carrier(Protocol):
+    """A connection of two processes that carries KV."""
+
+    device: torch.device  # of the chunks
+    asks_first: bool  # whether a chunk may be sent only after the other end has said that it waits for it
+
+    def send(self, data: Tensor, tag: int) -> Flight:
+        """Begin to send the tensor to the other end."""
+
+    def receive(self, into: Tensor, tag: int) -> Flight:
+        """Begin to receive a tensor of the other end."""
+
+    def close(self) -> None:
+        """Close it from any thread: a wait at either end finds it broken."""
 
 
 class Group:
-    """A connection of two processes, for notes and for KV."""
+    """A connection over Gloo, for notes and for KV on CPUs."""
 
-    def __init__(self, store: Store, rank: int, host: str, timeout_s: float, device: torch.device = CPU) -> None:
-        """Connect from `host`, this end's own address; chunks of KV are on `device`.
+    device, asks_first = CPU, False
 
-        Raises BrokenGroup if the other end does not connect in time.
-        """
+    def __init__(self, store: Store, rank: int, host: str, timeout_s: float) -> None:
+        """Connect from `host`, this end's own address. Raises BrokenGroup if the other end does not connect in time."""
         gloo = gloo_class()
         options = gloo._Options()
         options._devices = [_device(host)]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1  # for collectives, which this group never runs
-        self._peer, self._is_closed = 1 - rank, False
-        try:
+        self._peer = 1 - rank
+        with _breaking():
             self._gloo = gloo(store, rank, 2, options)
-            self._nccl = _nccl(store, rank) if device.type == "cuda" else None
-        except RuntimeError as error:
-            raise BrokenGroup(_reason(error)) from None
-
-    @property
-    def asks_first(self) -> bool:
-        """Return whether a chunk may be sent only after the other end has said that it waits for it."""
-        return self._nccl is not None
 
     def send(self, data: Tensor, tag: int) -> Flight:
-        """Begin to send the tensor to the other end."""
-        return self._begin("send", data, tag)
+        with _breaking():
+            return Flight(self._gloo.send([data], self._peer, tag).wait)
 
     def receive(self, into: Tensor, tag: int) -> Flight:
-        """Begin to receive a tensor of the other end."""
-        return self._begin("recv", into, tag)
+        with _breaking():
+            return Flight(self._gloo.recv([into], self._peer, tag).wait)
 
     def close(self) -> None:
-        """Close the group from any thread: a wait at either end finds it broken."""
-        self._is_closed = True
         with suppress(RuntimeError):
             self._gloo.recv([torch.empty(1, dtype=torch.uint8)], self._peer, _NEVER_USED).wait(_AT_ONCE)
-        if self._nccl is not None:
-            with suppress(RuntimeError):
-                self._nccl.abort()
 
-    def _begin(self, how: str, data: Tensor, tag: int) -> Flight:
-        backend = self._gloo if data.device.type == "cpu" else self._nccl
-        try:
-            work = getattr(backend, how)([data], self._peer, tag)
-        except RuntimeError as error:
-            raise BrokenGroup(_reason(error)) from None
-        return Flight(work.wait if backend is self._gloo else partial(self._poll, work))
+
+class Communicator:
+    """A connection of two GPUs over NCCL, for both directions."""
+
+    asks_first = True
+
+    def __init__(self, store: Store, rank: int, device: torch.device) -> None:
+        self.device, self._peer, self._is_closed = device, 1 - rank, False
+        with _breaking():
+            self._nccl = _nccl(store, rank)
+
+    def send(self, data: Tensor, tag: int) -> Flight:
+        with _breaking():
+            return Flight(partial(self._poll, self._nccl.send([data], self._peer, tag)))
+
+    def receive(self, into: Tensor, tag: int) -> Flight:
+        with _breaking():
+            return Flight(partial(self._poll, self._nccl.recv([into], self._peer, tag)))
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(RuntimeError):
+            self._nccl.abort()
 
     def _poll(self, work: Any, limit: timedelta) -> bool:
         """Poll until NCCL has moved the data: NCCL's own wait would never end if the peer is lost."""
@@ -139,6 +156,14 @@ class Group:
         if self._is_closed:  # work that was given up with the group counts as completed
             raise RuntimeError("the group was closed")
         return True
+
+
+@contextmanager
+def _breaking() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise BrokenGroup(_reason(error)) from None
 
 
 def gloo_class() -> Any:  # Any: torch does not declare all of its attributes

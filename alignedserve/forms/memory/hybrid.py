@@ -17,20 +17,20 @@ from functools import partial
 
 from alignedserve.core import Chunk, KvForm, Slo, WorkerLimits, units_for
 from alignedserve.cost.model import CostModel
-from alignedserve.decode_worker.memory.packed_seating import PackedSeating
-from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.memory.plain import PackedSeating, PlainMemory
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
 from alignedserve.forms.orders import ProjectKv
 from alignedserve.forms.rules import HIDDEN
 from alignedserve.protocol.commands import Command
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Cache, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection, StepContext
+from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 _LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are dropped to the end
@@ -64,8 +64,10 @@ class HybridSeating(PackedSeating):
 class WeighedMemory(PlainMemory):
     """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
 
-    def __init__(self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy) -> None:
-        super().__init__(limits, pace, steps, here, Blocks(limits.num_pairs))
+    def __init__(
+        self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, scheduler: Scheduler
+    ) -> None:
+        super().__init__(limits, pace, steps, here, scheduler, Blocks(limits.num_pairs))
         self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # blocks of hidden vectors in a pair
         self._now, self._token_s = 0.0, 0.0
@@ -160,21 +162,21 @@ class WeighedMemory(PlainMemory):
 
     # --- Which requests become KV
 
-    def settle(self, selection: Selection, at: StepContext) -> tuple[Selection, Sequence[Command]]:
+    def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
         """Make KV of hidden requests in the step for which there is memory, before it runs."""
-        if not (selection.shape.remade or selection.seated):
+        if not (selection.shape.remade or selection.admitted):
             return selection, ()
         chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
         hidden = sorted(
             (running for running in chosen if running.kv.form), key=lambda running: running.request.arrival_at
         )
-        self.num_hidden += sum(running.kv.form != "" for running in selection.seated)
+        self.num_hidden += sum(running.kv.form != "" for running in selection.admitted)
         upgraded = self._affordable(hidden)
         if not upgraded:
             return selection, ()
         projected = [self._upgrade(running, pairs) for running, pairs in upgraded]
         commands = [command for command in projected if command is not None]
-        self.num_hidden -= sum(running in selection.seated for running, _ in upgraded)
+        self.num_hidden -= sum(running in selection.admitted for running, _ in upgraded)
         self.num_projected += len(commands)
         return _as_kv(selection, [running for running, _ in upgraded], self._pace.cost), commands
 
@@ -198,7 +200,7 @@ class WeighedMemory(PlainMemory):
         return ProjectKv(running.request.id, kept, running.pairs, running.prefix)
 
 
-def _as_kv(selection: Selection, upgraded: Iterable[WorkerRequest], cost: CostModel) -> Selection:
+def _as_kv(selection: PlannedStep, upgraded: Iterable[WorkerRequest], cost: CostModel) -> PlannedStep:
     by_name = {running.request.id: running for running in upgraded}
     chunks = tuple(_chunk_as_kv(chunk, by_name.get(chunk.request)) for chunk in selection.chunks)
     projected = sum(running.prefix for running in by_name.values())

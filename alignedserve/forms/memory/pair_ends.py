@@ -145,14 +145,14 @@ class TwoEndedBlocks(Blocks):
         return True
 
     def fits(self, side: Side, tokens: int) -> bool:
-        """Return whether a new request could claim so many tokens."""
+        """Return whether a new request could claim `tokens`."""
         new = _SlotHolding(_NO_OWNER, side)
         if side is Side.LEFT:
             return self._plan_left(new, tokens) is not None
         return self._plan_right(new, tokens) is not None
 
     def is_whole(self, owner: SlotOwner, tokens: int) -> bool:
-        """Return whether the request has all slots of so many tokens."""
+        """Return whether the request has the slots of all `tokens`."""
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
 

@@ -24,21 +24,24 @@ from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.forms.memory.pair_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, CopyOut
+from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.slo import Standing, by_standing
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Seating, Selection, StepContext
+from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class TwoEndedMemory(PlainMemory):
     keeps_places = False
 
-    def __init__(self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy) -> None:
+    def __init__(
+        self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, scheduler: Scheduler
+    ) -> None:
         num_places = pace.policy.pairs.num_on_host(limits.num_pairs * limits.block_size)
         self.slots = TwoEndedBlocks(limits.num_pairs, limits.block_size, num_places)
-        super().__init__(limits, pace, steps, here, self.slots)
+        super().__init__(limits, pace, steps, here, scheduler, self.slots)
         self._short: set[WorkerRequest] = set()  # they found no slot for their next token when they last claimed one
         self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their pairs
 
@@ -128,16 +131,16 @@ class TwoEndedMemory(PlainMemory):
         """Return whether no request lacks anything."""
         return not self._short and not self.slots.have_lost
 
-    def settle(self, selection: Selection, at: StepContext) -> tuple[Selection, Sequence[Command]]:
+    def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
         """Leave out the requests that have lost slots to others chosen after them; the rest lose none.
 
-        Then requests that miss slots get them back, as far as there is room."""
+        Then requests that miss slots get them back, while there is room."""
         settled = self._pinned(selection)
         if settled.decodes or settled.chunks:
             self.gives_back(at)
         return settled, ()
 
-    def _pinned(self, selection: Selection) -> Selection:
+    def _pinned(self, selection: PlannedStep) -> PlannedStep:
         decodes, chunks, find = self._whole(selection.decodes), selection.chunks, self._here.running_of
         if not self._is_plentiful:
             chunks = tuple(chunk for chunk in chunks if self.slots.is_whole(find(chunk), _end_of(chunk)))
@@ -255,7 +258,7 @@ class TwoEndedSeating(Seating):
         seated = self.slots.claim(running, side_of(running), self.room_for(running))
         assert seated, "a choice took more than there was"
         self.seats -= 1
-        self.seated.append(running)
+        self.admitted.append(running)
 
 
 def slots_of(memory: PlainMemory) -> TwoEndedBlocks | None:

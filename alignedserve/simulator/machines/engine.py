@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from zlib import crc32
 
 from alignedserve.core import (
@@ -27,15 +27,13 @@ from alignedserve.core import (
     WorkerLimits,
 )
 from alignedserve.cost.trials import NOBODY
-from alignedserve.forms.orders import CopySlots, ProjectKv
+from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.protocol.commands import (
     Command,
-    CompressPage,
     CopyIn,
     CopyOut,
-    FoldKv,
     ReceiveKv,
     RunStep,
     SendKv,
@@ -44,9 +42,6 @@ from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompres
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
-
-if TYPE_CHECKING:
-    from alignedserve.simulator.machines.process import Process
 
 _EMPTY = -1  # the tag of a slot that was never written
 _HIDDEN = 1 << 62  # the bit that differs between the tags of a token's hidden vector and of its K and V
@@ -240,12 +235,13 @@ class ModelledHands:
                 return PageCompressed(pool, number, self._compress(command), seconds)
         raise TypeError(f"a worker cannot finish {command}")
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
-        me = process.member.holder
+    def transfer(
+        self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, me: str, post: Callable[[Event], None]
+    ) -> None:
         if isinstance(command, SendKv):
-            transfers.send(me, command, self._timing.send(command), self, process.post)
+            transfers.send(me, command, self._timing.send(command), self, post)
         else:
-            transfers.receive(me, command, self, process.post)
+            transfers.receive(me, command, self, post)
 
     def read_kv(self, sends: SendKv) -> object:
         return None

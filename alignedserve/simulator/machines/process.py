@@ -10,7 +10,7 @@ Each process has a clock of its own, which may be ahead of the agenda's; its cor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ulp
@@ -44,8 +44,10 @@ class WorkHands(Hands, Protocol):
     def finish(self, command: Command, seconds: float) -> Event | None:
         """Return the result of work that took so long, if the core is to hear one."""
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
-        """Begin a transfer; it goes on beside later work."""
+    def transfer(
+        self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, me: str, post: Callable[[Event], None]
+    ) -> None:
+        """Begin a transfer of the holder `me`; it goes on beside later work."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class Process(TurnLoop):
         if self._work_hands is None:
             self.hands.perform(work)  # raises: this part does no work
         elif isinstance(work, SendKv | ReceiveKv):
-            self._work_hands.transfer(work, self._world.transfers, self)
+            self._work_hands.transfer(work, self._world.transfers, self.member.holder, self.post)
         elif isinstance(work, CopyOut | CopyIn) and work.aside:
             self._begin_aside(work, self._work_hands)
         else:

@@ -70,7 +70,7 @@ class World:
         self._least_s, self._pace = network.least_s, 1 / network.spread_s
         self._draw_share = Random(f"{seed}/delays").random
         self._digest = blake2b(digest_size=16)
-        self._makers: dict[str, tuple[Role, MakeSetup, str, str]] = {}
+        self._makers: dict[str, tuple[Role, MakeSetup, str, str, bool]] = {}
         self._newest: dict[str, Life] = {}  # name -> its newest life
         self._alive: dict[str, Process] = {}
         self._to_router: list[Frame] = []  # frames that wait while the router is away
@@ -85,8 +85,10 @@ class World:
         self.on_resize: Callable[[Resize], None] = lambda _: None
         self._retired: set[str] = set()  # members that do not come back when they end
 
-    def start(self, name: str, role: Role, make: MakeSetup, node: str = "local", transport: str = "") -> None:
-        self._makers[name] = (role, make, node, transport)
+    def start(
+        self, name: str, role: Role, make: MakeSetup, node: str = "local", transport: str = "", lends: bool = False
+    ) -> None:
+        self._makers[name] = (role, make, node, transport, lends)
         self._start(name)
 
     def _is_alive(self, holder: str) -> bool:
@@ -143,10 +145,10 @@ class World:
     def _start(self, name: str) -> None:
         if name in self._retired or name in self._alive:
             return
-        role, make, node, transport = self._makers[name]
+        role, make, node, transport, lends = self._makers[name]
         incarnation = self._begin_life(name, role)
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
-        member = Member(name, role, node, incarnation, address, transport)
+        member = Member(name, role, node, incarnation, address, transport, lends)
         process = Process(self, member, make(self, member))
         self._alive[name] = process
         process.begin()

@@ -10,6 +10,9 @@ Chats with a ttft within a factor of two share one share. Only the last 20 chats
 no longer comes binds no step. Where none came for ten times the usual interval (10 s at least, 60 s at most), none is
 expected until the next one.
 
+Where the step's requests are of another caller, a chat that comes is not to notice them: `firsts` says how long its
+prompt takes by itself, and the scheduler keeps steps with documents to a part of that.
+
 Chats that a prefill worker hands on are to come, too: this worker hears of them at the end of a step, and their next
 token is due soon.
 """
@@ -35,6 +38,7 @@ class ArrivalForecast:
         self._shares: dict[int, float] = {}  # by how long TTFTs are
         self._bound_s = self._until = inf
         self._joined: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, time between two tokens
+        self._firsts: dict[str, tuple[float, float]] = {}  # by caller: what its prompts take, until when more may come
 
     def count(self, prompt: WorkerRequest, prompt_s: float, now: float) -> None:
         """Count a prompt that takes `prompt_s` by itself. A prompt that is late by itself does not bind steps."""
@@ -42,6 +46,9 @@ class ArrivalForecast:
         spare_s = ttft_s - prompt_s
         if not prompt.promise.is_rt or spare_s <= 0:
             return
+        caller = prompt.request.caller
+        mean_s, _ = self._firsts.get(caller, (prompt_s, now))
+        self._firsts[caller] = mean_s + (prompt_s - mean_s) / COUNTED, now + LONGEST_S
         if now >= self._until:
             self._last.clear()
         self._last.append((now, spare_s, _length(ttft_s)))
@@ -50,6 +57,10 @@ class ArrivalForecast:
             wait_s = min(LONGEST_S, max(SHORTEST_S, (now - self._last[0][0]) * 10 / (COUNTED - 1)))
         self._until = now + wait_s
         self._bind()
+
+    def firsts(self, now: float) -> list[tuple[str, float]]:
+        """Return the callers whose chats may come, with the mean time of their prompts by themselves."""
+        return [(caller, mean_s) for caller, (mean_s, until) in self._firsts.items() if now < until]
 
     def joined(self, tbt_s: float, now: float) -> None:
         """Count a real-time request that was handed on to this worker."""

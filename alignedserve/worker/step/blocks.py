@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from alignedserve.core import NO_KV, KvForm
+from alignedserve.core import NO_KV, Entry, KvForm
 from alignedserve.worker.step.request import WorkerRequest
 
 
@@ -25,7 +25,7 @@ class Blocks:
         return (*range(self._fresh, self._num_pairs), *self._back)
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """Take so many pairs, or return None where there are fewer."""
+        """Take `count` pairs, or return None where there are fewer."""
         if count > self.num_free:
             return None
         again = [self._back.pop() for _ in range(min(count, len(self._back)))]
@@ -68,6 +68,12 @@ def lose_kv(running: WorkerRequest) -> None:
     running.kv, running.prefix = NO_KV, 0
 
 
+def resume(running: WorkerRequest, entry: Entry, page_size: int) -> None:
+    """Take over what other workers have made of a request, which has no pairs here yet."""
+    lack_beginning(running, entry.dropped)
+    running.resume(entry, page_size)
+
+
 def lack_beginning(running: WorkerRequest, dropped: int) -> None:
     """Note that a request without pairs has no KV of its first tokens anywhere, since no layer reads it."""
     running.kv = KvForm(dropped=dropped)
@@ -79,3 +85,14 @@ def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tupl
     lost = running.kv.pairs[:count]
     running.kv = running.kv._replace(pairs=running.kv.pairs[count:], dropped=tokens)
     return lost
+
+
+def pairs_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
+    """Return the pair of each block of tokens, of a request that lacks none of its tokens.
+
+    A folded pair stands in the places of all pairs that it was made of."""
+    if not kv.folded:
+        return kv.pairs
+    count = (kv.folded - kv.dropped) // block_size
+    each = kv.folded // (count * block_size)
+    return tuple([pair for pair in kv.pairs[:count] for _ in range(each)]) + kv.pairs[count:]

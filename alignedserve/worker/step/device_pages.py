@@ -17,11 +17,10 @@ from alignedserve.worker.step.blocks import Blocks, add_pairs, lack_beginning
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest
 
-NamePages: TypeAlias = Callable[
-    [WorkerRequest, int], tuple[int, ...]
-]  # of the full pages of so many tokens of a request
-# The time of a copy of so many tokens from the pool, with which a prompt has KV up to a token; None where it computes
-# them sooner.
+# Names the full pages of a request's first tokens.
+NamePages: TypeAlias = Callable[[WorkerRequest, int], tuple[int, ...]]
+# Returns the time after which a prompt has KV up to a token by a copy from the pool (prompt, token, copied tokens);
+# None where computing them takes less.
 CopySeconds: TypeAlias = Callable[[WorkerRequest, int, int], float | None]
 
 
@@ -35,7 +34,7 @@ class DevicePages:
         copy_s: CopySeconds = lambda _prompt, _end, _copied: 0.0,
         unread: Callable[[int], int] = lambda _tokens: 0,
     ) -> None:
-        """`page_size` is that of the pool's pages; `unread` says how many of so many tokens no layer reads any more."""
+        """`page_size` is that of the pool's pages; `unread` says how many leading tokens no layer reads."""
         self._copy_s, self._unread = copy_s, unread
         self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
         self._size, self._page_size, self._name = block_size, page_size, name
@@ -111,7 +110,7 @@ class DevicePages:
             self.num_shared_tokens += running.prefix
 
     def num_read_of_kv(self, joining: WorkerRequest) -> int:
-        """Return how many pairs that hold KV of a request, all of which the pool has, others read."""
+        """Return how many pairs of a request, whose KV the pool has whole, others read."""
         return 0 if self._blocks is None else self._blocks.num_read(self._found_of_kv(joining))
 
     def share_kv(self, joining: WorkerRequest) -> None:

@@ -78,7 +78,7 @@ class NamedBlocks(Blocks):
         return (*super().free, *idle)
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """Take so many pairs, or return None where there are fewer. Idle pages are evicted where free pairs lack."""
+        """Take `count` pairs, or return None where there are fewer. Idle pages are evicted where free pairs lack."""
         if count > self.num_free:
             return None
         while count > len(self._back) + self._num_pairs - self._fresh:
@@ -166,7 +166,7 @@ class NamedBlocks(Blocks):
 
     def publish(self, names: Sequence[int], pairs: Sequence[int], num_dropped: int = 0, num_folded: int = 0) -> None:
         """Name the full pages that a request has in these pairs, where no others have their names already. The pairs
-        begin after so many pages, which it has given back; its first pages that are folded are in none.
+        begin after `dropped` pages, which it has given back; its first pages that are folded are in none.
 
         Pages of it that were forgotten keep all that come after them from being named.
         """
@@ -190,7 +190,7 @@ class NamedBlocks(Blocks):
             self.version += 1
 
     def note_elsewhere(self, names: Sequence[int]) -> None:
-        """Note that the pool has these pages too, as far as they are here and read."""
+        """Note that the pool has these pages too; pages that nobody here reads are passed over."""
         for name in names:
             page = self._named.get(name)
             if page is not None and page.num_readers and not page.is_elsewhere:

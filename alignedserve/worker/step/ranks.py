@@ -171,7 +171,7 @@ class _FiledDecode:
 
 class DecodeOrder:
     def __init__(self, policy: Policy) -> None:
-        self._late, self._group = policy.late, policy.token_group
+        self._late = policy.late
         self._times = StepTimes(-1.0, -1.0)  # that decodes are filed by
         self._filed: dict[WorkerRequest, _FiledDecode] = {}
         self._num_filed = 0
@@ -244,8 +244,7 @@ class DecodeOrder:
     def _file(self, running: WorkerRequest, now: float, into: _Lists) -> None:
         """File a decode in its lists. This is most of what a step costs."""
         promise = running.promise
-        tokens = promise.tokens_due
-        standing = promise.standing(now, _ONE if tokens == 1 else Work(tokens=tokens), self._times)
+        standing = promise.standing(now, _ONE, self._times)
         until, missed_s = standing.slack_s + now, 0.0
         self._num_filed += 1
         end = (standing.remaining, standing.arrival_at, standing.id, self._num_filed, running)
@@ -309,16 +308,13 @@ class DecodeOrder:
         ranked = chain(self.urgent(now, most_s, True), self.later(now, most_s, True))
         return [running for _, running in islice(ranked, most)]
 
-    def in_time(self, mean_s: float) -> Iterator[tuple[float, WorkerRequest]]:
+    def in_time(self) -> Iterator[tuple[float, WorkerRequest]]:
         """Yield real-time decodes that have missed nothing, each with an instant before which nothing of it is due.
 
-        Those instants rise: a step that ends by one of them makes no decode late that is yielded later. They are filed
-        by a mean that has moved since, which counts where several tokens are due together.
+        Those instants rise: a step that ends by one of them makes no decode late that is yielded later.
         """
-        filed_s, group = self._times.mean_s, self._group
-        spare_s = min(filed_s, group * filed_s - (group - 1) * mean_s)
         for place in self._valid(self._lists.in_time):
-            yield place[0] + spare_s, place[-1]
+            yield place[0] + self._times.mean_s, place[-1]
 
     @property
     def least_missed_s(self) -> float:

@@ -43,7 +43,7 @@ class WorkerRequest:
     fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
     fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
     fetch_s: float = 0.0  # the time of that copy
-    names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
+    names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages: those that were needed so far
     block_names: tuple[int, ...] = ()  # the same of its first full block pairs
     looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
     num_cached: int = 0  # tokens of the prompt whose KV the pool or the device had before any was computed for it
@@ -57,7 +57,7 @@ class WorkerRequest:
     batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
     story: list[State] = field(default_factory=lambda: [State.NEW])  # its states so far (states.py)
     history: History | None = field(init=False)  # what its sampling needs of it
-    has_tokens: bool = field(init=False)  # it asks for them: then its KV is of use when its prompt is through
+    has_tokens: bool = field(init=False)  # it asks for them: then its KV is of use after its prompt
     said_at: float = field(init=False)  # when its last token came, or it arrived: since then it is pending
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ class WorkerRequest:
 
     def has_place(self, block_size: int) -> bool:
         """Return whether there is a place for what is kept of its next token."""
-        return self.num_held < self.kv.room(block_size)
+        return self.kv.has_place(self.prefix, block_size)
 
     @property
     def pairs(self) -> tuple[int, ...]:
@@ -228,7 +228,7 @@ class WorkerRequest:
     def work(self, chunk: int) -> Work:
         """Return the work until its next due, where prompts run in chunks of this size."""
         if self.decodes:
-            return Work(tokens=self.promise.tokens_due)
+            return Work()
         return Work(self.num_ahead, chunk, transfer_s=self.fetch_s if self.promise.is_rt else 0.0)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:

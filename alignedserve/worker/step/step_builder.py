@@ -21,7 +21,7 @@ from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Rank
 from alignedserve.worker.step.ranks import key_of
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Selection, StepView, estimate_of, shape_of
+from alignedserve.worker.step.view import PlannedStep, StepView, estimate_of, shape_of
 from alignedserve.worker.step.waiting_prompts import Ranked
 
 
@@ -58,7 +58,7 @@ class StepBuilder:
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
-        self._ran_out_of_time = self._is_full = self._has_replaced = False
+        self._is_full = False  # a document did not fit: no other is added
         self._first: set[int] = set()  # decodes that came before all others
         seating.has_time_to_project = lambda tokens: self.estimate.with_remade(tokens) <= self.bound_s
 
@@ -80,8 +80,8 @@ class StepBuilder:
         """Return whether an unfinished long prompt of this class blocks another long prompt (ERA, AccelGen §4.2)."""
         return not is_urgent
 
-    def replaces(self, running: WorkerRequest) -> bool:
-        """Take a decode out of the step for this one, which has no place; return whether that was done."""
+    def ends_choice(self, running: WorkerRequest) -> bool:
+        """Return whether no document is added after this decode, which does not fit."""
         return False
 
     def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
@@ -166,10 +166,10 @@ class StepBuilder:
             self._add_prompt(running, is_urgent)
 
     def _add_decode(self, running: WorkerRequest) -> None:
-        estimate, prefix, remade = self.estimate, running.prefix - running.kv.dropped, running.num_remade
+        estimate, prefix, remade = self.estimate, running.num_held, running.num_remade
         is_late = estimate.with_decode(prefix, remade) > (self.decodes_s if running.promise.is_rt else self.bound_s)
-        self._ran_out_of_time |= is_late
-        if (is_late or not self.seats) and (self._is_full or not self.replaces(running)):
+        if is_late or not self.seats:
+            self._is_full = self._is_full or self.ends_choice(running)
             return
         seating = self.seating
         # Decodes have a place for their token; a prompt that is recomputed may lack one.
@@ -229,7 +229,7 @@ class StepBuilder:
 
     @property
     def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks and not self.seating.seated
+        return not self.decodes and not self.chunks and not self.seating.admitted
 
     @property
     def takes_prompts(self) -> bool:
@@ -299,17 +299,17 @@ class StepBuilder:
     # --- The step
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> PlannedStep:
         """Return the step, without the requests that lost their memory to others of it."""
-        unseated, estimate = self.seating.unseated, self.estimate
-        if unseated:
-            names = {running.request.id for running in unseated}
+        displaced, estimate = self.seating.displaced, self.estimate
+        if displaced:
+            names = {running.request.id for running in displaced}
             self.decodes = [running for running in self.decodes if running.request.id not in names]
             self.chunks = [chunk for chunk in self.chunks if chunk.request not in names]
-        if unseated or self._has_replaced:
             estimate = StepEstimate(self.at.cost, shape_of(self.chunks, self.decodes))
-        chunks, ran_out = tuple(self.chunks), self._ran_out_of_time or self.has_cut
-        return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, self.seating.seated, unseated, ran_out)
+        return PlannedStep(
+            self.decodes, tuple(self.chunks), estimate.shape, estimate.seconds, self.seating.admitted, displaced
+        )
 
 
 def chunk_of(prompt: WorkerRequest, most: int) -> Chunk:

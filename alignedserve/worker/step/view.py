@@ -3,7 +3,7 @@
 Seating      the block pairs of a device, and the seats for prompts that wait, that a step may take
 StepView     the requests: decodes, seated prompts, prompts that wait; and the memory that the step may take
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
-Selection    the answer: what runs, which prompts got a seat, which requests lost theirs
+PlannedStep  the answer: what runs, which prompts get a seat, which requests lose theirs
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Seating:
     long_classes: Callable[[], set[ServiceClass]]  # of the long prompts that are unfinished here
     pages: DevicePages = NOTHING_SHARED  # what requests share
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
-    seated: list[WorkerRequest] = field(default_factory=list)  # by this choice
-    unseated: list[WorkerRequest] = field(
+    admitted: list[WorkerRequest] = field(default_factory=list)  # by this choice
+    displaced: list[WorkerRequest] = field(
         default_factory=list
     )  # requests that gave up their pairs for these, and wait again
     # Tells whether the step has time to make K and V of this many tokens anew; the step sets it.
@@ -102,7 +102,7 @@ class Seating:
         wanted = self._pairs_for(running, size)
         if not running.pairs:
             self.seats -= 1
-            self.seated.append(running)
+            self.admitted.append(running)
             self.pages.share(running)
         elif not self.by_chunk:
             return
@@ -128,6 +128,7 @@ class StepContext:
     policy: Policy
     pivot: int  # tokens that saturate the hardware (S_pf)
     calm_s: float = inf  # most time of a step with documents, for chats that are still to come
+    firsts: Sequence[tuple[str, float]] = ()  # callers whose chats may come, with the time of their prompts alone
     joins_s: float = inf  # most time of a step with more than decodes of chats, for chats that are handed on
     newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): those of older ones leave first
 
@@ -153,20 +154,19 @@ class StepView(NamedTuple):
 
 
 @dataclass(slots=True)
-class Selection:
-    """The requests and chunks that the next step runs."""
+class PlannedStep:
+    """What a scheduler decides for the next step; `decodes` and `chunks` run in it."""
 
     decodes: Sequence[WorkerRequest]
     chunks: tuple[Chunk, ...]
     shape: Shape
-    predicted_s: float
-    seated: Sequence[WorkerRequest] = ()  # prompts that waited: they have their pairs now
-    unseated: Sequence[WorkerRequest] = ()  # best-effort requests that gave up their pairs for these
-    ran_out_of_time: bool = False  # whether there was more to run, and no time for it
+    predicted_s: float  # its time, by the cost model
+    admitted: Sequence[WorkerRequest] = ()  # prompts that waited: they have their pairs now
+    displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up their pairs for these
 
     @property
     def is_empty(self) -> bool:
-        return not self.decodes and not self.chunks and not self.seated
+        return not self.decodes and not self.chunks and not self.admitted
 
 
 def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstimate:
@@ -175,13 +175,13 @@ def estimate_of(decodes: Iterable[WorkerRequest], at: StepContext) -> StepEstima
 
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[WorkerRequest]) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.start - chunk.kv.dropped) for chunk in chunks]
+    sizes = [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
     remade = sum([running.prefix for running in decodes if running.kv.form])
     remade += sum([chunk.start for chunk in chunks if chunk.kv.form])
-    return Shape.build(sizes, [running.prefix - running.kv.dropped for running in decodes], remade)
+    return Shape.build(sizes, [running.num_held for running in decodes], remade)
 
 
-def all_of(decodes: Sequence[WorkerRequest], chunks: tuple[Chunk, ...], at: StepContext) -> Selection:
+def all_of(decodes: Sequence[WorkerRequest], chunks: tuple[Chunk, ...], at: StepContext) -> PlannedStep:
     """Return the selection of all that is given."""
     shape = shape_of(chunks, decodes)
-    return Selection(decodes, chunks, shape, at.cost.seconds(shape))
+    return PlannedStep(decodes, chunks, shape, at.cost.seconds(shape))

@@ -19,7 +19,7 @@ from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, Schedu
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Seating, Selection, StepContext
+from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.worker.step.test_selection import (
     COST,
@@ -97,7 +97,7 @@ class TestWhateverTheOptions:
         for running in (*prompts, *waiting):
             size = sizes.get(running.request.id, 0)
             assert len(running.pairs) * BLOCK >= (running.prefix + size if size else 0)
-            assert not size or running.request.id in before or running in found.seated
+            assert not size or running.request.id in before or running in found.admitted
         for chunk in found.chunks:
             assert (chunk.sampling is not None) == (chunk.start + len(chunk.tokens) == len(prompt_of(chunk, crowd)))
 
@@ -210,7 +210,8 @@ class TestTheNearest:
             size = min(running.num_ahead, tokens)
             demand = room.demand(running, size)
             if demand <= room.left_for(prompts[0]):
-                expected.append((left.distance(size, demand), number, size))
+                of_tokens, of_memory = (tokens - size) / 512, (left.memory - demand) / (room.total * BLOCK)
+                expected.append((of_tokens * of_tokens + of_memory * of_memory, number, size))
         found = Window(prompts, room).take_nearest(left, may_cut=True, most_of=room.most)
         if not expected:
             assert found is None
@@ -337,21 +338,21 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
                 blocks.give(running.pairs)
         prompts = [running for _, running in holding if running.num_ahead]
         found = chosen(prompts, waiting, blocks, policy, now)
-        for running in found.seated:
+        for running in found.admitted:
             waiting.remove(running)
             holding.append((now + 0.2, running))
-        if large in found.seated:
+        if large in found.admitted:
             return
     pytest.fail("the large prompt never got a seat")
 
 
 def chosen(
     prompts: Sequence[WorkerRequest], waiting: WaitingPrompts, blocks: Blocks, policy: Policy, now: float
-) -> Selection:
+) -> PlannedStep:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
     room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, set)
     found = choose((), prompts, waiting, at, room)
-    for running in (*prompts, *found.seated):
+    for running in (*prompts, *found.admitted):
         running.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == running.request.id)
     return found
 
@@ -387,17 +388,17 @@ class TestOnAPrefillWorker:
         before = {running.request.id: running.pairs for running in (*prompts, *idle)}
         at = moment(policy)
         found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
-        seated = [running for running in found.seated if not running.promise.is_rt]
+        seated = [running for running in found.admitted if not running.promise.is_rt]
         assert sum(pages_of(running) for running in seated) <= spare
         taken = [pair for running in waiting for pair in running.pairs]
         taken += [
             pair for running in (*prompts, *idle) for pair in running.pairs if pair not in before[running.request.id]
         ]
         assert len(taken) == len(set(taken))
-        assert not found.unseated or any(running.promise.is_rt for running in (*found.seated, *prompts))
-        assert all(not running.pairs for running in found.unseated)
+        assert not found.displaced or any(running.promise.is_rt for running in (*found.admitted, *prompts))
+        assert all(not running.pairs for running in found.displaced)
         assert {running.request.id for running in idle if not running.pairs} == {
-            running.request.id for running in found.unseated
+            running.request.id for running in found.displaced
         }
 
     @given(policies, crowds())
@@ -426,8 +427,8 @@ class TestOnAPrefillWorker:
         urgent = chat("chat", 1.0, 4 * BLOCK)
         found = choose((), (), waits([urgent, document("other")], at), at, pool_seating(blocks, at, 9, idle))
         assert (
-            [running.request.id for running in found.seated],
-            [running.request.id for running in found.unseated],
+            [running.request.id for running in found.admitted],
+            [running.request.id for running in found.displaced],
         ) == (
             ["chat"],
             ["new"],

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from alignedserve.core import ServiceClass, Slo
+import pytest
+
+from alignedserve.core import KEY_SALT_SIZE, ServiceClass, Slo
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.arrival_forecast import COUNTED, LONGEST_S, MOST, SHORTEST_S, ArrivalForecast
@@ -26,6 +28,17 @@ def test_nothing_is_bound_before_a_request_came_and_long_after() -> None:
     known.count(coming(1.0), 0.1, 0.0)
     assert known.bound_s(1.0) == MOST * 0.9
     assert known.bound_s(LONGEST_S) == inf
+
+
+def test_each_caller_is_known_by_what_its_prompts_take() -> None:
+    known = ArrivalForecast()
+    for caller, prompt_s in (("a", 0.1), ("b", 0.3), ("a", 0.3)):
+        chat = coming(1.0)
+        chat.request = replace(chat.request, salt=caller * KEY_SALT_SIZE)
+        known.count(chat, prompt_s, 0.0)
+    assert known.firsts(1.0) == [("a" * KEY_SALT_SIZE, pytest.approx(0.11)), ("b" * KEY_SALT_SIZE, 0.3)]
+    known.count(coming(1.0, ServiceClass.BE), 0.1, LONGEST_S)
+    assert known.firsts(LONGEST_S) == []
 
 
 def test_the_request_with_least_to_spare_counts() -> None:

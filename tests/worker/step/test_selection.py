@@ -19,7 +19,7 @@ from alignedserve.scheduling.promise import TokenPromise, promise
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Seating, Selection, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, Seating, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
 
@@ -40,7 +40,7 @@ def select(
     at: StepContext,
     free: int = 0,
     most: int = 1000,
-) -> Selection:
+) -> PlannedStep:
     """Choose a step of at most `most` requests on a device with this many free pairs; waiting prompts have none."""
     return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]), most)
 
@@ -52,7 +52,7 @@ def choose(
     at: StepContext,
     room: Seating,
     most: int = 1000,
-) -> Selection:
+) -> PlannedStep:
     """Return the plan of a new scheduler of the context's policy."""
     return scheduler_of(at.policy, most).plan(StepView(decodes, prompts, waiting, at, room))
 
@@ -97,7 +97,7 @@ def running(request: Request, output: int) -> WorkerRequest:
     return WorkerRequest(request, promise(request, Policy(), output), [7] * output, KvForm((0,)), prefix)
 
 
-def ran(selection: Selection) -> list[tuple[str, Any]]:
+def ran(selection: PlannedStep) -> list[tuple[str, Any]]:
     decodes = [(decode.request.id, 1) for decode in selection.decodes]
     return decodes + [(chunk.request, len(chunk.tokens)) for chunk in selection.chunks]
 
@@ -170,6 +170,18 @@ class TestTheBound:
         found = select([], [document("d", prompt=400)], [], at)
         assert ran(found) == [("d", pytest.approx(100, abs=1))]
 
+    def test_documents_leave_room_for_the_chats_of_another_caller(self) -> None:
+        """A chat waits for the end of a step. A step with 1,000 tokens would take 0.11 s; a chunk of 100 saturates."""
+        at, seated = replace(moment(), pivot=100, firsts=[("", 0.08)]), [document("d", prompt=1000)]
+        assert ran(select([], seated, [], at)) == [("d", 400)], "its own: its promise counts"
+        at.firsts = [("other", 0.08)]
+        assert ran(select([], seated, [], at)) == [("d", pytest.approx(300, abs=1))], "half of its prompt"
+        at.firsts = [("other", 0.02)]
+        assert ran(select([], seated, [], at)) == [("d", pytest.approx(100, abs=1))], "a chunk that saturates"
+        decodes = [document(f"d{number}", output=3) for number in range(20)]
+        assert select(decodes, seated, [], at).predicted_s == pytest.approx(0.06, abs=0.001), "twice the decodes"
+        assert ran(select([], [chat("rt", 0.9, prompt=400)], [], at)) == [("rt", 400)], "no chat waits for it"
+
     def test_a_chat_that_is_handed_on_binds_prompts_and_no_decodes_of_chats(self) -> None:
         at = replace(moment(), joins_s=0.03)
         prompt = ran(select([chat("a", 0.9, output=3)], [chat("new", 0.9, prompt=400)], [], at))
@@ -218,7 +230,7 @@ class TestTheBound:
         at.calm_s = 0.001
         found = select(far, [], [chat("first", waiting_s)], at, free=1)
         assert found.decodes
-        assert not found.seated
+        assert not found.admitted
 
     def test_prompts_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
         """However little time there is, no seated request would give up its seat."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _HALF, _WORD = 2, 4  # bytes
-_WIDE_IN = 64  # one channel in so many may be wide
+_WIDE_IN = 64  # one channel in 64 may be wide
 _LEAST_WIDE = 4
 
 

@@ -19,17 +19,19 @@ A page that cannot be compressed now, because a running request shares it or it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-from alignedserve.core import Entry
-from alignedserve.kvpool.grouping import Waiters, WaitingEntry
-from alignedserve.kvpool.pages import Pages
-from alignedserve.kvpool.waiting_order import WaitingOrder
+from alignedserve.core import Entry, Role
+from alignedserve.forms.pool.pages import CompressiblePages
+from alignedserve.forms.pool.waiting_order import WaitingOrder
+from alignedserve.forms.rules import Compression
+from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting, WaitsInPool
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import Compress, Compressed, Member
-from alignedserve.scheduling.policy import Compression
+from alignedserve.protocol.events import Event, HolderGone, MemberJoined, MemberLost, Received
+from alignedserve.protocol.messages import AskBatch, Compress, Compressed, holder
+from alignedserve.scheduling.policy import Policy
 
 PRESSURE = 0.25  # `auto` begins when a smaller share of the pages, without the reserve, is free
 AT_ONCE = 8  # most pages in an order
@@ -42,9 +44,9 @@ class _OpenOrder:
     command: Compress
 
 
-class Compressor:
-    def __init__(self, mode: Compression, pages: Pages, waiters: Waiters, order: WaitingOrder) -> None:
-        self._mode, self._pages, self._waiters, self._order = mode, pages, waiters, order
+class Compressor(Rewriting):
+    def __init__(self, policy: Policy, pages: CompressiblePages, waiters: AllWaiting) -> None:
+        self._mode, self._pages, self._waiters, self._order = policy.compression, pages, waiters, WaitingOrder(policy)
         self._workers: dict[str, str] = {}  # name -> holder, the longest idle worker first
         self._orders: dict[str, _OpenOrder] = {}  # worker -> its order
         self._new: dict[str, None] = {}  # waiting requests that may have pages to compress
@@ -53,17 +55,22 @@ class Compressor:
         self._later: dict[str, None] = {}  # waiting requests with pages that could not be compressed
         self._again_at = 0.0  # when these are looked at again
         self._number = 0
-        self.num_compressed = 0  # pages
-        self.num_refused = 0  # pages that no worker could compress
 
-    def met(self, member: Member) -> None:
-        self._workers[member.name] = member.holder
+    def hear(self, event: Event) -> None:
+        match event:
+            case Received(worker, Compressed() as answer, incarnation):
+                self._answered(worker, holder(worker, incarnation), answer)
+            case Received(message=AskBatch() as ask):
+                self._order.heard(ask)
+            case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
+                self._workers[member.name] = member.holder
+            case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
+                # It gets no more orders. It may still carry out its order, into pages that only it has.
+                self._workers.pop(member.name, None)
+            case HolderGone(gone):
+                self._take_back(gone)
 
-    def lost(self, name: str) -> None:
-        """Give the worker no more orders. It may still carry out its order, into pages that only it has."""
-        self._workers.pop(name, None)
-
-    def gone(self, holder: str) -> None:
+    def _take_back(self, holder: str) -> None:
         """Take back the pages of a holder that writes no more."""
         for worker, order in list(self._orders.items()):
             if order.holder == holder:
@@ -73,14 +80,13 @@ class Compressor:
                     self._pass_over(page)
 
     def waits(self, request: str) -> None:
-        if self._mode is not Compression.OFF:
-            self._new[request] = None
+        self._new[request] = None
 
     def waits_no_longer(self, request: str) -> None:
         self._new.pop(request, None)
         self._later.pop(request, None)
 
-    def answered(self, worker: str, holder: str, answer: Compressed) -> None:
+    def _answered(self, worker: str, holder: str, answer: Compressed) -> None:
         order = self._orders.get(worker)
         if order is None or (order.holder, order.command.number) != (holder, answer.number):
             return
@@ -92,7 +98,7 @@ class Compressor:
             self._pages.compressed(lease_to_compress(holder), page, take)
             if done and not take:
                 self._pass_over(page)
-            self.num_compressed += take
+            self.num_rewritten += take
             self.num_refused += not done
 
     def say_again(self, worker: str) -> list[Command]:
@@ -102,16 +108,15 @@ class Compressor:
         return [Send(worker, order.command)]
 
     @property
-    def working(self) -> Iterable[str]:
-        """Return the workers that have an order."""
+    def working(self) -> Collection[str]:
         return self._orders
 
     @property
-    def num_compressing(self) -> int:
+    def num_under_way(self) -> int:
         return sum(len(order.command.pages) for order in self._orders.values())
 
     def orders(self, now: float) -> list[Command]:
-        """Give an order to each worker that has none, as far as there are pages to compress now."""
+        """Give an order to each worker that has none, while there are pages to compress."""
         if self._later and now >= self._again_at:
             self._again_at = now + _LOOK_S
             self._new |= self._later
@@ -119,16 +124,16 @@ class Compressor:
         if not self._new:
             return []
         commands: list[Command] = []
-        for worker, holder in list(self._workers.items()):
+        for worker, by in list(self._workers.items()):
             if worker in self._orders or not self._is_wanted:
                 continue
             pages = self._chosen(now)
-            into = self._pages.compress(lease_to_compress(holder), pages) if pages else None
+            into = self._pages.compress(lease_to_compress(by), pages) if pages else None
             if into is None:
                 break
             self._number += 1
             order = Compress(self._number, pages, into)
-            self._orders[worker] = _OpenOrder(holder, order)
+            self._orders[worker] = _OpenOrder(by, order)
             self._workers[worker] = self._workers.pop(worker)
             commands.append(Send(worker, order))
         return commands
@@ -145,7 +150,7 @@ class Compressor:
         """Choose the next pages; none where compression would take more room than it frees."""
         most = min(AT_ONCE, self._pages.room_to_compress())
         chosen: list[int] = []
-        looked: list[WaitingEntry] = []
+        looked: list[WaitsInPool] = []
         for waiting in self._candidates(now):
             pages = [page for page in self._compressible(waiting) if page not in chosen]
             room = most - len(chosen)
@@ -166,10 +171,10 @@ class Compressor:
         """Return whether compression pays: under pressure a new extent must free more KV pages than it takes."""
         if not self._is_pressed or pages <= self._pages.room_to_compress(begun=True):
             return True
-        so_many = accumulate(len(self._compressible(waiting)) for waiting in self._waiting(self._new))
-        return any(pages > self._pages.extents.kv for pages in so_many)
+        together = accumulate(len(self._compressible(waiting)) for waiting in self._waiting(self._new))
+        return any(pages > self._pages.extents.kv for pages in together)
 
-    def _candidates(self, now: float) -> Iterator[WaitingEntry]:
+    def _candidates(self, now: float) -> Iterator[WaitsInPool]:
         """Yield candidates: by longest expected wait under pressure, else in the order of arrival."""
         if self._mode is Compression.INT8:
             yield from self._waiting(self._new)
@@ -183,7 +188,7 @@ class Compressor:
             self._next = deque(waiting.id for waiting in in_order if waiting.id in self._new)
             yield from self._waiting(self._next)
 
-    def _waiting(self, requests: Iterable[str]) -> Iterator[WaitingEntry]:
+    def _waiting(self, requests: Iterable[str]) -> Iterator[WaitsInPool]:
         for request in requests:
             waiting = self._waiters.waiting(request) if request in self._new else None
             if waiting is not None:
@@ -193,10 +198,10 @@ class Compressor:
         """Return the full pages: those with a name, or all but the last where pages have no names."""
         return self._pages.pages_of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
 
-    def _to_be_compressed(self, waiting: WaitingEntry) -> list[int]:
+    def _to_be_compressed(self, waiting: WaitsInPool) -> list[int]:
         return [page for page in self._full_pages(waiting.entry) if self._pages.is_to_be_compressed(page)]
 
-    def _compressible(self, waiting: WaitingEntry) -> list[int]:
+    def _compressible(self, waiting: WaitsInPool) -> list[int]:
         """Return the pages that can be compressed now."""
         pages = self._to_be_compressed(waiting)
         return [page for page in pages if self._pages.can_compress(page) and self._waits_only(page)]

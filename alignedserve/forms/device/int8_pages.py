@@ -1,4 +1,4 @@
-"""Converts a full page of KV to int8 and back (ALISE §3.2); kvpool/arena/int8_layout.py draws the page.
+"""Converts a full page of KV to int8 and back (ALISE §3.2); forms/pool/int8_layout.py draws the page.
 
 Each channel of a page has its own least number and step, so that a channel with large numbers costs no other channel
 its precision. The two are kept in fp16 if that moves no number by more than half a step; otherwise the channel is
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
 from alignedserve.errors import NotFinite
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kernels.common.reference import LEVELS
 from alignedserve.kernels.dispatch.dispatcher import Kernels
-from alignedserve.kvpool.arena.int8_layout import Int8Layout
 
 _MOST_HALF = torch.finfo(torch.float16).max
 
@@ -30,7 +30,11 @@ class Int8Pages:
         self._shape, self._dtype, self._kernels, self._device = (groups, tokens, kv_dim), dtype, kernels, device
         self.layout = Int8Layout(groups * kv_dim, tokens)
 
-    def compress(self, rows: Tensor, payload: memoryview) -> bool:
+    @property
+    def num_bytes(self) -> int:
+        return self.layout.size
+
+    def write(self, rows: Tensor, payload: memoryview) -> bool:
         """Compress a page's rows, [groups, tokens, kv_dim], into another page; False if they cannot be compressed."""
         levels, least, step, wide = self._parts(payload)
         is_here = self._device.type == "cpu"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.core import Entry
-from alignedserve.kvpool.grouping import WaitingEntry
+from alignedserve.kvpool.memory.rewriting import WaitsInPool
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
 from alignedserve.scheduling.levels import level_of
@@ -32,16 +32,16 @@ class WaitingOrder:
         self._ask = ask
         self._mean_batch += _WEIGHT * (running - self._mean_batch)
 
-    def longest_first(self, waiting: Sequence[WaitingEntry], now: float) -> list[WaitingEntry]:
+    def longest_first(self, waiting: Sequence[WaitsInPool], now: float) -> list[WaitsInPool]:
         """Return the requests, longest expected wait first; among equals the request that is served later first."""
         line, age_s = self._as_served(waiting, now), self._policy.age_s
         return shortest_wait_first(line, lambda entry: self._in_line(entry, now), self._mean_batch, age_s)[::-1]
 
-    def _as_served(self, waiting: Sequence[WaitingEntry], now: float) -> Sequence[WaitingEntry]:
+    def _as_served(self, waiting: Sequence[WaitsInPool], now: float) -> Sequence[WaitsInPool]:
         ask, policy = self._ask, self._policy
         return list(policy.ordering.line(waiting, lambda entry: entry.standing(ask, now), ask.times, policy.late))
 
-    def _in_line(self, waiting: WaitingEntry, now: float) -> InLine:
+    def _in_line(self, waiting: WaitsInPool, now: float) -> InLine:
         tokens = self._tokens_left(waiting.entry)
         level = None if waiting.promise.is_rt else level_of(tokens)
         return InLine(tokens * self._ask.times.mean_s, now - waiting.since, level)

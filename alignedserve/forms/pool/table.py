@@ -1,0 +1,24 @@
+"""The pool's pages, and what writes them anew: in int8 where the policy says so."""
+
+from __future__ import annotations
+
+from alignedserve.forms.pool.compression import Compressor
+from alignedserve.forms.pool.pages import CompressiblePages
+from alignedserve.forms.rules import Compression
+from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.kvpool.memory.pages import Pages
+from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting
+from alignedserve.scheduling.policy import Policy
+
+
+def pages_of(extents: Extents, num_reserved: int = 0) -> Pages:
+    """Return the pages of these extents, all free; `num_reserved` of them are for real-time requests only."""
+    if len(extents.kinds) > 1:
+        return CompressiblePages(extents, num_reserved)
+    return Pages(extents.num_pages(extents.first_kind), num_reserved)
+
+
+def rewriting_of(policy: Policy, pages: Pages, waiters: AllWaiting) -> Rewriting:
+    if policy.compression is not Compression.OFF and isinstance(pages, CompressiblePages):
+        return Compressor(policy, pages, waiters)
+    return Rewriting()

@@ -1,0 +1,125 @@
+"""Which decodes of documents share a step: those whose tokens are cheap together (AlignedServe §2.2, §3.3).
+
+A step reads the KV of all its decodes, and all of them wait for it. So a long document beside many short jobs makes
+their tokens dearer. Several steps may then be better than one:
+
+    in order     [ 100 short, 20 long ] 33 ms                                          3,600 tokens/s
+    by length    two or three [ 100 short ] 15 ms, then [ 100 short, 20 long ] 33 ms   5,200 tokens/s
+
+The cost model, which each worker fits to its own steps, says where: from the longest on, decodes are left out while the
+tokens of the step become cheaper without them. A chunk of a prompt belongs to the step; beside a large one, decodes are
+cheap, and all run. Where both halves of a step take less time than the whole, they take turns, and nobody loses by it.
+Else a document pays with its pace for tokens of others, within limits:
+
+- It keeps four ninths of its pace where answers that have begun wait for a seat, and two thirds where prompts do.
+- Only for jobs that arrived after its prompt had begun: work that came at once is done when its longest requests are.
+- Only while requests wait for time, and as much memory is free as it holds: else it is to be done soon.
+- Steps with decodes of chats are filled by promises alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from alignedserve.cost.model import CostModel, Shape
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.view import PlannedStep, StepView, shape_of
+
+# The time between two tokens of a document that is left out / the same in order, on average:
+FOR_ANSWERS = 2.25  # while answers that have begun wait for a seat: each step saved shortens their pauses
+FOR_PROMPTS = 1.5  # while prompts wait, which have no pauses yet
+
+
+class NearLengths:
+    """What a worker's next steps owe to the decodes that were left out, and may take from them."""
+
+    def __init__(self) -> None:
+        self._left_s = 0.0  # for which documents may still be left out
+        self._ran = frozenset[str]()  # the first half of a step, while the other half is to run
+
+    @property
+    def leaves_some_out(self) -> bool:
+        """Return whether the next step may be another one than the last, though the same requests are here."""
+        return bool(self._ran) or self._left_s > 0.0
+
+    def choose(self, found: PlannedStep, view: StepView) -> PlannedStep:
+        """Return the step as it was found, or without its longest decodes where that makes its tokens cheaper."""
+        ran, self._ran = self._ran, frozenset()
+        if ran:
+            rest = [running for running in found.decodes if running.request.id not in ran]
+            return found if found.chunks or _has_chat(found) else _only(found, rest, view)
+        near, far = split_by_length(found, view.at.cost)
+        if not far or _has_chat(found):
+            self._left_s = 0.0
+            return found
+        first = _only(found, near, view)
+        if not found.chunks and first.predicted_s + _only(found, far, view).predicted_s <= found.predicted_s:
+            self._ran = frozenset(running.request.id for running in near)
+            return first
+        if not (_wait_for_time(far, view) and _came_later(near, far, found, view.at.now)):
+            self._left_s = 0.0
+            return found
+        if first.predicted_s <= self._left_s:
+            self._left_s -= first.predicted_s
+            return first
+        self._left_s += ((FOR_PROMPTS if view.waiting else FOR_ANSWERS) - 1.0) * found.predicted_s
+        return found
+
+
+def split_by_length(found: PlannedStep, cost: CostModel) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
+    """Return the decodes whose tokens are cheapest together, which are the shortest, and the others."""
+    shape = found.shape
+    if shape.decodes < 2 or not _may_be_cheaper(shape, found.predicted_s, cost):
+        return [*found.decodes], []
+    by_length = sorted(found.decodes, key=_length)
+    near, best, prefixes = len(by_length), found.predicted_s / len(by_length), shape.prefixes
+    for left in range(near - 1, 0, -1):
+        prefixes -= _length(by_length[left])
+        shape = shape._replace(decodes=left, prefixes=prefixes, longest=_length(by_length[left - 1]))
+        token_s = cost.seconds(shape) / left
+        if token_s < best:
+            near, best = left, token_s
+        elif near > left + 1:  # it has been at its least
+            break
+    return by_length[:near], by_length[near:]
+
+
+def _may_be_cheaper(shape: Shape, seconds: float, cost: CostModel) -> bool:
+    """Return whether tokens would be cheaper without the longest decode, if all others were equally long."""
+    others, prefixes = shape.decodes - 1, shape.prefixes - shape.longest
+    without = shape._replace(decodes=others, prefixes=prefixes, longest=prefixes // others)
+    return cost.seconds(without) * shape.decodes < seconds * others
+
+
+def _only(found: PlannedStep, decodes: Sequence[WorkerRequest], view: StepView) -> PlannedStep:
+    """Return the step with these decodes alone, beside its chunks."""
+    if not decodes:
+        return found
+    shape = shape_of(found.chunks, decodes)
+    seconds = view.at.cost.seconds(shape)
+    return PlannedStep(decodes, found.chunks, shape, seconds, found.admitted, found.displaced)
+
+
+def _has_chat(found: PlannedStep) -> bool:
+    return any(running.promise.is_rt for running in found.decodes)
+
+
+def _wait_for_time(far: Sequence[WorkerRequest], view: StepView) -> bool:
+    """Return whether requests wait here, and not for memory: as much as the longest decodes hold is free."""
+    seating = view.seating
+    are_waiting = seating.seats <= 0 or bool(view.waiting)
+    return are_waiting and seating.blocks.num_free * seating.block_size > sum(map(_length, far))
+
+
+def _came_later(near: Sequence[WorkerRequest], far: Sequence[WorkerRequest], found: PlannedStep, now: float) -> bool:
+    """Return whether one of the near arrived after the prompts of all others had begun; none of these has to hurry."""
+    newest = max([running.request.arrival_at for running in near])
+    hurries_at = now + 2 * FOR_ANSWERS * found.predicted_s
+    return all(
+        running.request.arrival_at + (running.waited_s or 0.0) < newest and running.promise.due_at(now) > hurries_at
+        for running in far
+    )
+
+
+def _length(running: WorkerRequest) -> int:
+    return running.num_held

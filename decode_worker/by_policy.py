@@ -1,0 +1,14 @@
+"""Makes a decode worker's core with the scheduler and the memory that its policy names."""
+
+from __future__ import annotations
+
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.memory.table import memory_for
+from alignedserve.forms.pool.worker_part import PageRewriting
+from alignedserve.schedulers.table import scheduler_of
+from alignedserve.worker.setup import WorkerSetup
+
+
+def decode_core(setup: WorkerSetup) -> DecodeCore:
+    policy = setup.policy
+    return DecodeCore(setup, scheduler_of(policy, setup.limits.max_batch), memory_for(policy), PageRewriting)
