@@ -10,7 +10,6 @@ from alignedserve.cost.profile import fingerprint
 from alignedserve.protocol.commands import Command, Scale
 from alignedserve.protocol.events import Event
 from alignedserve.router.placing.admission import Queues
-from alignedserve.router.prediction.length import LEARNT
 from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore, RouterLimits
@@ -37,6 +36,7 @@ def run(part: Part, on_start: OnStart) -> None:
         Sizes(config.scale.ranges, shrink_after_s=config.scale.shrink_after_s),
         config.topology.prompts_on,
         capacity.limits.retention,
+        config.lends,
     )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)
@@ -68,17 +68,11 @@ class _RouterHands(NoHands):
 
 
 def _side_process(part: Part) -> SideProcess | None:
-    predictor = part.config.policy.predictor
-    if predictor not in LEARNT:
-        return None
-    if predictor is Predictor.MINILM:
-        from alignedserve.router.side.minilm import check
-
-        check()
-    return SideProcess(predictor, _file_of_lengths(part))
+    is_learnt = part.config.policy.predictor is Predictor.HASH
+    return SideProcess(_file_of_lengths(part)) if is_learnt else None
 
 
 def _file_of_lengths(part: Part) -> Path:
-    """Return the file that keeps what one encoder has learnt of one model."""
+    """Return the file that keeps what was learnt of one model."""
     folder = cache_directory(part.config.cache_directory)
     return folder / f"lengths-{part.config.policy.predictor.value}-{fingerprint(part.folder)}.npz"

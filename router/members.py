@@ -7,8 +7,8 @@
     a pool             the router, workers
 
 Each member is told of itself too, and of no others. A pool and a worker know each other only on one node, whose memory
-they share. Peers are workers of the other kind, on any node, where both have a transport for KV. So a worker without a
-transport that comes or goes concerns only gateways and its pool, and a thousand workers do not keep a million links.
+they share. Peers are workers of the other kind, on any node, between which KV has a direct road. So a worker without
+one that comes or goes concerns only gateways and its pool, and a thousand workers do not keep a million links.
 
 A router that has just started rebuilds what it knows before it places any request:
 
@@ -29,6 +29,7 @@ from types import MappingProxyType
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Attempt, Member, Members
+from alignedserve.protocol.roads import Road, road_between
 
 _OF_WORKERS = (Role.ROUTER, Role.POOL, *OWNERS)
 _OF_OWNERS = (Role.ROUTER, Role.POOL, *WORKERS)
@@ -98,7 +99,9 @@ class Roll:
 
     def _peers(self, member: Member) -> list[Member]:
         role = _PEERS.get(member.role)
-        return [peer for peer in self.members(role) if peer.transport] if role is not None and member.transport else []
+        if role is None or not member.transport:
+            return []
+        return [peer for peer in self.members(role) if road_between(member, peer) is not Road.HOST]
 
     def _known_to(self, role: Role) -> tuple[Member, ...]:
         return tuple(self.members(*_TOLD_OF[role]))

@@ -191,7 +191,7 @@ def demands(
     memory = placement.memory
     load = admission.memory_wanted / memory * num_decode if memory else 0.0
     return {
-        Role.PREFILL: _demand(num_prefill, float(placement.num_busy(Role.PREFILL)), for_prompts),
+        Role.PREFILL: _demand(num_prefill, float(placement.num_with_prompts(now)), for_prompts),
         Role.DECODE: _demand(num_decode, load, of_decode_workers),
     }
 

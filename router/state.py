@@ -83,6 +83,7 @@ class RouterLimits:
     sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
     prompts_on: Role = Role.PREFILL  # the role of the workers that run the prompts
     retention: Retention = KEEPS_ALL  # of requests on decode workers
+    lends: bool = False  # whether prefill workers decode, too
 
 
 class RouterCore:
@@ -98,7 +99,7 @@ class RouterCore:
         self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
         self._placement = Placement(
-            limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.retention
+            limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.retention, limits.lends
         )
         self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention)
@@ -127,7 +128,7 @@ class RouterCore:
             case Received(sender, Submit(request, sketch), incarnation) if self._alive(sender, incarnation):
                 commands += self._open_request(request, sketch, now)
             case Received(sender, Report() as report, incarnation) if self._alive(sender, incarnation):
-                self._placement.reported(sender, report)
+                self._placement.reported(sender, report, now)
             case Received(message=Heartbeat(member, late_s)):
                 commands += [*self._hear_heartbeat(member, now), *self._suspects.hear_late(member, late_s)]
             case Received(message=Died(name, incarnation)):
@@ -245,7 +246,7 @@ class RouterCore:
         """
         self._retiring.add(worker.name)
         self._placement.lost(worker.name)
-        self._sizing.retires(worker.role, self._placement.num_workers(worker.role))
+        self._sizing.retires(worker.kind, self._placement.num_workers(worker.kind))
         is_decode = worker.role is Role.DECODE and worker.node in self._roll.pools
         if is_decode and self._placement.decodes_only_elsewhere(worker.node):
             return self._leave_pool(worker.node)
@@ -464,7 +465,9 @@ class RouterCore:
             self._recovery.ended(key)
             if (opened := self._open.current(key)) is not None:
                 commands += self._predictions.ended(opened.request, lengths.get(key, 0))
-                self._admission.ended(opened.request, now)
+                self._admission.ended(now)
+                if opened.request.service is ServiceClass.RT:
+                    self._placement.ended(lengths.get(key, 0))
                 self._remove(opened, State.ENDED, Fact.ENDED)
         return commands
 
@@ -618,9 +621,10 @@ class RouterCore:
     def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
         self._decisions.note(Kind.PLACED if fact is Fact.PLACED else Kind.MOVED, opened.request, to.name)
         if opened.is_waiting:
-            self._placement.came(to.name, opened.request, self._admission.held_by(opened.request.id))
+            held, is_placed = self._admission.held_by(opened.request.id), fact is Fact.PLACED
+            self._placement.came(to.name, opened.request, now, held, has_prompt=is_placed)
         else:
-            self._placement.moved(opened.at, to.name, opened.request)
+            self._placement.moved(opened.at, to.name, opened.request, now)
         self._open.move(opened, to, fact, now)
 
     def _arrive(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> list[Command]:
@@ -631,10 +635,6 @@ class RouterCore:
         """
         if to.role is not Role.PREFILL and opened.state is not State.POOL:
             self._placement.kept(opened.request, to.node, self._roll.pools)
-        if to.role is Role.DECODE:
-            self._admission.joined(opened.request.id)
-        elif fact is Fact.RETURNED:
-            self._admission.waits(opened.request)
         self._move(opened, to, fact, now)
         runs_on = to.role is not Role.POOL or not (to.node in self._left or opened.request.is_suspect)
         return [] if runs_on else self._give_up(opened)

@@ -25,7 +25,7 @@ def check_together(config: Config) -> None:
     _check_ray(config)
     _check_named("reasoning_parser", config.reasoning_parser, (AUTO, NONE, *REASONING_FAMILIES))
     _check_named("tool_call_parser", config.tool_call_parser, (AUTO, *sorted(CALL_FORMATS)))
-    if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
+    if not re.match(r"(sqlite|off)$|rediss?://|redis\+sentinel://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )
@@ -67,7 +67,7 @@ def _check_policy(config: Config) -> None:
     if engine.look_ahead is LookAhead.ONE and policy.why_not_ahead is not None:
         raise ConfigError(f"engine.look_ahead cannot be 1: {policy.why_not_ahead}: set it to 0")
     if config.schedule.predictor is Predictor.ORACLE:
-        raise ConfigError("schedule.predictor oracle works in the simulator only: set hash or minilm")
+        raise ConfigError("schedule.predictor oracle works in the simulator only: set hash")
 
 
 def _check_transport(config: Config) -> None:
@@ -83,8 +83,6 @@ def _check_transport(config: Config) -> None:
         )
     if config.why_host is not None:
         raise ConfigError(f"transport cannot be {transport.value}: {config.why_host}: set it to host")
-    if transport is TransportName.IPC and config.ray.address is not None:
-        raise ConfigError("transport ipc works within one machine only: with ray.address set it to collective or host")
 
 
 def _check_scale(config: Config) -> None:

@@ -21,7 +21,6 @@ from alignedserve.config.choices import (
 )
 from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import DEFAULT, preset
-from alignedserve.config.scheduler_settings import Properties, scheduler_like
 from alignedserve.config.sections import (
     PAGE_TOKENS,
     EngineConfig,
@@ -42,7 +41,7 @@ from alignedserve.config.topology import Range, Topology
 from alignedserve.errors import ConfigError
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource, check
-from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.scheduling.policy import Policy
 from alignedserve.text.reasoning.names import AUTO
 
 
@@ -101,6 +100,13 @@ class Config:
         return self.policy.pairs.why_not_direct
 
     @property
+    def lends(self) -> bool:
+        """Return whether prefill workers decode what is near them while they have room: KV goes through the pool then,
+        as between decode workers."""
+        by_pool = self.transport in (TransportName.AUTO, TransportName.HOST)
+        return self.policy.helps and by_pool and not self.topology.colocated
+
+    @property
     def verifies_pages(self) -> bool:
         """Return whether pages have checksums. A CPU sums up what it copies meanwhile; a GPU's pages it reads again."""
         wanted = self.kvpool.verify_pages
@@ -119,12 +125,7 @@ class Config:
     @property
     def policy(self) -> Policy:
         options = {**vars(self.schedule)}
-        like = {key: options.pop(key) for key in Properties._fields}
-        scheduler = scheduler_like(options.pop("scheduler"), like)
-        if options["waiting_ratio"] and scheduler is SchedulerName.FCFS:
-            scheduler = SchedulerName.TGI
         return Policy(
-            scheduler,
             own=OwnPolicies(options.pop("policy")),
             **options,
             expected_chunk=self.engine.step_tokens,

@@ -38,7 +38,7 @@ _RECOMPUTES: PresetSettings = {"schedule.evict": False}  # what has to leave is 
 _NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix cache
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
-    "engine.max_batch": 256,  # B_curr begins at 128
+    "engine.max_batch": 256,  # the most that B_curr grows to; what makes it smaller is missing
     "schedule.scheduler": "bros",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
@@ -199,7 +199,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             },
             source="AlignedServe §3.2-3.4",
         ),
-        # BROS §4.2 (packing, B_curr from 128 on), §5 (blocks from both ends). Prompts run in chunks beside decodes,
+        # BROS §4.2 (packing), §5 (blocks from both ends). Prompts run in chunks beside decodes,
         # which its vLLM did not.
         "bros": Preset(
             "BROS: urgent real-time first, best-effort in what is left; blocks from both ends",

@@ -22,12 +22,10 @@ from alignedserve.config.choices import (
     LookAhead,
     MetricsPrefix,
 )
-from alignedserve.config.scheduler_settings import Packing, PromptChoice
 from alignedserve.config.setting import PREFIX, common, experiment, setting
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
 from alignedserve.policies.source import PolicySource
-from alignedserve.scheduling.orders import Order
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
     Cache,
@@ -294,8 +292,8 @@ class ScheduleConfig:
     )
     predictor: Predictor = setting(
         DEFAULT_POLICY.predictor,
-        "what predicts the length of outputs: nothing, a constant, past prompts of like tokens, or of like meaning; a "
-        "simulation may have an oracle",
+        "what predicts the length of outputs: nothing, a constant, or past prompts of like tokens; a simulation may "
+        "have an oracle",
     )
     blocks: Layout = experiment(
         DEFAULT_POLICY.blocks,
@@ -337,7 +335,8 @@ class ScheduleConfig:
         most=1,
     )
     helps: bool = experiment(
-        DEFAULT_POLICY.helps, "decode workers take prompts of chats while these pile up before prefill workers"
+        DEFAULT_POLICY.helps,
+        "decode workers take prompts that pile up; where KV goes by the pool, prefill workers decode, too",
     )
     refuse_ttfts: float = setting(
         DEFAULT_POLICY.refuse_ttfts,
@@ -349,18 +348,6 @@ class ScheduleConfig:
         "with bidirectional blocks, memory for tokens that chats displace, as a share of the device's",
         least=0,
     )
-    order: Order | None = experiment(
-        None,
-        "the scheduler like `schedule.scheduler`, with this order: the most urgent promise first, by its due or by the "
-        "slack that its work leaves, the first that came, the shortest, or five levels (ALISE)",
-    )
-    packing: Packing | None = experiment(
-        None, "the same, with this choice of which requests with memory run, and which leave when memory runs out"
-    )
-    selection: PromptChoice | None = experiment(
-        None, "the same, with prompts that are not urgent in order, or as they best fill time and memory together"
-    )
-    as_in_paper: bool | None = experiment(None, "the same, by AccelGen's own formulas")
 
 
 @dataclass(frozen=True)
@@ -419,7 +406,9 @@ class RayConfig:
 class JobsConfig:
     """Files and batch jobs."""
 
-    store: str = common("sqlite", "where jobs are kept: sqlite, a redis:// URL, or off for no files and batches")
+    store: str = common(
+        "sqlite", "where jobs are kept: sqlite, a redis:// or redis+sentinel:// URL, or off for no files and batches"
+    )
     directory: str | None = setting(
         None,
         "data folder of sqlite and files; by default $XDG_DATA_HOME/alignedserve/jobs/MODEL-PORT",

@@ -43,7 +43,7 @@ class Topology:
 
     @property
     def prompts_on(self) -> Role:
-        """Return the role of the workers that run the prompts."""
+        """Return the kind of the workers that prompts go to."""
         return Role.DECODE if self.colocated else Role.PREFILL
 
 

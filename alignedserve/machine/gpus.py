@@ -1,16 +1,20 @@
-"""The memory of GPUs as their driver tells it, without torch: the launcher plans before any worker has a GPU.
+"""GPUs as their driver tells it, without torch: the launcher plans before any worker has a GPU, and a worker sees only
+its own where Ray assigns GPUs.
 
-All of it counts, not what is free: a pool that starts again finds its workers there.
+Of memory all counts, not what is free: a pool that starts again finds its workers there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 _LIBRARY = "libnvidia-ml.so.1"  # part of NVIDIA's driver
+_UUID_BYTES = 96
+_READ, _OK = 0, 0  # nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t
 
 
 class _NvmlMemory(ctypes.Structure):
@@ -19,20 +23,50 @@ class _NvmlMemory(ctypes.Structure):
 
 def gpu_memory(load: Callable[[str], Any] = ctypes.CDLL, environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the bytes of the visible GPU that has least of them; None where no driver tells."""
+    with _driver(load) as (nvml, count):
+        found = [_size(nvml, number) for number in _visible(count, environment)]
+        return min((size for size in found if size is not None), default=None)
+
+
+def gpus_reached(uuid: str, load: Callable[[str], Any] = ctypes.CDLL) -> dict[str, bool]:
+    """Return the UUIDs of this machine's other GPUs, and whether this one reads their memory (peer access)."""
+    with _driver(load) as (nvml, count):
+        known = {_uuid(nvml, device): device for number in range(count) if (device := _device(nvml, number))}
+        own = known.pop(uuid, None)
+        return {} if own is None else {name: _reads(nvml, own, device) for name, device in known.items() if name}
+
+
+@contextmanager
+def _driver(load: Callable[[str], Any]) -> Iterator[tuple[Any, int]]:
+    """Yield the driver's library and the number of GPUs: 0 where no driver tells."""
     try:
         nvml = load(_LIBRARY)
     except OSError:
-        return None
+        yield None, 0
+        return
     if nvml.nvmlInit_v2():
-        return None
+        yield None, 0
+        return
     try:
         count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-            return None
-        found = [_size(nvml, number) for number in _visible(count.value, environment)]
-        return min((size for size in found if size is not None), default=None)
+        yield nvml, 0 if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) else count.value
     finally:
         nvml.nvmlShutdown()
+
+
+def _device(nvml: Any, number: int) -> ctypes.c_void_p | None:
+    device = ctypes.c_void_p()
+    return None if nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) else device
+
+
+def _uuid(nvml: Any, device: ctypes.c_void_p) -> str:
+    text = ctypes.create_string_buffer(_UUID_BYTES)
+    return "" if nvml.nvmlDeviceGetUUID(device, text, _UUID_BYTES) else text.value.decode().removeprefix("GPU-")
+
+
+def _reads(nvml: Any, device: ctypes.c_void_p, other: ctypes.c_void_p) -> bool:
+    status = ctypes.c_int(-1)
+    return not nvml.nvmlDeviceGetP2PStatus(device, other, _READ, ctypes.byref(status)) and status.value == _OK
 
 
 def _visible(count: int, environment: Mapping[str, str]) -> list[int]:
@@ -43,9 +77,7 @@ def _visible(count: int, environment: Mapping[str, str]) -> list[int]:
 
 
 def _size(nvml: Any, number: int) -> int | None:
-    device, memory = ctypes.c_void_p(), _NvmlMemory()
-    if nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
-        return None
-    if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
+    device, memory = _device(nvml, number), _NvmlMemory()
+    if device is None or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
         return None
     return int(memory.total)

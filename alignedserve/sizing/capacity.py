@@ -11,8 +11,8 @@ from alignedserve.config.choices import Dtype
 from alignedserve.config.config import Config
 from alignedserve.core import WorkerLimits, units_for
 from alignedserve.errors import ConfigError
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.extents import TOGETHER, Extents, PageBytes
-from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.scheduling.policy import Compression
 from alignedserve.sizing.model_folder import check_dummy
 

@@ -4,8 +4,9 @@ The router refuses a request that passes one of these bounds:
 
     most open       the number of all open requests
     queues          one for each class: the number of requests that have not begun, and the tokens of their prompts
-    first token     of a real-time request: it would come too late because of the prompts before it, of decodes beside
-                    it, or of memory. In a burst it may come several times too late; once the queue stands, not at all
+    first token     of a real-time request: it would come too late because of the prompts before it and of decodes
+                    beside it. In a burst it may come several times too late; once the queue stands, not at all
+    answers         real-time ones would stand still for lack of memory
 
 Where several callers have chats, each has an equal part of the queue, of the prompts' time and of the memory: what
 others have beyond theirs gives way to a caller that stays within its own, here and on workers.
@@ -14,11 +15,9 @@ Lines of batch jobs are in no queue: they wait in their store, and the job runne
 (jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
 clients that were refused before it.
 
-While there is room for its prompt now, behind those that wait for memory already, a request waits for none, however
-much is predicted to be wanted later. From then on predictions count: real-time requests together need the memory that
-suffices in nine of ten moments (held.py), and where the decode workers have less, the next one waits until enough
-has come free, at the recent rate; in a burst it does not wait for a little that lacks. Best-effort requests do not
-count: they give their memory to real-time ones. Later attempts are never refused: their clients were admitted before.
+Memory is looked at to the end of answers (answers.py): a chat is refused beside which chats would want more than decode
+workers have before they end. Best-effort requests do not count: they give their memory to real-time ones. Later
+attempts are never refused: their clients were admitted before.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from math import inf, log
 
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
 from alignedserve.policies.kinds import LoadAhead, PolicyKind
+from alignedserve.router.placing.answers import NO_SHORTAGE, Shortage
 from alignedserve.router.placing.custom import facts_of
 from alignedserve.router.placing.held import HeldMemory, Holdings
 from alignedserve.scheduling.policy import Policy
@@ -43,7 +43,6 @@ class Returns:
 
     requests: int = 0
     tokens: int = 0  # tokens of their prompts
-    memory: int = 0  # tokens of memory that they need
 
 
 class Returning:
@@ -54,25 +53,23 @@ class Returning:
     """
 
     def __init__(self) -> None:
-        self._expected: list[tuple[float, int, int]] = []  # a heap: (time, tokens of the prompt, tokens of memory)
-        self._tokens, self._memory = 0, 0
+        self._expected: list[tuple[float, int]] = []  # a heap: (time, tokens of the prompt)
+        self._tokens = 0
 
-    def add(self, at: float, tokens: int, memory: int) -> None:
+    def add(self, at: float, tokens: int) -> None:
         if len(self._expected) == _MOST:
             return
-        heapq.heappush(self._expected, (at, tokens, memory))
+        heapq.heappush(self._expected, (at, tokens))
         self._tokens += tokens
-        self._memory += memory
 
     def before(self, now: float) -> Returns:
         """Return what is still to come again, and forget clients whose time has come."""
         while self._expected and self._expected[0][0] <= now:
-            _, tokens, memory = heapq.heappop(self._expected)
+            _, tokens = heapq.heappop(self._expected)
             self._tokens -= tokens
-            self._memory -= memory
         if not self._expected:
             return _NONE
-        return Returns(len(self._expected), self._tokens, self._memory)
+        return Returns(len(self._expected), self._tokens)
 
 
 _RECENT_S = 30.0  # what came free so long ago counts half
@@ -87,8 +84,6 @@ _SURE = 0.7  # of that wait: predictions are off by as much
 _OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
 _STANDING_S = 2.0  # a queue stands that was not calm for so long ...
 _STANDING_PROMPTS = 5  # ... and for the time of so many prompts like the one that comes
-_STANDING_MEMORY_S = 5.0  # the same where requests wait for memory: it comes free no sooner than requests end
-_BURST_MEMORY = 0.2  # of the memory: so much more may a burst want, since its requests have yet to grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +117,11 @@ class WorkAhead:
     token_s: float = 0.0  # time of a prompt token on that worker
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
-    lacks: int | None = None  # tokens of memory for it, on the worker that would run it; None: it goes on to any
     free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known, or
     # not asked: only chats, and custom policies, look at it
-    num_decoding: int = 1  # workers that share the memory
     worker: str | None = None  # that would run it
     loaded_s: float = 0.0  # time of its own prompt there, behind and beside what the worker has
+    shortage: Shortage = NO_SHORTAGE  # of memory, before its answer and those of other chats have ended
 
 
 NOTHING_AHEAD = WorkAhead()
@@ -164,10 +158,6 @@ class Freed:
         self._sum = self._left(now) + amount
         self._at = now
 
-    def pass_over(self, now: float) -> None:
-        """Do not count the time since the last addition: nothing was there that could come free."""
-        self._since, self._at = self._since + now - self._at, now
-
     def rate(self, now: float) -> float:
         """Return the amount per second; 0 until some time has been seen."""
         seen_s = _RECENT_S / log(2) * (1 - 0.5 ** ((now - self._since) / _RECENT_S))
@@ -190,9 +180,6 @@ class Admission:
         self._open_by: Counter[str] = Counter()  # caller -> its open real-time requests,
         self._queued_by: Counter[str] = Counter()  # ... those of them that have not begun,
         self._tokens_by: Counter[str] = Counter()  # ... and the tokens of their prompts
-        self._seatless: dict[str, int] = {}  # real-time requests that wait for memory -> tokens that they have so far
-        self._seatless_tokens = 0
-        self._freed = Freed()  # memory of real-time requests
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0
@@ -231,7 +218,6 @@ class Admission:
             if request.service is ServiceClass.RT:
                 self._queued_by[request.caller] += 1
                 self._tokens_by[request.caller] += len(request.prompt)
-            self.waits(request)
 
     def began(self, request: str) -> None:
         """Take the request out of its queue: its prompt runs, or has run."""
@@ -243,26 +229,13 @@ class Admission:
                 _take(self._queued_by, queued.caller, 1)
                 _take(self._tokens_by, queued.caller, len(queued.prompt))
 
-    def waits(self, request: Request) -> None:
-        """Note that the request has no memory on a decode worker, and wants some."""
-        if request.service is ServiceClass.RT and request.id not in self._seatless:
-            self._seatless[request.id] = len(request.tokens)
-            self._seatless_tokens += len(request.tokens)
-
-    def joined(self, request: str) -> None:
-        """Note that the request has memory on a decode worker."""
-        self._seatless_tokens -= self._seatless.pop(request, 0)
-
-    def ended(self, request: Request, now: float) -> None:
-        """Note that the request has its whole output, so that its memory is free. The router closes it next."""
+    def ended(self, now: float) -> None:
+        """Note that a request has its whole output. The router closes it next."""
         self._ends.add(1, now)
-        if request.service is ServiceClass.RT:
-            self._freed.add(self._holdings.rt_freed_by(request.id), now)
 
     def closed(self, request: Request) -> None:
         """Forget the request, however it ended."""
         self.began(request.id)
-        self.joined(request.id)
         if self._holdings.remove(request.id) is not None and request.service is ServiceClass.RT:
             _take(self._open_by, request.caller, 1)
 
@@ -274,8 +247,6 @@ class Admission:
         """Return why the router cannot admit a new request, or None."""
         if request.slo.strict and is_infeasible(request, ahead):
             return _infeasible(request, ahead)
-        if not self._holdings.rt_tokens:  # only a worker that has real-time requests frees memory of some
-            self._freed.pass_over(now)
         before = self._returning[request.service].before(now)
         refusal = self._too_many(before, now) or (None if is_line else self._queue_full(request, ahead, before))
         refusal = refusal or self._overload(request, ahead, before, now, is_line)
@@ -283,18 +254,13 @@ class Admission:
             return None
         retry_after_s = min(_LATEST_S, max(_SOON_S, refusal.retry_after_s))
         if not is_line:  # the job runner sends fewer lines then
-            holds = self._holdings.usual(request)
-            self._returning[request.service].add(now + retry_after_s, len(request.prompt), holds)
+            self._returning[request.service].add(now + retry_after_s, len(request.prompt))
         return replace(refusal, retry_after_s=retry_after_s)
 
-    def first_token_s(self, request: Request, ahead: WorkAhead, now: float, before: Returns = _NONE) -> float:
-        """Predict the seconds until the request's first token, after those of `before`, which come again earlier.
-
-        The request waits for prompts and for memory at the same time.
-        """
+    def first_token_s(self, request: Request, ahead: WorkAhead, before: Returns = _NONE) -> float:
+        """Predict the seconds until the request's first token, after those of `before`, which come again earlier."""
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
-        prompts_s = ahead.prompts_s * self._part_before(request)
-        return max(prompts_s + returning_s, self._memory_s(request, ahead, before, now)) + ahead.prompt_s
+        return ahead.prompts_s * self._part_before(request) + returning_s + ahead.prompt_s
 
     def _part_before(self, request: Request) -> float:
         """Return the part of the prompts that wait which runs before that of a new chat.
@@ -348,10 +314,10 @@ class Admission:
     ) -> Refusal | None:
         """Refuse a request because of the load, as a custom policy says or, without one, because it comes too
         late. Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
-        usual = self._too_late(request, ahead, before, now)
+        usual = self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
         if self._custom is None or is_line:
             return usual
-        first_s, num_waiting = self.first_token_s(request, ahead, now), self._num_queued[request.service]
+        first_s, num_waiting = self.first_token_s(request, ahead), self._num_queued[request.service]
         load = LoadAhead(first_s, ahead.prompt_s, self.num_open, num_waiting, ahead.free)
         again_s = self._custom.ask(facts_of(request, self._policy), load, usual=_USUAL)
         if again_s is _USUAL:
@@ -370,36 +336,33 @@ class Admission:
         ttft_s, alone_s = request.slo.ttft_s, ahead.prompt_s
         if not self._policy.refuse_ttfts:
             return None
-        wait_s = self.first_token_s(request, ahead, now) - alone_s
+        wait_s = self.first_token_s(request, ahead) - alone_s
         usual_s = max(ttft_s, alone_s)
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
         is_calm = wait_s <= _CALM * left_s and self._part_before(request) == 1.0
         if now - self._asked_at > _OVERLOAD_S or is_calm:
             self._calm_at = now
         self._asked_at = now
-        standing_s = _STANDING_MEMORY_S if wait_s > ahead.prompts_s else _STANDING_S
-        is_standing = now - self._calm_at > max(standing_s, _STANDING_PROMPTS * alone_s)
+        is_standing = now - self._calm_at > max(_STANDING_S, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
-        burst_memory = _BURST_MEMORY * ahead.memory / _memory_sharers(ahead)
-        if wait_s > most_s and not is_overloaded and self._lacks(request, ahead) <= burst_memory:
-            wait_s = ahead.prompts_s
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
         leaves_s = max(0.0, ttft_s - alone_s)
         why = f"it would wait {wait_s:.1f} s for others, its ttft of {ttft_s:g} s leaves {leaves_s:.1f} s: try again"
         why += " later, or ask for a longer slo.ttft_ms or for service_tier flex"
-        again_s = self.first_token_s(request, ahead, now, before) - alone_s - most_s
+        again_s = self.first_token_s(request, ahead, before) - alone_s - most_s
         return Refusal(Rejection.LATE, why, again_s)
 
-    def _memory_s(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> float:
-        """Predict the seconds until there is memory for the request."""
-        if self._has_room(request, ahead) or self._is_within_memory(request, ahead):
-            return 0.0
-        sharers = _memory_sharers(ahead)
-        lacks, rate = self._lacks(request, ahead) + before.memory / sharers, self._freed.rate(now) / sharers
-        return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
+    def _too_long(self, request: Request, ahead: WorkAhead) -> Refusal | None:
+        """Refuse a chat beside which answers would stand still for lack of memory, its own or others'."""
+        is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
+        if not is_asked or ahead.shortage.tokens <= 0 or self._is_within_memory(request, ahead):
+            return None
+        why = f"its answer and those of other chats would want {ahead.shortage.tokens:.0f} tokens of memory more than"
+        why += " there are: try again later, ask for fewer max_tokens, or for service_tier flex"
+        return Refusal(Rejection.LATE, why, ahead.shortage.after_s)
 
     def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:
         """Return whether the chat's caller stays within its part of the decode workers' memory, as its chats need on
@@ -410,33 +373,8 @@ class Admission:
         own = self._holdings.rt_tokens * self._open_by[request.caller] / self._open_by.total()
         return self._is_within(own + self._holdings.usual(request), ahead.memory, num_callers)
 
-    def _has_room(self, request: Request, ahead: WorkAhead) -> bool:
-        """Return whether memory for the prompt is free now, behind requests that wait for memory."""
-        return ahead.free is not None and self._wants_now(request, ahead) <= ahead.free
-
-    def _wants_now(self, request: Request, ahead: WorkAhead) -> float:
-        """Return the tokens of memory that the prompt wants now, behind its worker's share of those that wait."""
-        return len(request.prompt) + self._seatless_tokens / ahead.num_decoding
-
-    def _lacks(self, request: Request, ahead: WorkAhead) -> float:
-        """Return the tokens of memory that real-time requests and this one would lack; negative where some is left.
-
-        They lack no less than what those lack that wait now, whatever is predicted: where outputs are longer than
-        predicted, chats that have begun wait for memory to grow, and others may not go on coming.
-        """
-        predicted = self._holdings.rt_with_one_more(request) - ahead.memory if ahead.lacks is None else ahead.lacks
-        if ahead.free is None:
-            return predicted
-        waiting = self._wants_now(request, ahead) - ahead.free
-        return max(predicted, waiting * (ahead.num_decoding if ahead.lacks is None else 1))
-
 
 def _take(counted: Counter[str], caller: str, number: int) -> None:
     counted[caller] -= number
     if counted[caller] <= 0:
         del counted[caller]
-
-
-def _memory_sharers(ahead: WorkAhead) -> int:
-    """Return the number of workers among which memory is divided, where a request waits for its own worker's."""
-    return 1 if ahead.lacks is None else ahead.num_decoding

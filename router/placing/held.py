@@ -109,12 +109,6 @@ class _Sum:
     def tokens(self) -> int:
         return (self._usual + isqrt(self._squares) + 1) // 2
 
-    def with_one_more(self, held: HeldMemory) -> int:
-        return _tokens(self._usual + held.usual, self._squares + held.beyond**2)
-
-    def without(self, held: HeldMemory) -> int:
-        return _tokens(self._usual - held.usual, self._squares - held.beyond**2)
-
 
 class Holdings:
     def __init__(self, policy: Policy, retention: Retention = KEEPS_ALL) -> None:
@@ -153,27 +147,18 @@ class Holdings:
         """Return the tokens that real-time requests alone will hold."""
         return self._rt.tokens
 
-    def rt_with_one_more(self, request: Request) -> int:
-        """Return the tokens that real-time requests will hold when this one comes: it takes its whole prompt then."""
-        return self._rt.with_one_more(self._held(request, is_new=True))
-
-    def rt_freed_by(self, request: str) -> int:
-        """Return how much less real-time requests would hold without this one."""
-        return self._rt.tokens - self._rt.without(self._held_by[request])
-
     def usual(self, request: Request) -> int:
         """Return by how many tokens many such requests would each raise the sum."""
-        return _tokens(self._held(request).usual, 0)
+        return (self._held(request).usual + 1) // 2
 
-    def _held(self, request: Request, is_new: bool = False) -> HeldMemory:
+    def _held(self, request: Request) -> HeldMemory:
         room, is_rt = self._policy.room, request.service is ServiceClass.RT
         if room is Room.WHOLE:
             return HeldMemory(2 * request.most_tokens, 0, is_rt)
         (mean, upper), num_prompt = mean_and_upper(request, self._policy), len(request.prompt)
         output = upper if request.estimate is None else _open_length(mean, upper)
-        held = self._retention.of_prompt if is_new else self._retention.of_decode
-        at_first = held(num_prompt)
-        more = held(num_prompt + output) - at_first
+        at_first = self._retention.of_decode(num_prompt)
+        more = self._retention.of_decode(num_prompt + output) - at_first
         return HeldMemory(2 * at_first + more, more, is_rt)
 
 
@@ -184,7 +169,3 @@ def _open_length(mean: int, upper: int) -> int:
     value, so the root of the variance is about 0.65 of what is between.
     """
     return min(upper, mean + 2 * (upper - mean) ** 2 // (5 * mean))
-
-
-def _tokens(usual: int, squares: int) -> int:
-    return (usual + isqrt(squares) + 1) // 2

@@ -8,10 +8,15 @@ has of a prompt's beginning (held.py): it gets the prompt, unless another is thr
 From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
 decode worker has most room: the KV travels there by the collective transport, and the request stays there.
 
-    prompts pile up    decode workers that have room take prompts of chats
-    decodes pile up    decode workers have no room left, and take no prompts
+Where KV goes by the pool, prefill workers decode, too: they *lend* their memory and their time. Then a request goes on
+only where that is worth it, and else stays where its KV is. So roles follow the load:
 
-Decode workers take no best-effort prompts: they would keep requests waiting that are in the pool already.
+    prompts pile up    decode workers take prompts: of chats where they have room, of documents where they have no chats
+    decodes pile up    requests stay on the workers of their prompts, and those that had to leave come back to any
+    no prefill worker  decode workers take all prompts
+
+Where KV goes from device to device, decode workers that have room take prompts of chats that pile up, and no others:
+these would keep requests waiting that are in the pool already.
 """
 
 from __future__ import annotations
@@ -19,18 +24,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
 from alignedserve.policies.kinds import PolicyKind, WorkerChoice
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
+from alignedserve.router.placing.answers import NO_SHORTAGE, AnswersAhead, Shortage
 from alignedserve.router.placing.custom import CustomPlacement
 from alignedserve.router.placing.held import Beginnings, HeldMemory, Holdings, pieces_of
 from alignedserve.router.placing.ranking import Loads, Rooms
 from alignedserve.scheduling.lengths import mean_and_upper
-from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.scheduling.policy import Policy
 
+PILED_LENT = 0.25  # the same where prefill workers decode, and none hands a request on to the decode worker just now
+PILED_BE_S = 10.0  # and best-effort prompts, when a decode worker with chats would have them through sooner by this
+HELPED_S = 1.0  # in which a decode worker that got a prompt will get another
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
 _MORE_HELD = 4  # tokens more that a worker may hold than another, for each that it need not compute
@@ -95,18 +105,22 @@ class Placement:
         kv_tokens: int,
         prompts_on: Role = Role.PREFILL,
         retention: Retention = KEEPS_ALL,
+        lends: bool = False,
     ) -> None:
         """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known. `prompts_on` is
-        the role of the workers that run the prompts."""
+        the kind of the workers that prompts go to. `lends` says that prefill workers decode, too."""
         self._retention = retention
-        self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
+        self._policy, self._kv_tokens, self._prompts_on, self._lends = policy, kv_tokens, prompts_on, lends
         self._custom = CustomPlacement(policy)  # names the worker in place of what follows
-        self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # of all requests; otherwise of real-time ones
+        self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # who looks at it
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
         self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
         self._prompts: dict[str, _Prompts] = {}  # worker -> its prompts
         self._loads = {role: {service: Loads() for service in ServiceClass} for role in WORKERS}
-        self._roles: dict[str, Role] = {}  # worker -> role
+        self._roles: dict[str, Role] = {}  # worker -> its kind: a prefill worker that decodes too is of PREFILL
+        self._lent: dict[str, int | None] = {}  # such a worker -> pairs that chats find there; None: it has not told
+        self._helped_at: dict[str, float] = {}  # decode worker -> when it last got a prompt
+        self._coming: dict[str, str] = {}  # request that is to leave the worker of its prompt -> decode worker
         self._num_workers: Counter[Role] = Counter()
         self._block_size = block_size
         self._node: dict[str, str] = {}  # worker -> node
@@ -115,29 +129,35 @@ class Placement:
         self._beginnings = Beginnings()
         self._last: tuple[Request | None, tuple[int, ...]] = (None, ())  # the last prompt, and its pieces
         self._pieces: dict[str, tuple[int, ...]] = {}  # request on a worker -> pieces of its prompt
+        self._pools: dict[str, None] = {}  # that have had requests
+        self._answers = AnswersAhead(policy.expected_output, retention, policy.grows)
         self._late: dict[str, tuple[int, int]] = {}  # decode worker -> (chats that it decodes, late ones among them)
 
     # --- Workers, and the work that they have
 
     def met(self, worker: Member) -> None:
         if worker.name not in self._roles:
-            self._num_workers[worker.role] += 1
+            self._num_workers[worker.kind] += 1
         if self._node.get(worker.name, worker.node) != worker.node:  # it has started again on another node
             self._leave_node(worker.name)
-        self._roles[worker.name], self._node[worker.name] = worker.role, worker.node
-        if worker.role is self._prompts_on:
+        self._roles[worker.name], self._node[worker.name] = worker.kind, worker.node
+        if worker.lends:
+            self._lent.setdefault(worker.name, None)
+        if worker.kind is self._prompts_on:
             self._run_prompts_at.setdefault(worker.node, {})[worker.name] = None
         self._update_load(worker.name)
 
     def lost(self, member: str) -> None:
         self._prompts.pop(member, None)
         self._late.pop(member, None)
+        self._helped_at.pop(member, None)
         self._beginnings.forget(member)
         self.withdraw(member)
 
     def withdraw(self, worker: str) -> None:
         """Place nothing on the worker until it is met again."""
         role = self._roles.pop(worker, None)
+        self._lent.pop(worker, None)
         if role is not None:
             self._num_workers[role] -= 1
             for loads in self._loads[role].values():
@@ -162,13 +182,22 @@ class Placement:
         self.note_room(worker, free_pairs)
 
     def note_room(self, worker: str, free_pairs: int) -> None:
-        if self._roles.get(worker) is Role.DECODE:
+        if worker in self._lent:
+            self._lent[worker] = free_pairs
+        elif self._roles.get(worker) is Role.DECODE:
             self._rooms_of(worker).tell(worker, free_pairs)
 
-    def reported(self, worker: str, report: Report) -> None:
-        if self._roles.get(worker) is Role.DECODE:
+    def reported(self, worker: str, report: Report, now: float) -> None:
+        if worker in self._lent:
+            self._lent[worker] = report.free_pairs + report.given_pairs
+        elif self._roles.get(worker) is Role.DECODE:
             self._rooms_of(worker).report(worker, report)
+        if self._decodes(worker):
+            self._answers.reported(worker, report, now)
             self._late[worker] = report.num_rt, report.num_late
+
+    def _decodes(self, worker: str) -> bool:
+        return worker in self._lent or self._roles.get(worker) is Role.DECODE
 
     def kept(self, request: Request, node: str, pools: Pools) -> None:
         """Remember that the KV of the prompt is on this node, where the pool keeps it."""
@@ -179,20 +208,40 @@ class Placement:
     def pool_lost(self, pool: str) -> None:
         self._beginnings.forget(pool)
 
-    def came(self, member: str, request: Request, held: HeldMemory | None = None) -> None:
-        """Note that a request has come to the member. `held` is the memory that it will hold, if that is known."""
+    def came(
+        self,
+        member: str,
+        request: Request,
+        now: float,
+        held: HeldMemory | None = None,
+        tokens: float | None = None,
+        has_prompt: bool = False,
+    ) -> None:
+        """Note that a request has come to the member, and whether its prompt is still to run there. `held` is the
+        memory that it will hold, and `tokens` its output so far, if they are known."""
+        role = self._roles.get(member)
+        if role is None:
+            self._pools[member] = None
+        self._answers.put(member, request, role is Role.DECODE and not has_prompt, now, tokens)
         self._num_at[member] += 1
         self._holdings_of(member).put(request, held)
         self._update_load(member)
 
-    def moved(self, before: str, to: str, request: Request) -> None:
+    def moved(self, before: str, to: str, request: Request, now: float) -> None:
         """Note that a request has left one member for another."""
-        self.came(to, request, self.left(before, request))
+        tokens = self._answers.take(before, request.id, now)
+        self.came(to, request, now, self.left(before, request), tokens)
+
+    def ended(self, length: int) -> None:
+        """Note the length of the output of a chat that has ended."""
+        self._answers.ended(length)
 
     def left(self, member: str, request: Request) -> HeldMemory | None:
         """Note that a request has left the member, and return the memory that it would have held."""
+        self._answers.take(member, request.id, 0.0)
         self._num_at[member] -= 1
         self._pieces.pop(request.id, None)
+        self._coming.pop(request.id, None)
         self._update_load(member)
         return self._holdings_of(member).remove(request.id)
 
@@ -220,19 +269,26 @@ class Placement:
         workers = [name for name, role in self._roles.items() if role is Role.DECODE]
         return min(workers, key=lambda name: self._num_at[name], default=None)
 
-    def num_busy(self, role: Role) -> int:
-        """Count the workers of the role that have a request."""
-        return sum(1 for name, its_role in self._roles.items() if its_role is role and self._num_at[name])
+    def num_with_prompts(self, now: float) -> int:
+        """Count the prefill workers that have a prompt; one that decodes too may have requests and no prompt."""
+        names = [name for name, role in self._roles.items() if role is Role.PREFILL]
+        return sum(
+            1 for name in names if (self._wait_s(name, ServiceClass.BE, now) if self._lends else self._num_at[name])
+        )
 
     def decodes_only_elsewhere(self, node: str) -> bool:
         """Return whether there are decode workers, but none on this node."""
-        nodes = {self._node[name] for name, role in self._roles.items() if role is Role.DECODE}
+        nodes = {self._node[name] for name in self._roles if self._decodes(name)}
         return bool(nodes) and node not in nodes
 
     @property
     def memory(self) -> int:
-        """Return the tokens that all decode workers hold; 0 means not known."""
-        return self._kv_tokens * self._num_workers[Role.DECODE]
+        """Return the tokens that all workers that decode hold; 0 means not known."""
+        return self._kv_tokens * self._num_decoding
+
+    @property
+    def _num_decoding(self) -> int:
+        return self._num_workers[Role.DECODE] + len(self._lent)
 
     @property
     def late(self) -> tuple[int, int]:
@@ -257,20 +313,29 @@ class Placement:
         told, work = self._told(worker), self._work(worker, request, known)
         prompt_s, loaded_s = work.seconds(told.prompt_token_s), work.seconds(self._loaded_token_s(told, request))
         wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
-        role, num_decoding = self._roles[worker], max(1, self._num_workers[Role.DECODE])
-        lacks = self._lacks(worker, request) if role is Role.DECODE else None
         return WorkAhead(
             wait_s,
             prompt_s,
             told.prompt_token_s,
             memory,
-            self._num_workers[role],
-            lacks,
-            self._free_tokens(worker) if self._tells_free or request.service is ServiceClass.RT else None,
-            num_decoding,
+            self._num_workers[self._roles[worker]],
+            self._free_tokens(worker) if self._tells_free else None,
             worker,
             loaded_s,
+            self._shortage(worker, request, now),
         )
+
+    def _shortage(self, worker: str, request: Request, now: float) -> Shortage:
+        """Return what the answers of chats and of this one will lack of memory before they end: on the decode worker
+        that runs the prompt, or on all decode workers where a prefill worker does."""
+        is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
+        if not is_asked or not self._kv_tokens:
+            return NO_SHORTAGE
+        if self._roles[worker] is not Role.DECODE:
+            return self._answers.shortage_of_all(request, self.memory, now)
+        members = dict.fromkeys(self._pools, 1 / max(1, self._num_workers[Role.DECODE]))
+        members[worker] = 1.0
+        return self._answers.shortage(request, members, self._kv_tokens, now)
 
     def _free_tokens(self, worker: str) -> float | None:
         """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill
@@ -279,19 +344,14 @@ class Placement:
             pairs = self._rooms_of(worker).for_chats(worker)
         else:
             told = (rooms.most_for_chats for rooms in self._rooms.values())
-            pairs = max((pairs for pairs in told if pairs is not None), default=None)
+            known = [pairs for pairs in (*told, self._lent.get(worker)) if pairs is not None]
+            pairs = max(known, default=None)
         return None if pairs is None else pairs * self._block_size
-
-    def _lacks(self, worker: str, request: Request) -> int | None:
-        """Return the tokens of memory that the worker would lack for its real-time requests and this one."""
-        if not self._kv_tokens:
-            return None
-        return max(0, self._holdings_of(worker).rt_with_one_more(request) - self._kv_tokens)
 
     @property
     def num_for_prompts(self) -> int:
-        """Return how many workers run prompts."""
-        return self._num_workers[self._prompts_on]
+        """Return how many workers can run prompts."""
+        return self._num_decoding if self._lends else self._num_workers[self._prompts_on]
 
     def _worker_for(self, request: Request, known: Known, now: float) -> str | None:
         """Return the worker that a custom policy names for the prompt, or the usual one."""
@@ -318,7 +378,7 @@ class Placement:
     def _usual_worker(self, request: Request, known: Known, now: float) -> str | None:
         first = self._least(self._prompts_on, request.service, now)
         if first is None:
-            return None
+            return self._least(Role.DECODE, request.service, now) if self._lends else None
         if known.at and self._num_workers[self._prompts_on] > 1:
             first = self._first_through(first, request, known, now)
         if self._prompts_on is Role.DECODE:
@@ -358,9 +418,29 @@ class Placement:
             self._pieces[request.id] = pieces = self._pieces_of(request)
             self._beginnings.came(pieces, worker)
         if self._roles.get(worker) is not Role.PREFILL:
+            self._helped_at[worker] = now
             return ""
         gives = request.service is ServiceClass.BE and self._policy.is_rt_first
-        return self._rooms_for(worker, request).choose(request.tokens, self._most(request), gives)
+        rooms = self._rooms_for(worker, request)
+        if worker in self._lent and not self._is_worth_a_move(worker, request, rooms, now):
+            return ""  # it goes on where its KV is
+        named = rooms.choose(request.tokens, self._most(request), gives)
+        if worker in self._lent:
+            self._coming[request.id] = named
+        return named
+
+    def _is_worth_a_move(self, worker: str, request: Request, rooms: Rooms, now: float) -> bool:
+        """Return whether a request is to leave the worker of its prompt, which could decode it, for a decode worker.
+
+        That one must have room for it to its end, and no prompts to run: in their steps it would wait for longer than
+        it waits here. A best-effort request leaves only where its memory may be wanted here."""
+        decode, (mean, most) = self._least(Role.DECODE, request.service, now), mean_and_upper(request, self._policy)
+        if mean < self._policy.least_moved or decode is None:
+            return False
+        if now - self._helped_at.get(decode, -inf) < HELPED_S or self._wait_s(decode, ServiceClass.BE, now):
+            return False
+        stays = request.service is ServiceClass.BE and self._holdings_of(worker).tokens <= self._kv_tokens
+        return not stays and rooms.most_free >= rooms.pairs(len(request.prompt) + most)
 
     def _rooms_for(self, worker: str, request: Request) -> Rooms:
         """Return the room of the node that the request should go on to."""
@@ -373,22 +453,26 @@ class Placement:
         """Return the room of the decode workers of this worker's node."""
         node = self._node[worker]
         if node not in self._rooms:
-            by_band = self._policy.grouping is Grouping.ALIGNED
-            self._rooms[node] = Rooms(self._block_size, by_band, self._retention)
+            self._rooms[node] = Rooms(self._block_size, self._policy.batches_by_length, self._retention)
         return self._rooms[node]
 
     def _helper(self, prefill: str, request: Request, known: Known, now: float) -> str | None:
-        """Return the decode worker that runs a chat's prompt sooner than this prefill worker, where prompts pile up."""
-        if not self._policy.helps or request.service is not ServiceClass.RT:
+        """Return the decode worker that runs a prompt sooner than this prefill worker, where prompts pile up."""
+        is_rt, lends = request.service is ServiceClass.RT, prefill in self._lent
+        if not self._policy.helps or not (is_rt or lends):
             return None
         first_s = self._first_token_s(prefill, request, known, now)
-        if first_s <= PILED_TTFT * request.slo.ttft_s:
-            return None
         decode = self._least(Role.DECODE, request.service, now)
+        waits = PILED_LENT if lends and decode not in self._coming.values() else PILED_TTFT
+        if is_rt and first_s <= waits * request.slo.ttft_s:
+            return None
         if decode is None or self._node[decode] not in known.pools:
             return None
-        has_room = self._rooms_of(decode).has_room(decode, self._most(request))
-        return decode if has_room and self._first_token_s(decode, request, known, now) < first_s else None
+        if is_rt:
+            wins_s = 0.0 if self._rooms_of(decode).has_room(decode, self._most(request)) else inf
+        else:
+            wins_s = PILED_BE_S if self._holdings_of(decode).rt_tokens else 0.0
+        return decode if self._first_token_s(decode, request, known, now) < first_s - wins_s else None
 
     def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:
         """Return the seconds until the first token of a request that the worker would get now."""

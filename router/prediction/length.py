@@ -16,7 +16,6 @@ from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.scheduling.lengths import is_exact
 from alignedserve.scheduling.policy import Policy, Predictor
 
-LEARNT = (Predictor.HASH, Predictor.MINILM)
 FIRST_TRAINING = 16  # outputs that are learnt before the first fit
 GROWTH = 1.5  # the next fit comes when there are so many times as many outputs ...
 MOST_BETWEEN = 256  # ... or so many more, since older outputs tell less
@@ -48,7 +47,7 @@ class FitTimes:
 
 class PredictionOrders:
     def __init__(self, policy: Policy) -> None:
-        self._is_on = policy.predictor in LEARNT
+        self._is_on = policy.predictor is Predictor.HASH
         self._open: dict[str, _AskedLength] = {}
         self._fits = FitTimes()
 

@@ -2,6 +2,5 @@
 
 frames.py   frames in the pipes between the router and the side process
 hands.py    sends the core's orders to the side process
-minilm.py   an encoder of prompts by meaning, from the extra `predictor`
 process.py  the side process itself
 """

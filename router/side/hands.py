@@ -22,7 +22,6 @@ from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.side.frames import PredictorOrder, frames, write
 from alignedserve.safe_path import module_command
-from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.predictor")
@@ -35,8 +34,8 @@ _END_S = 5.0  # time for the process to save what it has learnt
 class SideProcess(NoHands):
     """The side process and the queue of its orders. It saves what it has learnt at `path`, if one is given."""
 
-    def __init__(self, predictor: Predictor, path: Path | None) -> None:
-        named = [predictor.value] if path is None else [predictor.value, str(path)]
+    def __init__(self, path: Path | None) -> None:
+        named = [] if path is None else [str(path)]
         self._command = module_command("alignedserve.router.side.process", *named)
         self._post: Callable[[Event], None] = lambda _: None
         self._waiting: queue.Queue[PredictorOrder] = queue.Queue(MOST_WAITING)

@@ -19,9 +19,8 @@ from typing import BinaryIO
 
 from alignedserve.protocol.commands import Learn, Predict
 from alignedserve.protocol.events import Predicted
-from alignedserve.router.prediction.predictor import HashEncoder, LengthModel, PromptEncoder
+from alignedserve.router.prediction.predictor import HashEncoder, LengthModel
 from alignedserve.router.side.frames import PredictorOrder, answer, read
-from alignedserve.scheduling.policy import Predictor
 
 log = logging.getLogger("alignedserve.predictor")
 
@@ -102,16 +101,8 @@ def _drain(
     return orders, True
 
 
-def make_encoder(predictor: Predictor) -> PromptEncoder:
-    if predictor is Predictor.MINILM:
-        from alignedserve.router.side.minilm import MiniLM
-
-        return MiniLM()
-    return HashEncoder()
-
-
 def main() -> None:
-    predictor, path = Predictor(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2:] else None
+    path = Path(sys.argv[1]) if sys.argv[1:] else None
     arrived: queue.SimpleQueue[PredictorOrder | None] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -120,7 +111,7 @@ def main() -> None:
         arrived.put(None)
 
     threading.Thread(target=listen, name="listen", daemon=True).start()
-    serve(Service(LengthModel(make_encoder(predictor)), path), arrived, sys.stdout.buffer)
+    serve(Service(LengthModel(HashEncoder()), path), arrived, sys.stdout.buffer)
 
 
 if __name__ == "__main__":

@@ -126,8 +126,8 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
         ("engine: {kv_memory_mb: -1}", "engine.kv_memory_mb must be 1 or more, not -1"),
         ("engine: {look_ahead: 2}", "engine.look_ahead must be one of auto, 0, 1, not the number 2"),
         (
-            "schedule: {order: fcfs}",
-            "schedule.order is for experiments: choose a preset, or say --set schedule.order=VALUE",
+            "schedule: {late: keep}",
+            "schedule.late is for experiments: choose a preset, or say --set schedule.late=VALUE",
         ),
         ("server: {max_rt_queue: 5}", "server.max_rt_queue is not a setting: did you mean server.max_queue?"),
         ("wire: {death_s: 0}", "wire.death_s must be 0.5 or more, not 0.0"),
@@ -170,9 +170,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             "topology must be colocated, 2xcolocated, or prefill+decode workers such as 1+1, not the text '0+1'",
         ),
         (
-            "SCHEDULE_ORDER",
-            "fcfs",
-            "environment: schedule.order is for experiments: choose a preset, or say --set schedule.order=VALUE",
+            "SCHEDULE_LATE",
+            "keep",
+            "environment: schedule.late is for experiments: choose a preset, or say --set schedule.late=VALUE",
         ),
         ("WIRE_DEATH_S", "nan", "wire.death_s must be a finite number, not nan"),
         ("SERVER_API_KEY", "", "ALIGNEDSERVE_SERVER_API_KEY: server.api_key must not be empty"),
@@ -207,21 +207,12 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
     ("flags", "problem"),
     [
         (
-            {"schedule.order": "shortest_remaining", "schedule.selection": "multi_resource"},
-            "schedule: there is no scheduler with order shortest_remaining, packing rt_be, selection multi_resource",
-        ),
-        (
-            {"schedule.order": "fcfs"},
-            "schedule: there is no scheduler with order fcfs, packing rt_be",
-        ),
-        ({"schedule.packing": "mlfq"}, "schedule: there is no scheduler with order due, packing mlfq"),
-        (
-            {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
+            {"schedule.scheduler": "round_robin"},
             "schedule: scheduler round_robin goes not with chunking slo: set chunking to none or fixed",
         ),
-        ({"schedule.packing": "backpack"}, "--set: schedule.packing must be"),
+        ({"schedule.scheduler": "backpack"}, "--set: schedule.scheduler must be"),
         (
-            {"schedule.packing": "knapsack", "schedule.order": "fcfs"},
+            {"schedule.scheduler": "apt_serve"},
             "schedule: scheduler apt_serve goes not with chunking slo: set chunking to none or fixed",
         ),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
@@ -248,9 +239,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
         (
             {
                 "schedule.cache": "hybrid",
-                "schedule.order": "fcfs",
-                "schedule.packing": "fcfs",
-                "schedule.selection": "in_order",
+                "schedule.scheduler": "fcfs",
             },
             "schedule: cache hybrid goes not with scheduler fcfs: set scheduler to aligned or best_fit",
         ),
@@ -262,10 +251,8 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
             {
                 "schedule.blocks": "bidirectional",
                 "schedule.room": "growing",
-                "schedule.order": "fcfs",
-                "schedule.packing": "mlfq",
+                "schedule.scheduler": "mlfq",
                 "schedule.chunking": "fixed",
-                "schedule.selection": "in_order",
             },
             "schedule: scheduler mlfq goes not with blocks bidirectional: set blocks to plain",
         ),
@@ -305,10 +292,6 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
             " workers share a GPU",
         ),
         (
-            {"transport": "ipc", "topology": "1+1", "launcher": "ray", "ray.address": "auto"},
-            "transport ipc works within one machine only: with ray.address set it to collective or host",
-        ),
-        (
             {"launcher": "ray", "ray.place_s": 5.0},
             "ray: its settings are for the nodes of a cluster: set ray.address too, or none of them",
         ),
@@ -318,7 +301,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
         ),
         (
             {"schedule.predictor": "oracle"},
-            "schedule.predictor oracle works in the simulator only: set hash or minilm",
+            "schedule.predictor oracle works in the simulator only: set hash",
         ),
         (
             {"engine.kv_dtype": "int8", "preset": "aligned-hybrid"},

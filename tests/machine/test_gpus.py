@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from alignedserve.machine.gpus import gpu_memory
+from alignedserve.machine.gpus import gpu_memory, gpus_reached
 
 GIB = 1 << 30
 
@@ -14,8 +15,9 @@ GIB = 1 << 30
 class FakeNvml:
     """GPUs with so many bytes each; None is a GPU that its driver has lost."""
 
-    def __init__(self, *sizes: int | None, starts: bool = True) -> None:
-        self._sizes, self._starts, self.open = sizes, starts, 0
+    def __init__(self, *sizes: int | None, starts: bool = True, links: Collection[tuple[int, int]] = ()) -> None:
+        """`links` are the GPUs of which the first reads the memory of the second."""
+        self._sizes, self._starts, self._links, self.open = sizes, starts, links, 0
 
     def nvmlInit_v2(self) -> int:
         self.open += self._starts
@@ -32,6 +34,15 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:
         device._obj.value = number + 1
         return int(self._sizes[number] is None)
+
+    def nvmlDeviceGetUUID(self, device: Any, text: Any, length: int) -> int:
+        text.value = f"GPU-{device.value - 1}".encode()[:length]
+        return 0
+
+    def nvmlDeviceGetP2PStatus(self, device: Any, other: Any, capability: int, status: Any) -> int:
+        assert capability == 0, "reading"
+        status._obj.value = 0 if (device.value - 1, other.value - 1) in self._links else 5
+        return 0
 
     def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
         memory._obj.total = self._sizes[device.value - 1]
@@ -65,3 +76,12 @@ def test_without_a_driver_nobody_knows() -> None:
     assert gpu_memory(absent, {}) is None
     assert size_on(FakeNvml(80 * GIB, starts=False)) is None
     assert size_on(FakeNvml()) is None
+    assert gpus_reached("0", absent) == {}
+
+
+def test_the_driver_tells_whose_memory_a_gpu_reads() -> None:
+    nvml = FakeNvml(80, 80, None, 80, links={(0, 1), (3, 0)})
+    assert gpus_reached("0", lambda _: nvml) == {"1": True, "3": False}, "without the lost GPU"
+    assert gpus_reached("3", lambda _: nvml) == {"0": True, "1": False}
+    assert gpus_reached("of MIG", lambda _: nvml) == {}
+    assert nvml.open == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import hypot, sqrt
 
 import pytest
 from hypothesis import given
@@ -68,7 +67,7 @@ class TestWhere:
         tell(found, "prefill-0", all_s=0.0)
         tell(found, "prefill-1", all_s=0.05, rt_s=0.05)
         place(found, "prefill-0", rt(), NOW)
-        found.came("prefill-0", rt())
+        found.came("prefill-0", rt(), NOW)
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
         assert found.ahead_of(rt(), POOL, NOW).prompts_s == pytest.approx(0.05)
 
@@ -108,7 +107,7 @@ class TestTime:
     def test_a_worker_that_will_be_through_is_as_good_as_an_idle_one(self) -> None:
         """It holds fewer tokens."""
         found = placement("prefill-0", "prefill-1")
-        found.came("prefill-1", rt())
+        found.came("prefill-1", rt(), NOW)
         tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
         tell(found, "prefill-1", all_s=0.0)
         assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-1"
@@ -138,59 +137,48 @@ class TestMemoryOfAWorker:
     def named(self, name: str, upper: int = 100) -> Request:
         return replace(rt(), id=name, max_tokens=5000, estimate=Estimate(min(50, upper), upper))
 
-    def lacks(self, found: Placement) -> int | None:
-        return found.ahead_of(self.named("new"), {}, NOW).lacks
-
     def test_of_idle_workers_the_worker_whose_requests_hold_least(self) -> None:
         found = self.colocated()
-        found.came("decode-0", self.named("a", upper=300))
+        found.came("decode-0", self.named("a", upper=300), NOW)
         for name in "bc":
-            found.came("decode-1", self.named(name, upper=10))
+            found.came("decode-1", self.named(name, upper=10), NOW)
         assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1", (
             "two short ones hold less than a long one"
         )
 
-    def test_what_it_lacks_is_of_the_worker_that_would_run_it(self) -> None:
-        found = self.colocated()
-        for number in range(3):
-            found.came("decode-0", self.named(f"a{number}"))
-        assert self.lacks(found) == 0, "nothing is on the other worker"
-        for number in range(3):
-            found.came("decode-1", self.named(f"b{number}"))
-        assert self.lacks(found) == 4 * 135 + sqrt(4) * 35 - 450
-
-    def test_requests_that_leave_free_it(self) -> None:
-        found = self.colocated()
-        for number in range(3):
-            for worker in ("decode-0", "decode-1"):
-                found.came(worker, self.named(f"{worker}-{number}"))
-        assert self.lacks(found) == 4 * 135 + sqrt(4) * 35 - 450
-        found.left("decode-1", self.named("decode-1-0"))
-        found.left("decode-1", self.named("decode-1-1"))
-        assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1"
-        assert self.lacks(found) == 0
-
     def test_another_estimate_counts(self) -> None:
         found = self.colocated()
-        found.came("decode-0", self.named("a"))
-        found.came("decode-1", self.named("b"))
+        found.came("decode-0", self.named("a"), NOW)
+        found.came("decode-1", self.named("b"), NOW)
         found.expects("decode-0", self.named("a", upper=1000))
         assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-1"
         found.expects("decode-1", self.named("b", upper=2000))
         assert found.ahead_of(self.named("new"), {}, NOW).worker == "decode-0"
-        assert self.lacks(found) == pytest.approx(100 + 500 + 135 + hypot(500, 35) - 450, abs=1)
 
-    def test_documents_give_way_to_chats(self) -> None:
-        found = self.colocated()
+    @pytest.mark.parametrize(("prompts_on", "short"), [(Role.DECODE, True), (Role.PREFILL, False)])
+    def test_answers_to_come_count_on_the_worker_or_on_all_where_they_may_go_on_to_any(
+        self, prompts_on: Role, short: bool
+    ) -> None:
+        """Three chats of decode-0 have come to 200 of 300 tokens; decode-1 is empty, and has prompts to run."""
+        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1100, prompts_on=prompts_on)
+        for name in ("prefill-0", "decode-0", "decode-1"):
+            found.met(member(name))
+        tell(found, "decode-1", all_s=99.0, rt_s=99.0)
+        found.reported("decode-0", Report(step_s=0.05), NOW)
+        for _ in range(300):
+            found.ended(300)
+        for number in range(3):
+            found.came("decode-0", self.named(f"a{number}"), NOW)
+        later = NOW + 10.0
+        assert (found.ahead_of(self.named("new"), {}, later).shortage.tokens > 0) is short
+        found.left("decode-0", self.named("a0"))
+        assert found.ahead_of(self.named("new"), {}, later).shortage.tokens < 0
+
+    def test_nothing_lacks_where_nobody_knows_how_much_a_device_holds(self) -> None:
+        found = self.colocated(kv_tokens=0)
         for worker in ("decode-0", "decode-1"):
-            found.came(worker, replace(be(10_000), id=worker))
-        assert self.lacks(found) == 0
-
-    def test_it_is_not_known_of_a_worker_whose_requests_go_on(self) -> None:
-        """Nor where nobody knows how much a device holds."""
-        found = placement("prefill-0", "decode-0")
-        assert found.ahead_of(rt(), POOL, NOW).lacks is None
-        assert self.lacks(self.colocated(kv_tokens=0)) is None
+            found.came(worker, self.named(worker), NOW)
+        assert found.ahead_of(self.named("new"), {}, NOW).shortage.tokens < 0
 
 
 class TestHelp:
@@ -209,7 +197,7 @@ class TestHelp:
 
     def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
         found = self.piled_up()
-        found.came("pool-0", rt())
+        found.came("pool-0", rt(), NOW)
         assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
@@ -232,6 +220,83 @@ class TestHelp:
 
     def test_it_can_be_turned_off(self) -> None:
         assert self.piled_up(Policy(helps=False)).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+
+
+class TestLending:
+    """Prefill workers decode, too: prompts go to them first, and go on to a decode worker where that is worth it."""
+
+    def lending(self, *workers: str) -> Placement:
+        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600, lends=True)
+        for name in workers or ("prefill-0", "decode-0"):
+            found.met(replace(member(name), role=Role.DECODE, lends=name.startswith("prefill")))
+            tell(found, name, all_s=0.0)
+        return found
+
+    def test_prompts_go_to_prefill_workers_first(self) -> None:
+        found = self.lending()
+        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
+        assert (found.num_workers(Role.PREFILL), found.num_workers(Role.DECODE)) == (1, 1)
+
+    def test_the_memory_of_both_counts(self) -> None:
+        found = self.lending()
+        assert found.memory == 2 * 1600
+
+    def test_a_request_goes_on_to_a_decode_worker_with_room_for_all_of_it(self) -> None:
+        found, long = self.lending(), replace(rt(), max_tokens=100, estimate=Estimate(80, 100))
+        tell(found, "decode-0", all_s=0.0, free_pairs=13)
+        assert place(found, "prefill-0", long, NOW) == "decode-0"
+        tell(found, "decode-0", all_s=0.0, free_pairs=12)
+        assert place(found, "prefill-0", long, NOW) == ""
+
+    def test_a_short_one_stays(self) -> None:
+        short = replace(rt(), estimate=Estimate(63, 100))
+        assert place(self.lending(), "prefill-0", short, NOW) == ""
+        assert place(self.lending(), "prefill-0", replace(short, estimate=Estimate(64, 100)), NOW) == "decode-0"
+
+    def test_none_goes_on_to_a_worker_that_runs_prompts(self) -> None:
+        found = self.lending()
+        tell(found, "decode-0", all_s=0.1)
+        assert place(found, "prefill-0", replace(rt(), estimate=Estimate(80, 100)), NOW) == ""
+
+    def test_nor_to_one_that_has_just_got_one(self) -> None:
+        found, long = self.lending(), replace(rt(), estimate=Estimate(80, 100))
+        assert place(found, "decode-0", rt(), NOW) == ""
+        tell(found, "decode-0", all_s=0.0)
+        assert place(found, "prefill-0", long, NOW + 0.9) == ""
+        assert place(found, "prefill-0", long, NOW + 1.1) == "decode-0"
+
+    def test_a_worker_that_requests_are_on_their_way_to_takes_prompts_of_chats_later(self) -> None:
+        found, long = self.lending(), replace(rt(), id="long", estimate=Estimate(80, 100))
+        assert place(found, "prefill-0", long, NOW) == "decode-0"
+        found.came("prefill-0", long, NOW)
+        tell(found, "prefill-0", all_s=0.3, rt_s=0.3)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        found.moved("prefill-0", "decode-0", long, NOW)
+        assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
+
+    def test_decode_workers_take_prompts_of_both_classes_that_pile_up(self) -> None:
+        found = self.lending()
+        found.came("decode-0", replace(rt(), id="other"), NOW)
+        tell(found, "prefill-0", all_s=9.8, rt_s=0.1)
+        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "prefill-0"
+        tell(found, "prefill-0", all_s=11.0, rt_s=0.2)
+        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == "decode-0"
+
+    def test_a_decode_worker_without_chats_takes_documents_as_any_other(self) -> None:
+        found = self.lending()
+        tell(found, "prefill-0", all_s=0.5)
+        assert found.ahead_of(be(), POOL, NOW).worker == "decode-0"
+        assert found.ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+
+    @pytest.mark.parametrize("left", ["prefill-0", "decode-0"])
+    def test_whichever_is_left_does_all(self, left: str) -> None:
+        found = self.lending()
+        found.lost("decode-0" if left == "prefill-0" else "prefill-0")
+        assert found.num_for_prompts == 1
+        assert found.ahead_of(rt(), POOL, NOW).worker == found.ahead_of(be(), POOL, NOW).worker == left
+        assert place(found, left, replace(rt(), estimate=Estimate(80, 100)), NOW) == ""
+        assert found.memory == 1600
+        assert not found.decodes_only_elsewhere("local")
 
 
 class TestBands:
@@ -308,7 +373,7 @@ class TestNodes:
         for number in range(2):
             found.lost(f"decode-{number}")
         found.met(replace(member("decode-0"), node="n0"))
-        assert found.ahead_of(rt(), POOL, NOW).free is None
+        assert found.ahead_of(rt(), POOL, NOW).shortage.tokens < 0
 
     def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
         found = self.two()
@@ -366,7 +431,7 @@ class TestBeginnings:
         found = self.two()
         tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
         place(found, "prefill-1", rt(500), NOW, 0.5 - 0.95 * 0.384)
-        found.came("prefill-1", rt())
+        found.came("prefill-1", rt(), NOW)
         assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.5 - 0.95 * 0.384)
 
     @pytest.mark.parametrize(
@@ -456,7 +521,7 @@ class TestDevices:
         """It may hold four tokens more for each of the 512 that it need not compute."""
         found = self.two()
         for number in range(num_more):
-            found.came("decode-1", replace(rt(1000), id=f"here-{number}"))
+            found.came("decode-1", replace(rt(1000), id=f"here-{number}"), NOW)
         assert found.ahead_of(rt(1000), POOL, NOW).worker == goes_to
 
     def test_a_worker_that_has_started_again_has_nothing(self) -> None:

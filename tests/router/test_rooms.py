@@ -7,6 +7,7 @@ from dataclasses import replace
 from alignedserve.core import Retention, Role
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Member, Members
+from alignedserve.protocol.roads import Endpoint
 from alignedserve.router.members import Roll
 from alignedserve.router.placing.ranking import Rooms
 from tests.samples import ROUTER_MEMBER, member
@@ -62,6 +63,23 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
     }
     news = [command.to for command in roll.announce_change(with_one[0]) if isinstance(command, Send)]
     assert sorted(news) == ["decode-0", "prefill-0"]
+
+
+def test_workers_without_a_road_are_not_told_of_each_other() -> None:
+    """One prefill worker's GPU reads the memory of the decode worker's, another's does not."""
+    roll = Roll(ROUTER_MEMBER)
+    near, far, decode = (
+        replace(member(name), transport=Endpoint("10.0.0.1:1", device, frozenset(reached)).pack())
+        for name, device, reached in (("prefill-0", "a", "c"), ("prefill-1", "b", ""), ("decode-0", "c", "ab"))
+    )
+    for worker in (near, far, decode):
+        roll.add(worker)
+    told = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
+    known = {name: {known.name for known in members.members} for name, members in told.items()}  # type: ignore[union-attr]
+    assert known["decode-0"] >= {"prefill-0"}
+    assert "prefill-1" not in known["decode-0"]
+    assert "decode-0" in known["prefill-0"]
+    assert "decode-0" not in known["prefill-1"]
 
 
 def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:

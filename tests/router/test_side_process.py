@@ -13,15 +13,12 @@ from random import Random
 import pytest
 
 from alignedserve.core import Estimate, Sketch
-from alignedserve.errors import ConfigError
 from alignedserve.protocol.commands import Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.prediction.predictor import HashEncoder, LengthModel, Vectors
-from alignedserve.router.side import minilm
 from alignedserve.router.side.frames import PredictorOrder, answer, frames, read, write
 from alignedserve.router.side.hands import SideProcess
 from alignedserve.router.side.process import Service, serve
-from alignedserve.scheduling.policy import Predictor
 from alignedserve.scheduling.sketch import sketch_of
 
 PATIENCE_S = 60.0
@@ -35,7 +32,7 @@ def asked(number: int, words: Sequence[int] = (1, 2, 3)) -> Predict:
     return Predict(f"r{number}", 0, sketch_of(words), len(words))
 
 
-ORDERS: list[PredictorOrder] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(text="a prompt"), 9)]
+ORDERS: list[PredictorOrder] = [*PAST[:3], asked(1), Retrain(), Predict("x", 2, Sketch(b"counts"), 9)]
 
 
 def test_orders_come_back_as_they_were() -> None:
@@ -114,7 +111,7 @@ class TestProcess:
 
     @pytest.fixture
     def side(self, said: queue.Queue[Event], tmp_path: Path) -> Iterator[SideProcess]:
-        process = SideProcess(Predictor.HASH, tmp_path / "kept.npz")
+        process = SideProcess(tmp_path / "kept.npz")
         process.start(said.put)
         yield process
         process.stop()
@@ -149,9 +146,3 @@ class TestProcess:
                 break
         assert isinstance(answer, Predicted)
         assert side.pid != pid
-
-
-def test_without_its_package_the_make_encoder_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
-    with pytest.raises(ConfigError, match=r"needs no_such_package.*pip install 'alignedserve\[predictor\]'"):
-        minilm.check()
