@@ -12,4 +12,5 @@ receiving.py  the receiver's end of a channel
 sending.py    the source's end of a channel
 together.py   transfers of a worker with several ranks
 transport.py  the interface of a transport, and the transport `host`
+turns.py      one communicator for a pair, and one transfer at a time on a GPU
 """

@@ -8,7 +8,8 @@ Closing the channel fails all of them at once.
 
 The thread touches blocks only while their transfer is outstanding, under the lock under which the transfer also ends:
 once its event is posted, the blocks belong to the core again. On a GPU the channel copies on a stream of its own,
-behind what the shell had ordered when the transfer was added; each copy ends before the lock is released.
+behind what the shell had ordered when the transfer was added; whoever ends the transfer waits for the copies that were
+ordered, once.
 """
 
 from __future__ import annotations
@@ -25,25 +26,30 @@ from typing import Generic, TypeVar
 
 import torch
 
-from alignedserve.engine.device.devices import Mark, beside_steps, finish
-from alignedserve.engine.device.groups import BrokenGroup, Group
+from alignedserve.engine.device.devices import Mark, beside_steps
+from alignedserve.engine.device.groups import BrokenGroup, Carrier, Group
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.transport.frames import (
     REPLY,
     REPLY_BYTES,
+    TURN,
+    TURN_BYTES,
     NotOurs,
     Reply,
     TransferHeader,
     header_of,
     pack_reply,
+    pack_turn,
     read_reply,
+    read_turn,
 )
 from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import GivenUpByPeer, Meeting
-from alignedserve.transport.payload import DeviceBlocks
+from alignedserve.transport.payload import ChunkBuffers, DeviceBlocks, added
 from alignedserve.transport.transport import Outcome, Post, failed
+from alignedserve.transport.turns import Communicators
 
 log = logging.getLogger("alignedserve.transport")
 
@@ -58,11 +64,12 @@ class ChannelSettings:
 
     blocks: DeviceBlocks
     pace: CopyPace
-    is_checked: bool  # whether chunks have checksums
+    is_checked: bool  # whether both ends sum up the KV
     timeout_s: float  # longest wait for the other end
     failed: Callable[[], None]  # called for each transfer that failed
     maps: Maps | None = None  # set where the receiver reads the source's memory
     fault: Callable[[], None] = lambda: None  # called in the thread when a transfer failed by our own fault
+    communicators: Communicators | None = None  # set where chunks go over NCCL
 
 
 @dataclass
@@ -92,6 +99,7 @@ class Channel(ABC, Generic[T]):
         self._outstanding: dict[int, _Task[T]] = {}
         self._due: deque[_Task[T]] = deque()  # outstanding tasks that the thread has not begun
         self._is_closed = False
+        self._ordered = Mark(end.blocks.device)  # behind all copies that were ordered so far
         self._thread: threading.Thread | None = None
 
     def add(self, transfer: T, post: Post) -> None:
@@ -162,6 +170,7 @@ class Channel(ABC, Generic[T]):
             task = self._outstanding.pop(number, None)
             if task is None:
                 return  # the transfer ended when the channel was closed
+            self._ordered.wait()
             if not went_well:
                 self._end.failed()
                 task.post(failed(task.transfer))
@@ -184,6 +193,7 @@ class Channel(ABC, Generic[T]):
     def _fail(self, numbers: list[int]) -> None:
         """Fail these transfers; the caller has the lock."""
         self._due.clear()
+        self._ordered.wait()
         for number in numbers:
             task = self._outstanding.pop(number)
             self._end.failed()
@@ -206,7 +216,7 @@ class Channel(ABC, Generic[T]):
             if number not in self._outstanding:
                 raise BrokenGroup("the channel was closed")
             yield self._end.blocks
-            finish(self._end.blocks.device)
+            self._ordered = Mark(self._end.blocks.device)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._end.timeout_s
@@ -220,11 +230,49 @@ class Channel(ABC, Generic[T]):
         return group
 
     def _say(self, group: Group, number: int, says: Reply) -> None:
-        reply = torch.frombuffer(bytearray(pack_reply(number, says)), dtype=torch.uint8)
-        group.send(reply, REPLY).land(self._end.timeout_s)
+        group.send(tensor_of(pack_reply(number, says)), REPLY).land(self._end.timeout_s)
 
     def _hear(self, group: Group, number: int) -> Reply:
         return AwaitedReply(group).read(number, self._end.timeout_s)
+
+    @contextmanager
+    def _carrier(self, group: Group, number: int) -> Iterator[Carrier]:
+        """Yield what carries the chunks: the group, or the pair's communicator once both ends have their turn."""
+        communicators, peer, timeout_s = self._end.communicators, self._meeting.peer, self._end.timeout_s
+        if communicators is None:
+            yield group
+        elif self._meeting.is_first:
+            with communicators.turn(timeout_s):
+                said, says = 0, Reply.NO
+                while says is Reply.NO:
+                    said = communicators.next(peer, after=said)
+                    group.send(tensor_of(pack_turn(number, said)), TURN).land(timeout_s)
+                    says = self._hear(group, number)
+                with communicators.of(peer, said, self._meeting) as carrier:
+                    yield carrier
+        else:
+            said = self._hear_turn(group, number)
+            with communicators.turn(timeout_s):
+                while not communicators.agrees(peer, said):
+                    self._say(group, number, Reply.NO)
+                    said = self._hear_turn(group, number)
+                self._say(group, number, Reply.YES)
+                with communicators.of(peer, said, self._meeting) as carrier:
+                    yield carrier
+
+    def _hear_turn(self, group: Group, number: int) -> int:
+        raw = bytearray(TURN_BYTES)
+        group.receive(torch.frombuffer(raw, dtype=torch.uint8), TURN).land(self._end.timeout_s)
+        return read_turn(raw, number)
+
+    def _checksum(self, transfer: T, header: TransferHeader) -> int:
+        """Return the checksum of the transfer's KV in this worker's blocks."""
+        buffers, checksum = ChunkBuffers(self._most_bytes(header), self._end.blocks.device), 0
+        for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
+            chunk = buffers.chunk(index, num_bytes)
+            with self._end.pace.turn(), self._blocks_of(header.number) as blocks:
+                checksum = added(checksum, blocks.gather(slots, chunk, is_checked=True))
+        return checksum
 
     def _header(self, transfer: T) -> TransferHeader:
         blocks = self._end.blocks
@@ -240,5 +288,9 @@ class Channel(ABC, Generic[T]):
             yield part, len(part) * token_bytes
 
     def _most_bytes(self, header: TransferHeader) -> int:
-        """Return the most bytes of a chunk without its tail."""
+        """Return the most bytes of a chunk."""
         return header.num_bytes // header.num_tokens * min(header.chunk_tokens, header.num_tokens)
+
+
+def tensor_of(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

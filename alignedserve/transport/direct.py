@@ -1,8 +1,8 @@
 """Transfers from device to device: a two-rank group of torch.distributed for each direction between two workers.
 
-With `collective` the group carries KV in chunks. With `ipc` it carries only messages between the two ends, and the
-receiver reads the source's device cache (ipc.py). Both ends meet at the receiver's store (meeting.py). Workers connect
-only when there is something to send.
+With `collective` the group carries KV in chunks, or between GPUs a communicator of NCCL does (turns.py). With `ipc` it
+carries only messages between the two ends, and the receiver reads the source's device cache (ipc.py). Both ends meet at
+the receiver's store (meeting.py). Workers connect only when there is something to send.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.groups import LOOP_THREAD
 from alignedserve.engine.device.pace import CopyPace, SecondsOfThreads
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member
+from alignedserve.protocol.roads import Endpoint, endpoints
 from alignedserve.transport.channel import Channel, ChannelSettings
 from alignedserve.transport.ipc import MappingReceiver, MappingSender
 from alignedserve.transport.mapping import Maps
@@ -24,8 +24,11 @@ from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.receiving import ChunkReceiver, Receiver
 from alignedserve.transport.sending import ChunkSender, Sender
 from alignedserve.transport.transport import Post, Transfer, failed
+from alignedserve.transport.turns import Communicators
 
 log = logging.getLogger("alignedserve.transport")
+
+_ANYWHERE = Endpoint("")
 
 
 class Direct:
@@ -39,18 +42,21 @@ class Direct:
         verify: bool,
         timeout_s: float,
         maps: Maps | None = None,
+        communicators: Communicators | None = None,
+        on: Endpoint = _ANYWHERE,
         rank: int = 0,
         fault: Callable[[], None] = lambda: None,
     ) -> None:
         """Listen at `host`; other workers know this one as `holder`.
 
-        With `maps`, receivers read KV from mapped memory; otherwise it goes over the groups. A transfer's thread calls
-        `fault` when the transfer failed by our own fault.
+        With `maps`, receivers read KV from mapped memory; otherwise it goes over `communicators`, or the groups. A
+        transfer's thread calls `fault` when the transfer failed by our own fault. `on` says which device has the KV.
         """
-        self._holder, self._rank, self._blocks, self._timeout_s = holder, rank, blocks, timeout_s
+        self._holder, self._rank, self._on, self._blocks, self._timeout_s = holder, rank, on, blocks, timeout_s
         self._rendezvous = Rendezvous(host)
         pace.count(SecondsOfThreads(LOOP_THREAD))
-        self._end = ChannelSettings(blocks, pace, verify, timeout_s, self._count_failure, maps, fault)
+        self._communicators = communicators
+        self._end = ChannelSettings(blocks, pace, verify, timeout_s, self._count_failure, maps, fault, communicators)
         self._source_end: type[Sender] = ChunkSender if maps is None else MappingSender
         self._other_end: type[Receiver] = ChunkReceiver if maps is None else MappingReceiver
         self._peers: dict[str, str] = {}  # holder -> address
@@ -61,16 +67,16 @@ class Direct:
 
     @property
     def address(self) -> str:
-        return self._rendezvous.address
+        return self._on._replace(address=self._rendezvous.address).pack()
 
     @property
     def num_failed(self) -> int:
         return self._num_failed
 
     def meet(self, member: Member) -> None:
-        addresses = member.transport.split()  # the addresses of all its ranks
-        if len(addresses) > self._rank and member.holder != self._holder:
-            self._peers[member.holder] = addresses[self._rank]
+        ends = endpoints(member)
+        if len(ends) > self._rank and member.holder != self._holder:
+            self._peers[member.holder] = ends[self._rank].address
 
     def part_from(self, member: Member) -> None:
         self._peers.pop(member.holder, None)
@@ -102,8 +108,7 @@ class Direct:
 
     def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, ChannelSettings, str]:
         is_source, address = direction.source == self._holder, self._peers[peer]
-        chunks_on = self._blocks.device if self._end.maps is None else CPU
-        meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s, chunks_on)
+        meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s)
         return meeting, self._end, str(direction)
 
     def _end_channels(self, peer: str) -> list[Channel[SendKv] | Channel[ReceiveKv]]:
@@ -113,6 +118,8 @@ class Direct:
             if channel is not None:
                 channel.close()
                 ended.append(channel)
+        if self._communicators is not None:
+            self._communicators.forget(peer)
         return ended
 
     def _count_failure(self) -> None:

@@ -2,7 +2,8 @@
 
     source ── header ──▶ receiver     the transfer's number, and what its KV is of
            ◀── reply ──                whether the receiver awaits this transfer
-           ── chunk ... ──▶            the payload, each chunk with a tail: number, place, checksum
+           ── chunk ... ──▶            the payload, in order; over NCCL the receiver asks for each beyond the window
+           ── places ──▶               the checksum of all chunks
            ◀── reply ──                whether all of it is in the receiver's blocks
 
 Where the receiver reads the source's memory itself (ipc.py), in place of chunks:
@@ -12,6 +13,11 @@ Where the receiver reads the source's memory itself (ipc.py), in place of chunks
            ◀── reply ... ──            from time to time: the copy goes on
            ◀── reply ──                whether all of it was read
            ── reply ──▶                whether the blocks were the transfer's all the time
+
+Where chunks go over NCCL, both ends take their turn first (turns.py):
+
+           first ── turn ──▶ second    the communicator that the two have
+                 ◀── reply ──          whether the second has it too
 
 All frames have a fixed size, except chunks and places, whose sizes follow from the header: so neither end waits for
 bytes that the other end does not send.
@@ -26,14 +32,14 @@ from enum import IntEnum
 
 from alignedserve.protocol.page_names import chained_hashes
 
-_MAGIC = 0x414C474E4B560004  # the last digits are the version
+_MAGIC = 0x414C474E4B560005  # the last digits are the version
 _HEADER = struct.Struct("=QQ?xxxIQQI?xxx")
 _REPLY = struct.Struct("=QQB")
-_TAIL = struct.Struct("=QII")
 _PLACES = struct.Struct("=QQI")  # followed by the pairs
 _HANDLE = struct.Struct("=QH")  # followed by the handle, padded to HANDLE_BYTES
-HEADER, REPLY, CHUNK, HANDLE, PLACES = 1, 2, 3, 4, 5  # tags, so that no end takes one frame for another
-HEADER_BYTES, REPLY_BYTES, TAIL_BYTES, HANDLE_BYTES = _HEADER.size, _REPLY.size, _TAIL.size, 1024
+_TURN = struct.Struct("=QQI")
+HEADER, REPLY, CHUNK, HANDLE, PLACES, TURN = 1, 2, 3, 4, 5, 6  # tags, so that no end takes one frame for another
+HEADER_BYTES, REPLY_BYTES, TURN_BYTES, HANDLE_BYTES = _HEADER.size, _REPLY.size, _TURN.size, 1024
 _PAIR_BYTES = 4
 
 
@@ -55,7 +61,7 @@ class TransferHeader:
     token_hash: int  # of all tokens in their order, as in page headers
     num_bytes: int
     chunk_tokens: int  # tokens of each chunk but the last
-    is_checked: bool  # whether the tails have checksums
+    is_checked: bool  # whether both ends sum up the KV
 
     def pack(self) -> bytes:
         return _HEADER.pack(
@@ -119,11 +125,13 @@ def read_places(raw: bytes | bytearray, number: int) -> tuple[tuple[int, ...], i
     return struct.unpack_from(f"={num_pairs}I", raw, _PLACES.size), checksum
 
 
-def seal(chunk: memoryview, number: int, index: int, checksum: int) -> None:
-    """Write the tail of a chunk; the checksum is that of its body, or 0 where chunks have none."""
-    _TAIL.pack_into(chunk, len(chunk) - TAIL_BYTES, number, index, checksum)
+def pack_turn(number: int, communicator: int) -> bytes:
+    return _TURN.pack(_MAGIC, number, communicator)
 
 
-def is_sealed(chunk: memoryview, number: int, index: int, checksum: int) -> bool:
-    """Return whether the chunk's tail has this number, place and checksum."""
-    return _TAIL.unpack_from(chunk, len(chunk) - TAIL_BYTES) == (number, index, checksum)
+def read_turn(raw: bytes | bytearray, number: int) -> int:
+    """Return the number of the communicator."""
+    magic, transfer, communicator = _TURN.unpack(raw)
+    if (magic, transfer) != (_MAGIC, number):
+        raise NotOurs(f"the other end takes its turn for another transfer than {number}")
+    return int(communicator)

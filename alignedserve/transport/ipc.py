@@ -1,7 +1,8 @@
 """The transport `ipc`: workers on one machine map each other's device caches, and the receiver reads the KV itself.
 
-On CPUs device caches are files in shared memory; on GPUs this is for processes on one GPU, where NCCL refuses two ranks
-(mapping.py). The frames of a transfer go over a group, as with `collective`; KV does not.
+On CPUs device caches are files in shared memory. On GPUs this is for processes on one GPU, where NCCL refuses two
+ranks, and for GPUs that read each other's memory over NVLink or PCIe: no kernel waits for the other end (mapping.py).
+The frames of a transfer go over a group, as with `collective`; KV does not.
 
     source                                     receiver
     header ──▶                                 as for every transfer (frames.py)
@@ -22,9 +23,7 @@ never write to another device cache: on CPUs it is mapped read-only.
 from __future__ import annotations
 
 import logging
-import struct
 import time
-import zlib
 
 import torch
 
@@ -32,6 +31,7 @@ from alignedserve.engine.device.devices import finish
 from alignedserve.engine.device.groups import Group
 from alignedserve.errors import PlanError
 from alignedserve.protocol.commands import ReceiveKv, SendKv
+from alignedserve.transport.channel import tensor_of
 from alignedserve.transport.frames import (
     HANDLE,
     HANDLE_BYTES,
@@ -45,7 +45,7 @@ from alignedserve.transport.frames import (
     read_places,
 )
 from alignedserve.transport.mapping import Maps, NotMapped
-from alignedserve.transport.payload import ChunkBuffers, DeviceBlocks
+from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.receiving import Receiver
 from alignedserve.transport.sending import Sender
 
@@ -64,11 +64,11 @@ class MappingSender(Sender):
         finish(self._end.blocks.device)  # what was ordered before is in the blocks now
         if self._told is not group:
             self._handle = self._handle or self._maps.handle(self._end.blocks.cache)
-            group.send(_bytes(pack_handle(self._handle)), HANDLE).land(self._end.timeout_s)
+            group.send(tensor_of(pack_handle(self._handle)), HANDLE).land(self._end.timeout_s)
             self._told = group
         pairs = transfer.pairs[: self._end.blocks.num_pairs(header.num_tokens)]
         checksum = self._checksum(transfer, header) if header.is_checked else 0
-        places = _bytes(pack_places(header.number, pairs, checksum))
+        places = tensor_of(pack_places(header.number, pairs, checksum))
         group.send(places, PLACES).land(self._end.timeout_s)
         reply = Reply.GOES_ON
         while reply is Reply.GOES_ON:
@@ -78,14 +78,6 @@ class MappingSender(Sender):
         was_ours = self._is_outstanding(header.number)
         self._say(group, header.number, Reply.YES if was_ours else Reply.NO)
         return was_ours
-
-    def _checksum(self, transfer: SendKv, header: TransferHeader) -> int:
-        buffers, checksum = ChunkBuffers(self._most_bytes(header), self._end.blocks.device), 0
-        for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
-            body = buffers.chunk(index, num_bytes).body
-            with self._end.pace.turn(), self._blocks_of(header.number) as blocks:
-                checksum = _added(checksum, blocks.gather(slots, body, is_checked=True))
-        return checksum
 
     @property
     def _maps(self) -> Maps:
@@ -125,32 +117,18 @@ class MappingReceiver(Receiver):
 
     def _copy(self, group: Group, transfer: ReceiveKv, header: TransferHeader, pairs: tuple[int, ...]) -> int | None:
         """Copy the KV, and return its checksum where checksums are on."""
-        there, buffers = self._there, ChunkBuffers(self._most_bytes(header), self._end.blocks.device)
+        there, each, spoke_at = self._there, self._end.blocks.num_pairs(header.chunk_tokens), time.monotonic()
         assert there is not None
         there.check(pairs, header.num_tokens)
-        sources = there.slots(pairs, header.num_tokens).split(header.chunk_tokens)
-        checksum, spoke_at = 0, time.monotonic()
-        for index, (source, (slots, num_bytes)) in enumerate(zip(sources, self._chunks(transfer, header), strict=True)):
-            body = buffers.chunk(index, num_bytes).body
-            with self._end.pace.turn():
-                of_chunk = there.gather(source, body, header.is_checked)
-                with self._blocks_of(header.number) as blocks:
-                    blocks.scatter(slots, body)
-                checksum = _added(checksum, of_chunk)
+        for at in range(0, len(pairs), each):
+            with self._end.pace.turn(), self._blocks_of(header.number) as blocks:
+                blocks.copy(there, pairs[at : at + each], transfer.pairs[: len(pairs)][at : at + each])
             if time.monotonic() - spoke_at > self._end.timeout_s / _REPLY_PART:
                 self._say(group, header.number, Reply.GOES_ON)
                 spoke_at = time.monotonic()
-        return checksum if header.is_checked else None
+        finish(self._end.blocks.device)  # nothing is read any more
+        return self._checksum(transfer, header) if header.is_checked else None
 
     def _run(self) -> None:
         super()._run()
         self._there = None  # unmap the peer's memory
-
-
-def _bytes(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _added(checksum: int, of_chunk: int) -> int:
-    """Return the checksum of chunks, and of one more, by theirs."""
-    return zlib.crc32(struct.pack("=II", checksum, of_chunk))

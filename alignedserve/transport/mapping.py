@@ -4,7 +4,8 @@ Two kinds of memory have the same interface. A handle of a few hundred bytes nam
 a tensor from it. That process only reads, and gives the tensor up when the worker has ended.
 
     CPU   a file in shared memory, which lives as long as a process maps it; its name goes when the worker ends
-    GPU   CUDA's IPC handle, for processes on the same GPU; torch counts its users
+    GPU   CUDA's IPC handle, for processes on the same GPU or on one that reads its memory, which the process need not
+          see otherwise; torch counts its users
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class CacheFile:
 
 
 class CudaMaps:
-    """The device caches of workers on one GPU, which they may know by different numbers."""
+    """The device caches of workers on GPUs that read each other's memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -97,13 +98,11 @@ class CudaMaps:
     def handle(self, cache: Tensor) -> bytes:
         _, handle, size, offset, counter, counter_at, event, awaits = cache.untyped_storage()._share_cuda_()
         said: dict[str, Any] = {"size": size, "offset": offset, "counter_at": counter_at, "awaits": awaits}
-        said |= {"handle": handle.hex(), "counter": counter.hex(), "event": event.hex(), "gpu": self._gpu}
+        said |= {"handle": handle.hex(), "counter": counter.hex(), "event": event.hex()}
         return _packed(cache, **said, first=cache.storage_offset())
 
     def map(self, handle: bytes) -> Tensor:
         shape, dtype, says = _unpacked(handle)
-        if says.get("gpu") != self._gpu:
-            raise NotMapped(f"the other worker's device cache is on GPU {says.get('gpu')}, ours on {self._gpu}")
         try:
             storage = torch.UntypedStorage._new_shared_cuda(
                 *(self._device.index or 0, bytes.fromhex(says["handle"]), says["size"], says["offset"]),
@@ -116,10 +115,6 @@ class CudaMaps:
         return there.set_(storage, int(says["first"]), shape, strides)
 
     def close(self) -> None: ...
-
-    @property
-    def _gpu(self) -> str:
-        return str(torch.cuda.get_device_properties(self._device).uuid)
 
 
 def _packed(cache: Tensor, **more: Any) -> bytes:

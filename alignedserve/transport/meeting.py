@@ -23,10 +23,8 @@ from datetime import timedelta
 from enum import Enum
 from typing import NamedTuple
 
-import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.groups import BrokenGroup, Group
 
 log = logging.getLogger("alignedserve.transport")
@@ -106,10 +104,11 @@ class Meeting:
         direction: Direction,
         is_source: bool,
         timeout_s: float,
-        device: torch.device = CPU,
     ) -> None:
-        """Meet the end whose store is at `peer`; chunks are on `device`."""
-        self._rendezvous, self._peer, self._direction, self._device = rendezvous, peer, direction, device
+        """Meet the end whose store is at `peer`."""
+        self._rendezvous, self._peer, self._direction = rendezvous, peer, direction
+        self.own, self.peer = direction if is_source else (direction.to, direction.source)
+        self.is_first = self.own < self.peer  # of the two, in the order in which they take turns
         self._rank, self._timeout_s = (0 if is_source else 1), timeout_s
         self._own_side, self._other_side = ("source", "to") if is_source else ("to", "source")
         self._inbox: TCPStore | None = None
@@ -150,6 +149,10 @@ class Meeting:
         """End a wait of the channel's thread; any other thread may call this. The meeting is of no use afterwards."""
         for number in (self._num_read, self._num_read + 1):  # the thread may be between the two
             self._rendezvous.leave(self._key(self._own_side, number), Note(NoteKind.WAKE, 0))
+
+    def store_of_first(self) -> TCPStore:
+        """Connect to the store of the end that is first."""
+        return self._rendezvous.client(self._timeout_s) if self.is_first else _connect(self._peer, self._timeout_s)
 
     def _hear(self, note: Note) -> None:
         if note.says is NoteKind.PAST:
@@ -194,7 +197,7 @@ class Meeting:
         assert store is not None, "notes were exchanged over it"
         left = max(0.1, deadline - time.monotonic())
         keys, host = PrefixStore(f"{self._direction}/group/{number}", store), self._rendezvous.host
-        return Group(keys, self._rank, host, left, self._device)
+        return Group(keys, self._rank, host, left)
 
 
 def _connect(address: str, timeout_s: float) -> TCPStore:

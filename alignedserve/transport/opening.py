@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,19 +15,11 @@ from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.ranks import Team
 from alignedserve.errors import TransportError
 from alignedserve.fallbacks import fell_back
+from alignedserve.machine.gpus import gpus_reached
 from alignedserve.protocol.messages import holder
+from alignedserve.protocol.roads import Endpoint
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.transport.transport import ThroughTheArena, Transport
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """The means of sending KV; for each the reason why it cannot be used, or None."""
-
-    device: str  # where the KV is: cpu or cuda
-    no_collective: str | None
-    no_ipc: str | None
-    no_reach: str | None = None  # why GPUs cannot reach each other's memory, which makes `collective` fast
 
 
 class ChosenTransport(NamedTuple):
@@ -36,64 +27,40 @@ class ChosenTransport(NamedTuple):
     why: str
 
 
-def means_of(device: torch.device, config: Config) -> Means:
-    """Return the means here. All workers of a deployment find the same: they share configuration and GPUs."""
-    if device.type == "cpu":
-        return Means("cpu", why_no_gloo(), why_no_gloo())
-    return _means_of_gpus(device.type, torch.cuda.device_count(), config)
+def choose(device: torch.device, config: Config) -> ChosenTransport:
+    """Choose what this worker offers; each pair then has the road that both ends allow (protocol/roads.py).
 
-
-def _means_of_gpus(device: str, num_gpus: int, config: Config) -> Means:
-    """Return the means on GPUs; `num_gpus` is what a worker sees: one where the launcher assigns GPUs."""
-    ranks, topology = config.engine.tensor_parallel_size, config.topology
-    workers = ranks * (topology.prefill_workers + topology.decode_workers)
-    if config.ray.address is not None:
-        is_part = 0 < (config.ray.gpus_per_worker or 0) < 1
-        return Means(
-            *(device, _nccl_on("Ray may put two workers on one GPU (ray.gpus_per_worker)" if is_part else None)),
-            no_ipc="on a Ray cluster workers need not be on one GPU",
-            no_reach="on a Ray cluster it is not known beforehand which GPUs reach each other",
-        )
-    shared = f"{workers} worker processes share {num_gpus} GPUs" if workers > num_gpus else None
-    several = f"ipc is for processes on one GPU, and there are {num_gpus}: CUDA_VISIBLE_DEVICES=0 leaves one"
-    return Means(device, _nccl_on(shared), why_no_gloo() or (several if num_gpus > 1 else None), _no_reach(num_gpus))
-
-
-def _nccl_on(shared: str | None) -> str | None:
-    if (lack := why_no_nccl()) is not None or shared is None:
-        return lack
-    return f"NCCL refuses two processes on one GPU, and {shared}"
-
-
-def _no_reach(num_gpus: int) -> str | None:
-    for gpu in range(num_gpus):
-        for other in range(num_gpus):
-            if gpu != other and not torch.cuda.can_device_access_peer(gpu, other):
-                return f"GPU {gpu} does not reach the memory of GPU {other}"
-    return None
-
-
-def choose(asked: TransportName, means: Means) -> ChosenTransport:
-    """Choose the transport. Raises TransportError where the one that was asked for cannot be used."""
+    Raises TransportError where the transport that was asked for cannot be used.
+    """
+    asked = config.transport
     if asked is TransportName.HOST:
         return ChosenTransport(asked, "asked for")
+    if asked is TransportName.AUTO and device.type == "cpu":
+        why = "KV is in the memory of the CPU, which the KV pool shares with all workers of a node"
+        return ChosenTransport(TransportName.HOST, why)
+    problem = _why_no_collective(device, config) if asked is TransportName.COLLECTIVE else why_no_gloo()
+    if asked is TransportName.AUTO and problem is None:
+        why = "between workers of a node whose GPUs read each other's memory"
+        return ChosenTransport(TransportName.IPC, why)
     if asked is TransportName.AUTO:
-        return _best(means)
-    problem = means.no_ipc if asked is TransportName.IPC else means.no_collective
+        return ChosenTransport(TransportName.HOST, problem or "")
     if problem is not None:
         raise TransportError(f"transport {asked.value} cannot be used here: {problem}; use auto or host")
     return ChosenTransport(asked, "asked for")
 
 
-def _best(means: Means) -> ChosenTransport:
-    if means.device == "cpu":
-        why = "KV is in the memory of the CPU, which the KV pool shares with all workers of a node"
-        return ChosenTransport(TransportName.HOST, why)
-    if means.no_ipc is None:
-        return ChosenTransport(TransportName.IPC, "all workers are on one GPU")
-    if means.no_collective is None and means.no_reach is None:
-        return ChosenTransport(TransportName.COLLECTIVE, "each worker has a GPU, and these reach each other's memory")
-    return ChosenTransport(TransportName.HOST, means.no_collective or means.no_reach or "nothing faster is there")
+def _why_no_collective(device: torch.device, config: Config) -> str | None:
+    if device.type == "cpu" or config.engine.tensor_parallel_size > 1:
+        return why_no_gloo()
+    if (lack := why_no_nccl()) is not None:
+        return lack
+    topology, num_gpus = config.topology, torch.cuda.device_count()
+    workers, shared = topology.prefill_workers + topology.decode_workers, None
+    if config.ray.address is None and workers > num_gpus:  # with Ray a worker sees its own GPU only
+        shared = f"{workers} worker processes share {num_gpus} GPUs"
+    elif config.ray.address is not None and 0 < (config.ray.gpus_per_worker or 0) < 1:
+        shared = "Ray may put two workers on one GPU (ray.gpus_per_worker)"
+    return f"NCCL refuses two processes on one GPU, and {shared}" if shared is not None else None
 
 
 log = logging.getLogger("alignedserve.transport")
@@ -104,14 +71,42 @@ def chosen_for(place: Place, device: torch.device) -> ChosenTransport:
     config = place.config
     if config.topology.colocated:
         return ChosenTransport(TransportName.HOST, "there is no other worker to send to")
+    if config.lends:
+        return ChosenTransport(TransportName.HOST, "prefill workers decode too, and hand requests on by the KV pool")
     is_open = config.transport is TransportName.AUTO
     if is_open and config.why_host is not None:
         chosen = ChosenTransport(TransportName.HOST, config.why_host)
     else:
-        chosen = choose(config.transport, means_of(device, config))
-    if is_open and chosen.name is TransportName.HOST and device.type == "cuda":
-        fell_back("KV from GPU to GPU", chosen.why, "it goes through the KV pool")
+        chosen = choose(device, config)
+    if is_open and device.type == "cuda":
+        why = chosen.why if chosen.name is TransportName.HOST else _why_alone(device)
+        if why is not None:
+            fell_back("KV from GPU to GPU", why, "it goes through the KV pool")
     return chosen
+
+
+def _why_alone(device: torch.device) -> str | None:
+    """Return why no other GPU of the machine is reached; None where one is, or there is no other."""
+    others = peers_of(device)
+    return f"GPU {device.index or 0} reads the memory of no other GPU" if others and not any(others.values()) else None
+
+
+def peers_of(device: torch.device) -> dict[str, bool]:
+    """Return the UUIDs of the machine's other GPUs, and whether this one reads their memory.
+
+    Torch knows those that this process sees, the driver all of them.
+    """
+    own, cuda = device.index or 0, torch.cuda
+    seen = {
+        _uuid(number): cuda.can_device_access_peer(own, number)
+        for number in range(cuda.device_count())
+        if number != own
+    }
+    return gpus_reached(_uuid(own)) | seen
+
+
+def _uuid(number: int) -> str:
+    return str(torch.cuda.get_device_properties(number).uuid).removeprefix("GPU-")
 
 
 def open_transport(
@@ -136,19 +131,26 @@ def open_transport(
     from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps
     from alignedserve.transport.payload import DeviceBlocks
     from alignedserve.transport.together import together
+    from alignedserve.transport.turns import communicators_on
 
     maps: Maps | None = None
+    on, communicators = Endpoint(""), None  # where the KV is sent
     if chosen.name is TransportName.IPC and cache.device.type == "cpu":
         own = lock_name(spec.deployment, name, spec.rank)
         maps = file = CacheFile(place.shared_memory, f"{spec.deployment}-", f"{own}.cache")
-        cache = file.zeros(cache.shape, cache.dtype)
+        cache, on = file.zeros(cache.shape, cache.dtype), Endpoint("", "cpu")
     elif chosen.name is TransportName.IPC:
-        maps = CudaMaps(cache.device)
+        reached = frozenset(uuid for uuid, is_read in peers_of(cache.device).items() if is_read)
+        maps, on = CudaMaps(cache.device), Endpoint("", _uuid(cache.device.index or 0), reached)
+    else:
+        communicators = communicators_on(cache.device, 1 if team is None else team.size)
     direct = Direct(
         *(name, spec.host, DeviceBlocks(cache), pace),
         verify=config.verifies_transfers(chosen.name),
         timeout_s=config.wire.transfer_timeout_s,
         maps=maps,
+        communicators=communicators,
+        on=on,
         rank=spec.rank,
         fault=fault,
     )

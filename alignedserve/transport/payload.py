@@ -7,66 +7,48 @@ some of the tokens, of all layers: [layers, 2, tokens, kv_dim], as a page of the
 from __future__ import annotations
 
 import mmap
+import struct
+import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from alignedserve.core import units_for
-from alignedserve.engine.device.devices import CPU
+from alignedserve.engine.device.devices import CPU, finish
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
-from alignedserve.transport.frames import TAIL_BYTES, is_sealed, seal
 
-CHUNK_BYTES = 512 << 10  # about: large beside its frames, small beside the step that runs meanwhile
+CHUNK_BYTES = 2 << 20  # about: large beside its frames, and at the pace of copies a small part of a step
 GPU_CHUNK_BYTES = 16 << 20  # between GPUs, where frames take most of the time
+WINDOW = 4  # chunks of a transfer that travel at once
 _ALIGNMENT = 256  # bytes
 
 
-class PayloadChunk(NamedTuple):
-    """Three views of the same memory."""
-
-    body: Tensor
-    whole: Tensor  # the body and its tail
-    view: memoryview | None  # view of `whole`; None on a GPU
-
-    def seal(self, number: int, index: int, checksum: int) -> None:
-        """Write the tail."""
-        if self.view is not None:
-            seal(self.view, number, index, checksum)
-            return
-        tail = torch.empty(TAIL_BYTES, dtype=torch.uint8)
-        seal(tail.numpy().data, number, index, checksum)
-        self.whole[-TAIL_BYTES:].copy_(tail)
-
-    def is_sealed(self, number: int, index: int, checksum: int) -> bool:
-        view = self.view if self.view is not None else self.whole[-TAIL_BYTES:].cpu().numpy().data
-        return is_sealed(view, number, index, checksum)
-
-
 class ChunkBuffers:
-    """Two buffers in turns: one travels while the other is filled or emptied."""
+    """Buffers in turns: some travel while others are filled or emptied."""
 
     def __init__(self, most_bytes: int, device: torch.device = CPU) -> None:
-        """Make buffers for bodies of at most `most_bytes`."""
-        size = most_bytes + TAIL_BYTES
+        """Make buffers for chunks of at most `most_bytes`."""
         if device.type == "cpu":
-            self._views: tuple[memoryview, ...] = (_memory(size), _memory(size))
+            self._buffers = [torch.frombuffer(_memory(most_bytes), dtype=torch.uint8) for _ in range(WINDOW)]
         else:
-            self._views = ()
-            self._on_gpu = torch.empty((2, size + -size % _ALIGNMENT), dtype=torch.uint8, device=device)
+            size = most_bytes + -most_bytes % _ALIGNMENT
+            self._buffers = [*torch.empty((WINDOW, size), dtype=torch.uint8, device=device)]
 
-    def chunk(self, index: int, num_bytes: int) -> PayloadChunk:
-        size = num_bytes + TAIL_BYTES
-        view = self._views[index % 2][:size] if self._views else None
-        whole = torch.frombuffer(view, dtype=torch.uint8) if view is not None else self._on_gpu[index % 2][:size]
-        return PayloadChunk(whole[:num_bytes], whole, view)
+    def chunk(self, index: int, num_bytes: int) -> Tensor:
+        return self._buffers[index % WINDOW][:num_bytes]
 
 
 def _memory(num_bytes: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, num_bytes))
+    """Return memory that goes back to the system at once."""
+    return memoryview(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def added(checksum: int, of_chunk: int) -> int:
+    """Return the checksum of chunks, and of one more, by theirs."""
+    return zlib.crc32(struct.pack("=II", checksum, of_chunk))
 
 
 class DeviceBlocks:
@@ -123,19 +105,37 @@ class DeviceBlocks:
         return slots_of(torch.tensor(pairs, dtype=torch.long), self._block_size)[:num_tokens]
 
     def gather(self, slots: Tensor, into: Tensor, is_checked: bool) -> int:
-        """Copy the vectors into `into`, a chunk without its tail; return its checksum if it is checked, else 0."""
+        """Copy the vectors into a chunk on the device or the CPU; return its checksum if it is checked, else 0."""
         rows = self._rows(into, len(slots))
         if is_checked and self._cache.device.type == "cpu":
             return self._kernels.gather_and_sum(self._cache, slots, rows)
         self._kernels.gather(self._cache, slots, rows)
+        if into.device != self._cache.device:
+            finish(self._cache.device)  # the CPU reads the chunk next
         return self.checksum(into) if is_checked else 0
 
     def checksum(self, chunk: Tensor) -> int:
-        """Return the CRC-32 of a chunk without its tail."""
+        """Return the CRC-32 of a chunk."""
         return self._sums.crc32(chunk.cpu()[None])
 
     def scatter(self, slots: Tensor, chunk: Tensor) -> None:
         self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
+
+    def copy(self, there: DeviceBlocks, of: Sequence[int], to: Sequence[int]) -> None:
+        """Copy whole block pairs of another worker's cache, which this process maps."""
+        if self._cache.device.type == "cpu":
+            for one, other in zip(of, to, strict=True):
+                self._pair(other).copy_(there._pair(one))
+        else:
+            sources, targets = (torch.tensor(pairs, device=self._cache.device) for pairs in (of, to))
+            self._by_pair.index_copy_(1, targets, there._by_pair.index_select(1, sources))
+
+    def _pair(self, pair: int) -> Tensor:
+        return self._cache[:, 2 * pair : 2 * pair + 2]
+
+    @property
+    def _by_pair(self) -> Tensor:
+        return self._cache.view(self._layers, self._num_pairs, -1)
 
     def _rows(self, chunk: Tensor, tokens: int) -> Tensor:
         return chunk.view(self._cache.dtype).view(self._layers, 2, tokens, self._kv_dim)

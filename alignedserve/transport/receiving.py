@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import abstractmethod
+from collections import deque
 from typing import Any
 
 import torch
@@ -13,9 +14,18 @@ from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import ReceiveKv
 from alignedserve.protocol.events import KvReceived
 from alignedserve.transport.channel import Channel
-from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, Reply, TransferHeader
+from alignedserve.transport.frames import (
+    CHUNK,
+    HEADER,
+    HEADER_BYTES,
+    PLACES,
+    Reply,
+    TransferHeader,
+    places_bytes,
+    read_places,
+)
 from alignedserve.transport.meeting import GivenUpByPeer
-from alignedserve.transport.payload import ChunkBuffers
+from alignedserve.transport.payload import WINDOW, ChunkBuffers, added
 
 log = logging.getLogger("alignedserve.transport")
 
@@ -80,26 +90,28 @@ class Receiver(Channel[ReceiveKv]):
 
 class ChunkReceiver(Receiver):
     def _receive(self, group: Group, transfer: ReceiveKv, header: TransferHeader) -> bool:
-        """Receive chunks, and leave blocks as they are from the first chunk on that fails its check."""
-        buffers = ChunkBuffers(self._most_bytes(header), self._end.blocks.device)
-        chunks, is_intact = list(self._chunks(transfer, header)), True
+        number, timeout_s, checksum = header.number, self._end.timeout_s, 0
+        chunks = list(self._chunks(transfer, header))
+        with self._carrier(group, number) as carrier:
+            buffers = ChunkBuffers(self._most_bytes(header), carrier.device)
 
-        def begin(index: int) -> Flight:
-            if group.asks_first:
-                self._say(group, header.number, Reply.GOES_ON)
-            return group.receive(buffers.chunk(index, chunks[index][1]).whole, CHUNK)
+            def begin(index: int) -> Flight:
+                return carrier.receive(buffers.chunk(index, chunks[index][1]), CHUNK)
 
-        flight = begin(0)
-        for index, (slots, num_bytes) in enumerate(chunks):
-            flight.land(self._end.timeout_s)
-            chunk = buffers.chunk(index, num_bytes)
-            with self._end.pace.turn():
-                if index + 1 < len(chunks):  # not earlier: a chunk comes only when it is asked for
-                    flight = begin(index + 1)
-                checksum = self._end.blocks.checksum(chunk.body) if header.is_checked else 0
-                is_intact = is_intact and chunk.is_sealed(header.number, index, checksum)
-                if is_intact:
-                    with self._blocks_of(header.number) as blocks:
-                        blocks.scatter(slots, chunk.body)
-        self._answer(group, header.number, is_intact)
+            flights = deque(begin(index) for index in range(min(WINDOW, len(chunks))))
+            for index, (slots, num_bytes) in enumerate(chunks):
+                flights.popleft().land(timeout_s)
+                chunk = buffers.chunk(index, num_bytes)
+                with self._end.pace.turn():
+                    checksum = added(checksum, self._end.blocks.checksum(chunk) if header.is_checked else 0)
+                    with self._blocks_of(number) as blocks:
+                        blocks.scatter(slots, chunk)
+                    if index + WINDOW < len(chunks):  # not earlier: the buffer is empty now
+                        flights.append(begin(index + WINDOW))
+                if carrier.asks_first and index + WINDOW < len(chunks):
+                    self._say(group, number, Reply.GOES_ON)
+            raw = bytearray(places_bytes(0))
+            group.receive(torch.frombuffer(raw, dtype=torch.uint8), PLACES).land(timeout_s)
+            is_intact = read_places(raw, number)[1] == checksum
+            self._answer(group, number, is_intact)
         return is_intact

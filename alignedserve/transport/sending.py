@@ -6,14 +6,12 @@ import time
 from abc import abstractmethod
 from collections import deque
 
-import torch
-
 from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvSent
-from alignedserve.transport.channel import AwaitedReply, Channel
-from alignedserve.transport.frames import CHUNK, HEADER, NotOurs, Reply, TransferHeader
-from alignedserve.transport.payload import ChunkBuffers
+from alignedserve.transport.channel import AwaitedReply, Channel, tensor_of
+from alignedserve.transport.frames import CHUNK, HEADER, PLACES, NotOurs, Reply, TransferHeader, pack_places
+from alignedserve.transport.payload import WINDOW, ChunkBuffers, added
 
 
 class Sender(Channel[SendKv]):
@@ -35,9 +33,8 @@ class Sender(Channel[SendKv]):
         while True:
             group = self._connected(self._meeting.offer, header.number, deadline)
             try:
-                packed = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
                 awaited = AwaitedReply(group)
-                sent = group.send(packed, HEADER)
+                sent = group.send(tensor_of(header.pack()), HEADER)
                 reply = awaited.read(header.number, deadline - time.monotonic())
                 sent.land(deadline - time.monotonic())
                 return group, reply is Reply.YES
@@ -53,19 +50,19 @@ class Sender(Channel[SendKv]):
 
 class ChunkSender(Sender):
     def _send(self, group: Group, transfer: SendKv, header: TransferHeader) -> bool:
-        number, timeout_s, pace = header.number, self._end.timeout_s, self._end.pace
-        buffers, flights = ChunkBuffers(self._most_bytes(header), self._end.blocks.device), deque[Flight]()
-        for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
-            if len(flights) == 2:
-                flights.popleft().land(timeout_s)
-            chunk = buffers.chunk(index, num_bytes)
-            with pace.turn():
-                with self._blocks_of(number) as blocks:
-                    checksum = blocks.gather(slots, chunk.body, header.is_checked)
-                chunk.seal(number, index, checksum)
-            if group.asks_first and self._hear(group, number) is not Reply.GOES_ON:
-                raise NotOurs(f"the other end does not ask for a chunk of transfer {number}")
-            flights.append(group.send(chunk.whole, CHUNK))
-        for flight in flights:
-            flight.land(timeout_s)
-        return self._hear(group, number) is Reply.YES
+        number, timeout_s, checksum, flights = header.number, self._end.timeout_s, 0, deque[Flight]()
+        with self._carrier(group, number) as carrier:
+            buffers = ChunkBuffers(self._most_bytes(header), carrier.device)
+            for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
+                if index >= WINDOW:
+                    flights.popleft().land(timeout_s)
+                    if carrier.asks_first and self._hear(group, number) is not Reply.GOES_ON:
+                        raise NotOurs(f"the other end does not ask for a chunk of transfer {number}")
+                chunk = buffers.chunk(index, num_bytes)
+                with self._end.pace.turn(), self._blocks_of(number) as blocks:
+                    checksum = added(checksum, blocks.gather(slots, chunk, header.is_checked))
+                flights.append(carrier.send(chunk, CHUNK))
+            for flight in flights:
+                flight.land(timeout_s)
+            group.send(tensor_of(pack_places(number, (), checksum)), PLACES).land(timeout_s)
+            return self._hear(group, number) is Reply.YES

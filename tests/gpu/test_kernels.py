@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.engine.copying.int8_pages import Int8Pages
+from alignedserve.forms.device.int8_pages import Int8Pages
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -118,7 +118,7 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
     for device, of_device in ((GPU, kernels), (torch.device("cpu"), REFERENCE)):
         pages = Int8Pages(8, 64, 1024, dtype, of_device, device)
         payload, cache = memoryview(bytearray(pages.layout.size)), torch.zeros(4, 4, 64, 1024, device=device).to(dtype)
-        assert pages.compress(rows, payload)
+        assert pages.write(rows, payload)
         pages.expand(payload, cache, slots + 64)  # the K of pair 1
         torch.cuda.synchronize()
         told.append(cache.cpu())

@@ -1,8 +1,10 @@
-"""Tests of KV between workers on GPUs, each in a process of its own: by NCCL on two GPUs, from mapped memory on one."""
+"""Tests of KV between workers on GPUs, each in a process of its own: from mapped memory on one GPU, and on two, of
+which the peer sees one; by NCCL on two."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 from contextlib import closing
 from dataclasses import asdict
@@ -20,6 +22,7 @@ from alignedserve.transport.direct import Direct
 from alignedserve.transport.mapping import CudaMaps
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
+from alignedserve.transport.turns import communicators_on
 
 LAYERS, PAIRS, BLOCK, KV_DIM = 4, 600, 16, 256
 TOKENS = tuple(range(3000))  # several chunks, of 16 MB each
@@ -32,9 +35,9 @@ def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
     torch.cuda.set_device(device)
     cache = torch.empty((LAYERS, 2 * PAIRS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
-    maps = CudaMaps(device) if by_ipc else None
+    by = {"maps": CudaMaps(device)} if by_ipc else {"communicators": communicators_on(device)}
     blocks = DeviceBlocks(cache)
-    return Direct(f"{name}.1", "127.0.0.1", blocks, CopyPace(share=1.0), verify=True, timeout_s=60, maps=maps), cache
+    return Direct(f"{name}.1", "127.0.0.1", blocks, CopyPace(share=1.0), verify=True, timeout_s=60, **by), cache
 
 
 def member(name: str, transport: Direct) -> Member:
@@ -42,7 +45,9 @@ def member(name: str, transport: Direct) -> Member:
 
 
 def serve(to_us: Connection, gpu: int, by_ipc: bool) -> None:
-    """Run the other process: it reports what its cache holds, and sends what it is told to."""
+    """Run the other process: it reports what its cache holds, and sends what it is told to. It sees one GPU, as Ray's
+    workers do."""
+    os.environ["CUDA_VISIBLE_DEVICES"], gpu = visible(gpu), 0
     transport, cache = worker("prefill-0", gpu, by_ipc)
     with closing(transport):
         to_us.send(asdict(member("prefill-0", transport)))
@@ -55,15 +60,23 @@ def serve(to_us: Connection, gpu: int, by_ipc: bool) -> None:
             to_us.send(outcomes.get() == KvSent(number, "decode-0.1", ok=True))
 
 
-@pytest.mark.parametrize("by_ipc", [True, False], ids=["ipc", "NCCL"])
-def test_what_is_sent_is_there(by_ipc: bool) -> None:
-    if not by_ipc and torch.cuda.device_count() < 2:
-        pytest.skip("one GPU: NCCL needs one for each process")
+def visible(gpu: int) -> str:
+    """Return the name of the GPU of this number, among those that this process sees."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return names.split(",")[gpu] if names else str(gpu)
+
+
+@pytest.mark.parametrize(("by_ipc", "gpu"), [(True, 0), (True, 1), (False, 1)], ids=["one GPU", "two GPUs", "NCCL"])
+def test_what_is_sent_is_there(by_ipc: bool, gpu: int) -> None:
+    if torch.cuda.device_count() <= gpu:
+        pytest.skip("there is one GPU")
+    if by_ipc and gpu and not torch.cuda.can_device_access_peer(0, gpu):
+        pytest.skip("the GPUs do not read each other's memory")
     context = multiprocessing.get_context("spawn")
     ours, far_end = context.Pipe()
     peer = context.Process(target=serve, args=(far_end, 0, by_ipc), daemon=True)
     peer.start()
-    transport, cache = worker("decode-0", 0 if by_ipc else 1, by_ipc)
+    transport, cache = worker("decode-0", gpu, by_ipc)
     try:
         fields = ours.recv()
         transport.meet(Member(**(fields | {"role": Role(fields["role"])})))

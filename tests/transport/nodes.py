@@ -23,6 +23,7 @@ from alignedserve.transport.direct import Direct
 from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
+from alignedserve.transport.turns import Communicators
 
 LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM = 3, 40, 4, 8
 PREFIX = "alignedserve-test-"  # begins the name of each file
@@ -47,6 +48,7 @@ class Node:
     verify: bool = True
     incarnation: int = 1
     shared: Path | None = None  # folder of its device cache, which is a file, for `ipc`
+    communicators: Communicators | None = None
     rank: int = 0
     faults: threading.Event = field(default_factory=threading.Event)
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
@@ -62,6 +64,7 @@ class Node:
             verify=self.verify,
             timeout_s=self.timeout_s,
             maps=maps,
+            communicators=self.communicators,
             rank=self.rank,
             fault=self.faults.set,
         )

@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from alignedserve.config.choices import Launcher, TransportName
 from alignedserve.config.config import Config, dump, load
-from alignedserve.config.sections import EngineConfig, PoolConfig, RayConfig
+from alignedserve.config.sections import EngineConfig, PoolConfig, RayConfig, ScheduleConfig
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.fallbacks import fallbacks
+from alignedserve.protocol.roads import Endpoint
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import Part, PartSpec
-from alignedserve.transport.opening import Means, choose, chosen_for, means_of, open_transport
+from alignedserve.transport import opening
+from alignedserve.transport.opening import choose, chosen_for, open_transport, peers_of
 from alignedserve.transport.transport import Transport
+from alignedserve.transport.turns import communicators_on
 
-ALL = Means("cpu", None, None)
+CUDA = torch.device("cuda", 0)
+
+
+def config(asked: TransportName, **kwargs: object) -> Config:
+    return Config(**({"topology": Topology(1, 1), "transport": asked} | kwargs))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("asked", "means", "name"),
+    ("asked", "name"),
     [
-        (TransportName.AUTO, ALL, TransportName.HOST),
-        (TransportName.HOST, ALL, TransportName.HOST),
-        (TransportName.COLLECTIVE, ALL, TransportName.COLLECTIVE),
-        (TransportName.IPC, ALL, TransportName.IPC),
-        (TransportName.AUTO, Means("cuda", "no NCCL", "no"), TransportName.HOST),
-        (TransportName.AUTO, Means("cuda", None, "no"), TransportName.COLLECTIVE),
-        (TransportName.AUTO, Means("cuda", None, None), TransportName.IPC),
+        (TransportName.AUTO, TransportName.HOST),
+        (TransportName.HOST, TransportName.HOST),
+        (TransportName.COLLECTIVE, TransportName.COLLECTIVE),
+        (TransportName.IPC, TransportName.IPC),
     ],
 )
-def test_what_is_asked_for_is_used_where_it_can_be(asked: TransportName, means: Means, name: TransportName) -> None:
-    assert choose(asked, means).name is name
+def test_on_cpus_kv_goes_through_the_pool_unless_another_way_is_asked_for(
+    asked: TransportName, name: TransportName
+) -> None:
+    assert choose(torch.device("cpu"), config(asked)).name is name
 
 
 @pytest.mark.parametrize(
@@ -53,61 +60,69 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(TransportError, match=said) as raised:
-        choose(asked, means_of(torch.device("cpu"), Config()))
+        choose(torch.device("cpu"), config(asked))
     assert "\n" not in str(raised.value)
     assert "use auto or host" in str(raised.value)
 
 
 class Gpus:
-    """Makes torch report this many GPUs, which all reach each other, or none does."""
+    """Makes torch see this many GPUs, which all read each other's memory, or none does; the driver tells of more."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, reach: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, count: int, reach: bool = True, hidden: dict[str, bool] | None = None
+    ) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: reach)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"uuid-{number}"))
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+        monkeypatch.setattr(opening, "gpus_reached", lambda _: hidden or {})
 
 
-def on_gpus(**kwargs: object) -> Means:
-    config = Config(**({"topology": Topology(1, 1)} | kwargs))  # type: ignore[arg-type]
-    return means_of(torch.device("cuda"), config)
+@pytest.mark.parametrize("on_ray", [False, True])
+def test_auto_on_gpus_offers_its_memory_to_all_that_read_it(monkeypatch: pytest.MonkeyPatch, on_ray: bool) -> None:
+    Gpus(monkeypatch, 1)
+    more = {"launcher": Launcher.RAY, "ray": RayConfig("auto", 1.0)} if on_ray else {}
+    assert choose(CUDA, config(TransportName.AUTO, **more)).name is TransportName.IPC
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert choose(CUDA, config(TransportName.AUTO, **more)).name is TransportName.HOST
 
 
-@pytest.mark.parametrize(
-    ("count", "reach", "topology", "name", "why"),
-    [
-        (1, True, Topology(1, 1), TransportName.IPC, "all workers are on one GPU"),
-        (2, True, Topology(1, 1), TransportName.COLLECTIVE, "each worker has a GPU"),
-        (2, False, Topology(1, 1), TransportName.HOST, "GPU 0 does not reach the memory of GPU 1"),
-        (2, True, Topology(2, 1), TransportName.HOST, "NCCL refuses two processes on one GPU, and 3 worker processes"),
-    ],
-)
-def test_auto_on_gpus_is_what_reaches_the_other_s_memory(
-    monkeypatch: pytest.MonkeyPatch, count: int, reach: bool, topology: Topology, name: TransportName, why: str
-) -> None:
-    Gpus(monkeypatch, count, reach)
-    chosen = choose(TransportName.AUTO, on_gpus(topology=topology))
-    assert chosen.name is name
-    assert why in chosen.why
+def test_gpus_that_this_process_does_not_see_are_peers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray shows each worker its own GPU alone."""
+    Gpus(monkeypatch, 1, hidden={"far": True, "farther": False})
+    assert peers_of(CUDA) == {"far": True, "farther": False}
+    Gpus(monkeypatch, 2, hidden={"uuid-1": False})
+    assert peers_of(CUDA) == {"uuid-1": True}
 
 
-def test_what_cannot_be_on_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_on_one_gpu_have_no_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = TransportName.COLLECTIVE
     Gpus(monkeypatch, 2)
-    with pytest.raises(TransportError, match="ipc cannot be used here: ipc is for processes on one GPU, and there"):
-        choose(TransportName.IPC, on_gpus())
-    assert choose(TransportName.COLLECTIVE, on_gpus()).name is TransportName.COLLECTIVE
+    assert choose(CUDA, config(asked)).name is asked
+    four = config(asked, topology=Topology(2, 2))
     with pytest.raises(TransportError, match=r"collective cannot be used here: NCCL refuses .* 4 worker processes"):
-        choose(TransportName.COLLECTIVE, on_gpus(topology=Topology(2, 2)))
-    on_ray = {"launcher": Launcher.RAY, "transport": TransportName.COLLECTIVE}
+        choose(CUDA, four)
     Gpus(monkeypatch, 1)
     each = EngineConfig(kv_memory_mb=1024)
-    whole, half = (on_gpus(**on_ray, engine=each, ray=RayConfig("auto", gpus)) for gpus in (1.0, 0.5))
-    assert choose(TransportName.COLLECTIVE, whole).name is TransportName.COLLECTIVE
-    assert choose(TransportName.AUTO, whole).name is TransportName.HOST
+    whole, half = (
+        config(asked, launcher=Launcher.RAY, engine=each, ray=RayConfig("auto", gpus)) for gpus in (1.0, 0.5)
+    )
+    assert choose(CUDA, whole).name is asked
     with pytest.raises(TransportError, match="Ray may put two workers on one GPU"):
-        choose(TransportName.COLLECTIVE, half)
+        choose(CUDA, half)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(TransportError, match="collective cannot be used here: this torch was built without NCCL"):
-        choose(TransportName.COLLECTIVE, on_gpus(**on_ray, ray=RayConfig("auto", 1.0)))
+        choose(CUDA, whole)
+
+
+def test_ranks_send_over_gloo_beside_the_communicator_of_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    Gpus(monkeypatch, 2)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    ranks = config(TransportName.COLLECTIVE, engine=EngineConfig(tensor_parallel_size=2))
+    assert choose(CUDA, ranks).name is TransportName.COLLECTIVE
+    assert communicators_on(CUDA, ranks=2) is None
+    assert communicators_on(torch.device("cpu")) is None
+    assert communicators_on(CUDA) is not None
 
 
 @pytest.mark.parametrize("name", ["collective", "ipc"])
@@ -119,8 +134,27 @@ def test_without_prefill_workers_there_is_nobody_to_send_to(name: str) -> None:
     assert load({"transport": name, "topology": "1+1"}, {}, None).transport is TransportName(name)
 
 
+APART = ScheduleConfig(helps=False)  # prefill workers only run prompts
+
+
+@pytest.mark.parametrize(
+    ("transport", "schedule", "lends"),
+    [("auto", None, True), ("host", None, True), ("auto", APART, False), ("collective", None, False)],
+)
+def test_by_the_pool_go_requests_of_prefill_workers_that_decode(
+    monkeypatch: pytest.MonkeyPatch, transport: str, schedule: ScheduleConfig | None, lends: bool
+) -> None:
+    Gpus(monkeypatch, 2, reach=True)
+    worker_part = part(transport=TransportName(transport), schedule=schedule or ScheduleConfig())
+    assert worker_part.config.lends is lends
+    chosen = chosen_for(worker_part, torch.device("cuda"))
+    assert chosen.why.startswith("prefill workers decode too") is lends
+    worker_part.links.close()
+
+
 def part(incarnation: int = 7, **kwargs: object) -> Part:
-    config = Config(**({"topology": Topology(1, 1)} | kwargs))  # type: ignore[arg-type]
+    given = {"topology": Topology(1, 1), "schedule": APART} | kwargs
+    config = Config(**given)  # type: ignore[arg-type]
     dumped = dump(config)
     at = "local", "test", "127.0.0.1", "tcp://127.0.0.1:9"
     keys = DeploymentKeys.new().parts
@@ -141,9 +175,10 @@ def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCapture
         ("ipc", "ipc (asked for)", True),
         ("auto", "host (KV is in the memory of the CPU", False),
     ):
-        worker_part = part(transport=TransportName(name), kvpool=pool)
+        worker_part = part(transport=TransportName(name), kvpool=pool, schedule=APART)
         transport, cache = opened(worker_part)
         assert transport.address.startswith("127.0.0.1:") is is_direct
+        assert Endpoint.read(transport.address).device == ("cpu" if name == "ipc" else "")
         assert f"transport: {said}" in caplog.messages[-1]
         assert [path.name for path in tmp_path.iterdir()] == (["test-prefill-0.7.cache"] if name == "ipc" else [])
         assert not cache.count_nonzero()
@@ -168,5 +203,5 @@ def test_kv_that_cannot_go_from_gpu_to_gpu_is_a_fallback_unless_it_was_asked_for
     monkeypatch: pytest.MonkeyPatch, device: str, reach: bool, asked: TransportName, falls_back: bool
 ) -> None:
     Gpus(monkeypatch, 2, reach)
-    chosen_for(part(transport=asked), torch.device(device))
+    chosen_for(part(transport=asked, schedule=APART), torch.device(device))
     assert [fallback.what for fallback in fallbacks()] == ["KV from GPU to GPU"] * falls_back

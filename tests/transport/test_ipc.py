@@ -21,7 +21,7 @@ from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import PREFIX, SOON_S, Node, meet
-from tests.transport.test_transfers import HERE, TOKENS, arrives, order
+from tests.transport.test_transfers import HERE, arrives, order
 
 pytestmark = [pytest.mark.parametrize("shared", ["ipc"], indirect=True), pytest.mark.usefixtures("shared")]
 WAIT_S = 60.0
@@ -36,7 +36,7 @@ def num_mapped(node: Node) -> int:
 def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Stop before the second chunk is put into blocks: the first event says that it is there, the second lets it go
     on."""
-    touch, touched, go_on, touches = DeviceBlocks.scatter, threading.Event(), threading.Event(), [0]
+    touch, touched, go_on, touches = DeviceBlocks.copy, threading.Event(), threading.Event(), [0]
 
     def holding(*args: Any) -> None:
         touches[0] += 1
@@ -46,8 +46,8 @@ def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         touch(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
-        patched.setattr(DeviceBlocks, "scatter", holding)
+        patched.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per block pair
+        patched.setattr(DeviceBlocks, "copy", holding)
         yield touched, go_on
 
 
@@ -115,11 +115,11 @@ def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkey
         said.append(hear(*args))
         return said[-1]
 
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per block pair
     monkeypatch.setattr(ipc, "_REPLY_PART", float("inf"))  # the reader replies after every chunk
     monkeypatch.setattr(MappingSender, "_hear", heard)
     assert arrives(source, to, 1)
-    assert said == [*[Reply.GOES_ON] * len(TOKENS), Reply.YES]
+    assert said == [*[Reply.GOES_ON] * len(HERE), Reply.YES]
 
 
 def test_a_source_that_is_gone_when_all_is_read_makes_it_unread(
@@ -189,7 +189,6 @@ def test_a_handle_of_cuda_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     memory = torch.arange(24, dtype=torch.bfloat16)
     says = (0, b"handle\0\1", 48, 0, b"counter", 3, b"event\xff", True)
     wants: list[Any] = []
-    monkeypatch.setattr(CudaMaps, "_gpu", "GPU-1")
     monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda _: says)
 
     def mapped(*args: Any) -> Any:
@@ -201,8 +200,16 @@ def test_a_handle_of_cuda_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     there = maps.map(maps.handle(memory.view(2, 3, 4)))
     assert torch.equal(there, memory.view(2, 3, 4))
     assert wants == [says]
-    monkeypatch.setattr(CudaMaps, "_gpu", "GPU-2")
-    second = maps.handle(memory)
-    monkeypatch.setattr(CudaMaps, "_gpu", "GPU-1")
-    with pytest.raises(NotMapped, match="is on GPU GPU-2, ours on GPU-1"):
-        maps.map(second)
+
+
+def test_memory_that_cuda_does_not_map_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on GPUs that do not read each other's memory, or in containers apart."""
+
+    def refused(*_: Any) -> Any:
+        raise RuntimeError("CUDA error: peer access is not supported between these two devices")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", lambda _: (0, b"", 48, 0, b"", 3, b"", True))
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", refused)
+    maps = CudaMaps(torch.device("cpu"))
+    with pytest.raises(NotMapped, match=r"does not map the other worker's device cache: .* peer access"):
+        maps.map(maps.handle(torch.zeros(24, dtype=torch.bfloat16)))

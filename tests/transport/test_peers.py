@@ -107,7 +107,7 @@ def arrives(node: Node, peer: Peer, number: int) -> None:
 
 
 def test_peers_that_are_killed_or_stopped_in_mid_transfer(
-    node_of: MakeNode, lives: list[Peer], memories: list[weakref.ref[memoryview]]
+    node_of: MakeNode, lives: list[Peer], memories: list[weakref.ref[memoryview]], shared: Path | None
 ) -> None:
     """Run three lives of one decode worker in one test, since each step needs the state that earlier steps left."""
     first, second, third = lives
@@ -115,7 +115,7 @@ def test_peers_that_are_killed_or_stopped_in_mid_transfer(
     meet(node, first)
     arrives(node, first, 1)
     there = first.member.holder
-    first.tell("hang", name="scatter")
+    first.tell("hang", name="scatter" if shared is None else "copy")
     for number in (2, 3):
         node.start(SendKv(number, there, HERE, TOKENS))
     first.order(ReceiveKv(2, node.holder, THERE, TOKENS))
