@@ -12,7 +12,8 @@ if [ -f serve.pid ]; then
   before=$(cat serve.pid)
   kill -s TERM -- "-$before" 2> /dev/null || true
   for _ in $(seq 60); do
-    kill -s 0 -- "-$before" 2> /dev/null || break
+    # Who has ended and is not buried counts for nothing: in a container the first process may bury nobody.
+    sed 's/.*) //' /proc/[0-9]*/stat 2> /dev/null | grep -q "^[^ZX] [0-9]* $before " || break
     sleep 1
   done
 fi
@@ -31,7 +32,7 @@ setsid nohup sh -c '
 ' "$config" >> serve.log 2>&1 < /dev/null &
 for _ in $(seq 7200); do  # nodes come, and a large model is loaded: `serve` itself ends a start in which nothing moves
   if grep -q "^serving " serve.log; then
-    grep -A1 "^serving " serve.log  # on which address, and a line to try
+    grep -A3 "^serving " serve.log  # on which address, what is promised, and a line to try
     exit 0
   fi
   if [ -f serve.ended ]; then break; fi

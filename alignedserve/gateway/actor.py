@@ -7,7 +7,8 @@ import contextlib
 import gc
 import logging
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.exposure import tls_context
+from alignedserve.gateway.access.certificate import Certificate
 from alignedserve.gateway.access.keys import KeyRing, KeysFile
 from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
@@ -39,7 +40,6 @@ from alignedserve.shell.event_loop import run_loop
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
-from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import traces_to
 
@@ -51,19 +51,25 @@ DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
 _MIB = 1 << 20
 
 
-KEYS_S = 1.0  # between looks at the keys file
+LOOK_S = 1.0  # between looks at the keys file and the certificate
 _MANY_OBJECTS = 20_000  # more than Python's own threshold: then it looks for cycles of garbage
+_SWITCH_S = 0.0005  # that a thread keeps Python's lock while another waits for it: a tenth of Python's own
 
 
 class HttpServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and let Python look for cycles of garbage less often.
+        """Serve, with settings of Python for many open streams.
 
-        A token makes some dozens of objects, which die with it. With Python's own threshold a look comes every few
-        tokens, and with many open streams those looks took a tenth of the gateway's time.
+        A token makes some dozens of objects, which die with it. With Python's own threshold a look for cycles of
+        garbage comes every few tokens, and with many open streams those looks took a tenth of the gateway's time.
+
+        The event loop gives Python's lock away with each read and write. A thread that works on a large body, or on a
+        response that is kept, then has it for 5 ms with Python's own setting, several times before a chat's first
+        token.
         """
         gc.freeze()
         gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
+        sys.setswitchinterval(_SWITCH_S)
         await super().serve(sockets)
 
     @contextlib.contextmanager
@@ -71,7 +77,7 @@ class HttpServer(uvicorn.Server):
         yield  # the part handles signals itself: it drains before it stops
 
 
-def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
+def http_settings(app: FastAPI, certificate: Certificate | None) -> uvicorn.Config:
     most_connections = raise_file_limit(_MOST_CONNECTIONS)
     settings = uvicorn.Config(
         app,
@@ -84,7 +90,7 @@ def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
         timeout_graceful_shutdown=1,
     )
     settings.load()
-    settings.ssl = tls_context(server)
+    settings.ssl = None if certificate is None else certificate.context
     return settings
 
 
@@ -103,7 +109,8 @@ class Gateway:
     ) -> None:
         self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
-        self._server = HttpServer(http_settings(app, server))
+        self._certificate = _certificate(server)
+        self._server = HttpServer(http_settings(app, self._certificate))
         self._dashboard: Dashboard = app.state.dashboard
         self._halt = Halt()
 
@@ -115,24 +122,14 @@ class Gateway:
 
     async def _serve(self) -> None:
         async with self._siblings.listening(), self._pictures.listening():
-            beside = [asyncio.create_task(self._drain()), asyncio.create_task(self._follow_keys())]
+            followed = [_follow(self._keys_file.read, "the keys are")]
+            if self._certificate is not None:
+                followed.append(_follow(self._certificate.read, "the certificate is"))
+            beside = [asyncio.create_task(each) for each in (self._drain(), *followed)]
             self._dashboard.begin()
             await self._server.serve(sockets=[self._listener])
             for task in beside:
                 task.cancel()
-
-    async def _follow_keys(self) -> None:
-        """Accept the keys of the file as it is: a key that is taken out of it is refused from then on."""
-        fault = ""
-        while True:
-            await asyncio.sleep(KEYS_S)
-            try:
-                await asyncio.to_thread(self._keys_file.read)
-                fault = ""
-            except ConfigError as error:
-                if str(error) != fault:
-                    log.error("the keys are as they were, since they cannot be read again: %s", error)
-                fault = str(error)
 
     async def _drain(self) -> None:
         await self._halt.wait()
@@ -150,6 +147,24 @@ class Gateway:
     async def _wait_until_idle(self) -> None:
         while self._owner.num_open:
             await asyncio.sleep(DRAIN_LOOK_S)
+
+
+async def _follow(read: Callable[[], object], what_is: str) -> None:
+    """Read what a file has now and then: what it says counts from then on, such as that a key is refused."""
+    fault = ""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            await asyncio.to_thread(read)
+            fault = ""
+        except ConfigError as error:
+            if str(error) != fault:
+                log.error("%s as before, since the file cannot be read again: %s", what_is, error)
+            fault = str(error)
+
+
+def _certificate(server: ServerConfig) -> Certificate | None:
+    return None if server.tls_cert is None else Certificate(server.tls_cert, server.tls_key or server.tls_cert)
 
 
 def _storage(part: Part, model: str, keys: KeyRing) -> LazyStorage | None:
@@ -181,7 +196,7 @@ def run(part: Part, on_start: OnStart) -> None:
     text = replace(text, pooled=read_pooled(part.folder, model))
     if text.reasoning is not None:
         log.info("answers come without their reasoning, which is read as that of %s", text.reasoning.name)
-    owner = Owner(part, sketcher(part.config.policy.predictor, text))
+    owner = Owner(part)
     keys_file = KeysFile(server.api_key, server.keys_file)
     name = part.config.served_model_name or part.config.model
     settings = GatewaySettings(

@@ -28,7 +28,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.core import Adapter
+from alignedserve.core import Adapter, Slo
 from alignedserve.errors import AlignedServeError
 from alignedserve.fallbacks import fallbacks
 from alignedserve.gateway.access.adapters import Adapters
@@ -39,7 +39,7 @@ from alignedserve.gateway.embedding import VectorRoutes
 from alignedserve.gateway.exchanges import ChatExchange, Exchange, answer_body
 from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
-from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of, tab_of
+from alignedserve.gateway.http.middleware import PAGE, RequestMiddleware, caller_of, tab_of
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
@@ -141,7 +141,7 @@ def make_app(
         (None, unscoped),
         (Scope.GENERATE, generating),
         (Scope.ADAPTERS, changing),
-        (Scope.DASHBOARD, dashboard.routes),
+        (Scope.DASHBOARD, (*dashboard.routes, ("GET", f"{PAGE}/requests/{{id}}", starter.explaining.of_anybody))),
         (Scope.BATCH, job_routes),
     ):
         for method, path, answer in table:
@@ -210,7 +210,7 @@ class _Routes:
     async def status(self, _: HttpRequest) -> Response:
         """Answer which parts are running, and where. Operators read this; it shows nothing of any request."""
         parts = [
-            {"name": member.name, "role": member.role.value, "node": member.node, "address": member.address}
+            {"name": member.name, "role": member.kind.value, "node": member.node, "address": member.address}
             for member in self._client.members
         ]
         head, scale = self.head(), dict(self._settings.scale)
@@ -235,7 +235,9 @@ class _Routes:
     def head(self) -> GatewayHead:
         """Return what this gateway says of itself."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        return GatewayHead(state, self._settings.served_model_names)
+        slo = self._settings.slo
+        promise = Slo(slo.ttft_ms / 1e3, slo.tbt_ms / 1e3)
+        return GatewayHead(state, self._settings.served_model_names, promise)
 
     async def metrics(self, _: HttpRequest) -> Response:
         scrapes: Scrapes = self._app.state.scrapes

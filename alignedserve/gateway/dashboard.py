@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from alignedserve.core import Slo
 from alignedserve.dashboard.page import live_page
 from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPicture, Picture
 from alignedserve.errors import StoreError
@@ -30,6 +31,7 @@ from alignedserve.gateway.streaming import WatchedStream
 from alignedserve.metrics.recent import RecentRequests, RequestLog
 from alignedserve.owner.client import OwnerClient
 from alignedserve.protocol.messages import Figures
+from alignedserve.shell.process import own_process
 from alignedserve.store.job import Job, JobStatus
 from alignedserve.store.storage import OpenStorage
 from alignedserve.store.store import Store
@@ -46,6 +48,7 @@ class GatewayHead:
 
     state: str
     models: tuple[str, ...]
+    promise: Slo
 
 
 class Dashboard:
@@ -117,6 +120,7 @@ class Dashboard:
     async def _look(self) -> None:
         now = self._client.now()
         self._view.look(self._client.members, now)
+        self._view.hear(Figures(process=own_process(), member=self._client.name), now)
         self._requests.tick(now)
         if self._pages:
             picture = await self._picture()
@@ -127,7 +131,7 @@ class Dashboard:
     async def _picture(self) -> Picture:
         requests, head = await self.all_requests(), self._head()
         jobs = None if self.jobs is None else self.jobs.picture()
-        return self._view.picture(self._client.now(), head.state, head.models, requests, jobs)
+        return self._view.picture(self._client.now(), head.state, head.models, requests, jobs, head.promise)
 
     async def _own_requests(self) -> RecentRequests:
         return self._requests.recent(self._client.now())
@@ -157,7 +161,7 @@ class _NewestPicture:
         return event
 
 
-_MOST_JOBS = 20  # in a picture
+_MOST_JOBS = 20  # in a picture, of those that are open and of those that have ended
 _SILENT_STORE_S = 5.0
 
 
@@ -186,16 +190,24 @@ class OpenJobs:
     async def _read(self) -> None:
         try:
             storage = await self._open_storage()
-            self.known = await open_jobs(storage.store)
+            self.known = await recent_jobs(storage.store)
         except StoreError as error:
             self.known = JobsPicture(trouble=f"The store of jobs does not answer: {error}")
 
 
-async def open_jobs(store: Store) -> JobsPicture:
-    """Return the open jobs whose deadlines are next."""
+async def recent_jobs(store: Store) -> JobsPicture:
+    """Return the open jobs whose deadlines are next, and the jobs that ended last."""
     jobs = sorted(await store.open_jobs(), key=lambda job: job.expires_at)
     pictures = [await _job_picture(store, job) for job in jobs[:_MOST_JOBS]]
-    return JobsPicture(tuple(pictures), max(0, len(jobs) - _MOST_JOBS))
+    ended = tuple(map(_ended_picture, await store.ended_jobs(_MOST_JOBS)))
+    return JobsPicture(tuple(pictures), max(0, len(jobs) - _MOST_JOBS), ended)
+
+
+def _ended_picture(job: Job) -> JobPicture:
+    known, counts = (job.id, job.owner, job.status.value), job.counts
+    times = (job.completed_at, job.failed_at, job.expired_at, job.cancelled_at)
+    ended_at = next((at for at in times if at is not None), None)
+    return JobPicture(*known, counts.done, counts.failed, job.total, job.created_at, job.expires_at, ended_at=ended_at)
 
 
 async def _job_picture(store: Store, job: Job) -> JobPicture:

@@ -115,13 +115,12 @@ class ChatExchange(Exchange):
         yield event(error.body)
 
     async def _whole(self) -> dict[str, Any]:
-        pieces: list[list[AnswerPiece]] = [[] for _ in self._shape.requests]
         await self._generation.begin()
         async for choice, piece in self._generation.pieces():
-            self._shape.count(choice, piece)
-            pieces[choice].append(piece)
+            for _ in self._shape.add(choice, piece):
+                await asyncio.sleep(0)  # the event loop turns
             self._meter.count_write(choice)
-        return self._shape.whole(pieces)
+        return self._shape.whole()
 
 
 class Teller(Protocol):

@@ -49,6 +49,15 @@ class ExplainRoutes:
             raise no_such_request(name)
         return await asyncio.to_thread(_FORMS[form], story)  # a long one has thousands of steps
 
+    async def of_anybody(self, http: HttpRequest) -> Response:
+        """Answer with the story of any caller's request as text: the live page asks for it."""
+        self._count(caller_of(http))
+        name = http.path_params["id"]
+        story = await self._client.story(request_named(name))
+        if not story.moments:  # no part remembers it
+            raise no_such_request(name)
+        return await asyncio.to_thread(_text, story)
+
     def _count(self, caller: Caller) -> None:
         """Count a question of this caller; raise if it has asked too often."""
         asked = self._asked.setdefault(caller.id, Bucket())

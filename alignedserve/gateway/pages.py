@@ -1,4 +1,4 @@
-"""Small pages in HTML that load nothing else: / says what runs here, /docs shows the OpenAPI document.
+"""Small pages in HTML that load nothing else: / chats with what runs here, /docs shows and tries the API.
 
 The answer of / needs no key, so a server with keys names no model there.
 """
@@ -6,7 +6,10 @@ The answer of / needs no key, so a server with keys names no model there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
+from importlib.resources import files
+from json import dumps
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -24,8 +27,22 @@ code { font: 14px/1.45 ui-monospace, monospace; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #8884; vertical-align: top; }
 details { border: 1px solid #8886; border-radius: 6px; margin: 8px 0; padding: 6px 12px; }
-summary { cursor: pointer; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
 .soft { opacity: .75; }
+section { border: 1px solid #8886; border-radius: 10px; padding: 4px 16px 12px; margin: 14px 0; }
+button, select, input, textarea { box-sizing: border-box; max-width: 100%; font: inherit; padding: 4px 10px; }
+button, select, input, textarea { border: 1px solid #8888; border-radius: 6px; }
+button { cursor: pointer; }
+h2 button { font-size: 14px; font-weight: normal; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.45 ui-monospace, monospace; margin: 6px 0; }
+.pill { padding: 2px 10px; border-radius: 999px; border: 1px solid currentColor; font-size: 14px; }
+.good { color: light-dark(#14763c, #5fcf8c); } .bad { color: light-dark(#b3261e, #ff8a80); }
+#chat { max-height: 50vh; overflow-y: auto; }
+#chat div { white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0; padding: 8px 12px; border-radius: 10px; }
+#chat .user { background: #1d5fd622; margin-left: 15%; } #chat .assistant { background: #8882; margin-right: 15%; }
+#ask { display: flex; flex-wrap: wrap; gap: 8px; } #ask textarea { flex: 1 1 240px; resize: vertical; }
+.try textarea { width: 100%; font: 14px/1.45 ui-monospace, monospace; } #find { width: 100%; }
+h1 a { font-size: 15px; font-weight: normal; margin-left: 12px; }
 """
 
 
@@ -49,10 +66,10 @@ def html_answer(page: str) -> Response:
 
 _NAME = "AlignedServe"
 _LINKS = {
-    "/docs": "every route, with its parameters, body and answers",
+    "/docs": "every route, with its parameters, body and answers, to be tried",
     "/openapi.json": "the same for programs",
     "/v1/models": "which models answer",
-    "/dashboard": "the live page: parts, queues, batches, the pool, jobs, slow and refused requests",
+    "/dashboard": "the live page: promises, load, requests, keys, processes, jobs",
     "/metrics": "for Prometheus",
     "/health": "whether requests are served; /live says whether this process answers",
 }
@@ -77,13 +94,40 @@ def _page(version: str, models: Sequence[str], has_keys: bool) -> str:
         f'<tr><td><a href="{path[1:]}">{path}</a></td><td>{escape(meaning)}</td></tr>'
         for path, meaning in _LINKS.items()
     )
-    return html_page(_NAME, f'<p>{served}</p><div class="scroll"><table>{rows}</table></div>')
+    table = f'<section><h2>Where next</h2><div class="scroll"><table>{rows}</table></div></section>'
+    return html_page(_NAME, f"<p>{served}</p>{_part('front')}{table}")
+
+
+@cache
+def _part(name: str) -> str:
+    return files("alignedserve.dashboard").joinpath(f"{name}.html").read_text(encoding="utf-8")
 
 
 _ABOUT = (
     '<p>OpenAI\'s API, with what AlignedServe adds. Programs read <a href="openapi.json">/openapi.json</a>. '
     "A server with keys takes one as <code>Authorization: Bearer KEY</code>.</p>"
+    '<p><label>API key, where one is needed: <input id="key" type="password" autocomplete="off"></label></p>'
+    '<p><input id="find" type="search" placeholder="Search routes and fields" aria-label="Search"></p>'
 )
+_GROUPS = {  # heading -> how the paths of its routes begin
+    "Chats and texts": ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages"),
+    "Batch jobs": ("/v1/files", "/v1/batches"),
+    "Vectors and ranks": ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"),
+    "Tokens, models, adapters": ("/tokenize", "/detokenize", "/v1/models", "/v1/load", "/v1/unload"),
+    "Operating": ("/",),
+}
+_SAID = {"messages": [{"role": "user", "content": "Name three planets."}]}
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": _SAID,
+    "/v1/completions": {"prompt": "The three largest planets are", "max_tokens": 16},
+    "/v1/responses": {"input": "Name three planets."},
+    "/v1/messages": {**_SAID, "max_tokens": 64},
+    "/v1/messages/count_tokens": _SAID,
+    "/v1/embeddings": {"input": ["a text", "another"]},
+    "/tokenize": {"prompt": "Name three planets."},
+    "/detokenize": {"tokens": [1, 2, 3]},
+    "/v1/batches": {"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "completion_window": "24h"},
+}
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
@@ -92,7 +136,12 @@ def docs_page(document: Mapping[str, Any]) -> str:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    routes = "".join(_operation(name, operation) for name, operation in operations)
+    groups: dict[str, list[str]] = {title: [] for title in _GROUPS}
+    for name, operation in operations:
+        path = name.partition(" ")[2]
+        title = next(title for title, begins in _GROUPS.items() if path.startswith(begins))
+        groups[title].append(_operation(name, operation))
+    routes = "".join(f"<h2>{title}</h2>{''.join(its)}" for title, its in groups.items() if its)
     bodies = "".join(
         f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_fields(schema)}</details>'
         for name, schema in document["components"]["schemas"].items()
@@ -101,7 +150,7 @@ def docs_page(document: Mapping[str, Any]) -> str:
     rows = [f"<tr><td>{status}</td><td>{escape(error['description'])}</td></tr>" for status, error in errors]
     refusals = f'<div class="scroll"><table>{"".join(rows[1:])}</table></div>'
     return html_page(
-        "API", f"{_ABOUT}<h2>Routes</h2>{routes}<h2>Bodies</h2>{bodies}<h2>Errors of any route</h2>{refusals}"
+        "API", f"{_ABOUT}{routes}<h2>Bodies</h2>{bodies}<h2>Errors of any route</h2>{refusals}{_part('docs')}"
     )
 
 
@@ -114,7 +163,23 @@ def _operation(name: str, operation: Mapping[str, Any]) -> str:
     shown = next((schema for schema in schemas if "properties" in schema), schemas[0])
     parts.append(f"<p>Answer, {' or '.join(map(_code, contents))}:</p>{_fields(shown)}")
     about = escape(operation["summary"])
+    parts.append(_trial(name, operation))
     return f"<details><summary>{_code(name)} {about}</summary>{''.join(parts)}</details>"
+
+
+def _trial(name: str, operation: Mapping[str, Any]) -> str:
+    """Return a form that calls the route, unless it takes a file."""
+    method, _, path = name.partition(" ")
+    content = operation.get("requestBody", {}).get("content", {})
+    if "multipart/form-data" in content:
+        return ""
+    inputs = [given["name"] for given in operation.get("parameters", ()) if given["in"] == "path"]
+    fields = "".join(f'<label>{escape(name)} <input name="{escape(name)}"></label> ' for name in inputs)
+    if content:
+        example = _EXAMPLES.get(path, {})
+        body = dumps(example if path in ("/detokenize", "/v1/batches") else {"model": "MODEL", **example}, indent=1)
+        fields += f'<textarea rows="7" aria-label="Body">{escape(body)}</textarea>'
+    return f'<form class="try" data-call="{method} {path}">{fields}<button>Try it</button><pre></pre></form>'
 
 
 def _code(text: str) -> str:

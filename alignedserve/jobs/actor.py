@@ -81,7 +81,6 @@ from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.job import Job, JobStatus, LineResult, Problem
 from alignedserve.store.storage import Storage, check_shared, data_folder, holder_of, open_storage
 from alignedserve.store.store import MOST_TOGETHER, Holder, Store
-from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import traces_to
 
@@ -503,7 +502,7 @@ def run(part: Part, on_start: OnStart) -> None:
     shapes, capacity = part.capacity()
     text = TextModel.load(part.folder, config.reasoning_parser, config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, shapes))
-    owner = Owner(part, sketcher(config.policy.predictor, text))
+    owner = Owner(part)
     model = config.served_model_name or config.model
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)

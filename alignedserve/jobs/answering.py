@@ -112,7 +112,7 @@ class Answering:
             requests = tab.pay(requests, prompt_tokens, has_limit)
             self.metrics.count_choices(ServiceClass.BE, choices)
             own = asyncio.Semaphore(tab.hold_up_to(min(choices, LINE_AT_ONCE)))
-            work = [partial(self._run, body, request, choices, on_running, tab.use) for request in requests]
+            work = [partial(self._run, body, request, choices, on_running, tab) for request in requests]
             tasks = [asyncio.create_task(self._in_place(own, run)) for run in work]
             try:
                 pieces = await asyncio.gather(*tasks)
@@ -130,7 +130,7 @@ class Answering:
             tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
             self.metrics.count_choices(ServiceClass.BE, len(requests))
             own = asyncio.Semaphore(tab.hold_up_to(min(len(requests), LINE_AT_ONCE)))
-            work = [partial(self._read_vector, request, len(requests)) for request in requests]
+            work = [partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests]
             vectors = await all_of([self._in_place(own, run) for run in work])
         return embedding_answer(body, requests, vectors)
 
@@ -163,9 +163,9 @@ class Answering:
         body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
         return body, make_embedding_requests(body, *self._promised(line, body.model), self.text, self.max_model_len)
 
-    async def _read_vector(self, request: Request, choices: int) -> bytes:
+    async def _read_vector(self, request: Request, choices: int, key: str) -> bytes:
         follow = self.traces.follow(request, {}, choices, self.client.now)
-        with RequestMeter(self.metrics, request, TIER, self.client.now) as meter, follow as trace:
+        with RequestMeter(self.metrics, request, TIER, self.client.now, key) as meter, follow as trace:
 
             def note(delivered: Delivered) -> None:
                 meter.deliver(0, delivered.opening)
@@ -211,8 +211,9 @@ class Answering:
         def whole(requests: Sequence[Request], pieces: _Pieces) -> dict[str, Any]:
             shape = make_shape(body, requests, TIER, self.text)
             for number, piece in enumerate(pieces):
-                shape.count(number, piece)
-            return shape.whole([[piece] for piece in pieces])
+                for _ in shape.add(number, piece):
+                    pass
+            return shape.whole()
 
         return body, whole
 
@@ -222,18 +223,18 @@ class Answering:
         request: Request,
         choices: int,
         on_running: Callable[[], None],
-        use: Callable[[int], bool],
+        tab: Tab,
     ) -> AnswerPiece:
         """Run a request to its end; call `on_running` when it has its place on a decode worker."""
         reader = AnswerReader.from_body(body, self.text, request.prompt)
         pieces, num_tokens = list[AnswerPiece](), 0
         follow = self.traces.follow(request, {}, choices, self.client.now)
-        with RequestMeter(self.metrics, request, TIER, self.client.now) as meter, follow as trace:
+        with RequestMeter(self.metrics, request, TIER, self.client.now, tab.caller.id) as meter, follow as trace:
             async with aclosing(self.client.open(request)) as deliveries:
                 async for delivered in deliveries:
                     pieces.append(reader.read(delivered))
                     meter.deliver(len(delivered.tokens), delivered.opening)
-                    use(len(delivered.tokens))
+                    tab.use(len(delivered.tokens))
                     trace.deliver(delivered)
                     meter.write()
                     num_tokens += len(delivered.tokens)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from alignedserve.architectures.model_source import at_revision_of, without_revision
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, dump
 from alignedserve.core import Role
@@ -59,10 +60,11 @@ def serve_on_cluster(config: Config) -> int:
 
 def _for_every_node(config: Config) -> Config:
     """Return the config that all nodes get. A model's folder or file has the same path on every node; each node itself
-    looks up a hub id, and makes the folder of a GGUF file."""
-    model_folder(config)
-    named = config.served_model_name or config.model
-    return replace(config, served_model_name=named, jobs=check_storage(config.jobs, named, config.server.port))
+    fetches a hub id, at the commit that it has now, and makes the folder of a GGUF file."""
+    model = at_revision_of(config.model, model_folder(config))
+    named = config.served_model_name or without_revision(config.model)
+    jobs = check_storage(config.jobs, named, config.server.port)
+    return replace(config, model=model, served_model_name=named, jobs=jobs)
 
 
 def _join(ray: Any, config: Config) -> None:
@@ -135,6 +137,7 @@ def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> li
             *(role, name, "" if role in NAMED else "head", deployment, host, router, tree, origin),
             rank=rank,
             door=door,
+            lends=config.lends and role is Role.PREFILL,
         )
         for role, name, rank in (*here, *parts)
     ]

@@ -459,7 +459,7 @@ class Keeper(ABC):
     def _start(self, part: str, quick_deaths: int) -> None:
         """Start a part; all ranks of a worker get the same incarnation. The router hears of the life first."""
         ranks, before = self._ranks(part), self._newest.get(part)
-        life = Life(part, ranks[0].role, before.incarnation + 1 if before is not None else 1)
+        life = Life(part, ranks[0].acts_as, before.incarnation + 1 if before is not None else 1)
         self._newest[part] = life
         self._paused.discard(part)
         lives = tuple(self._newest.values())
@@ -475,7 +475,7 @@ class Keeper(ABC):
 
     def _first_lives(self) -> tuple[Life, ...]:
         """Return the first lives of all parts: those that start with the router may be heard before we are."""
-        return tuple(Life(spec.worker, spec.role, 1) for spec in self._specs if not spec.rank)
+        return tuple(Life(spec.worker, spec.acts_as, 1) for spec in self._specs if not spec.rank)
 
     def _stop_all(self) -> None:
         """Stop the owners of requests first: a gateway drains, and needs the other parts for that. Then stop all other

@@ -11,8 +11,10 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.config.choices import Launcher
+from alignedserve.architectures.model_source import without_revision
+from alignedserve.config.choices import DeviceKind, Launcher
 from alignedserve.config.config import Config
+from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.keeper import say
@@ -20,7 +22,7 @@ from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
-from alignedserve.sizing.accelerator import decide
+from alignedserve.sizing.accelerator import choose, decide
 from alignedserve.sizing.model_folder import dummy_warning, model_folder, with_model
 from alignedserve.store.storage import check_storage
 from alignedserve.tracing.traces import check_collector
@@ -54,10 +56,12 @@ def _serve_here(config: Config, servers: ForkServers) -> int:
     config, choice = decide(asked := config)
     if choice.is_fallback:
         _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
+    elif asked.engine.device is DeviceKind.CUDA and (found := choose()).device is DeviceKind.CPU:
+        raise ConfigError(f"engine.device cuda needs a GPU that torch sees: {found.why}; set it to auto or cpu")
     elif config.engine.device is not asked.engine.device and config.engine.on_gpu:
         say(f"workers compute on GPUs: {choice.why}")
     # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
-    named = config.served_model_name or config.model
+    named = config.served_model_name or without_revision(config.model)
     folder = model_folder(config)
     jobs = check_storage(config.jobs, named, config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.given import read_json
 from alignedserve.config.config import Config, dump
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
@@ -94,6 +95,7 @@ def plan(config: Config, machine: LaunchMachine) -> list[PartSpec]:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = model_folder(config)
     model = read_config(folder)
+    read_json(folder / "tokenizer.json")  # which the gateway needs: better no part starts than all but one
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
     remove_dead_sockets()
@@ -111,6 +113,7 @@ def plan(config: Config, machine: LaunchMachine) -> list[PartSpec]:
                 *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, origin),
                 rank=rank,
                 door=door,
+                lends=config.lends and role is Role.PREFILL,
                 is_private=True,
             )
         )

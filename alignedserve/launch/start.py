@@ -36,7 +36,7 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
     signs = _signs_of(spec)
     _fetch_model(Place(spec, signs))
     with growing(signs, lambda: len(sys.modules)):
-        run = _code_of(spec.role)
+        run = _code_of(spec.acts_as)
     if spec.rank:
         from alignedserve.executor.worker_process import run_rank
 

@@ -25,6 +25,8 @@ from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Show, TellStory
 from alignedserve.protocol.events import Closed, Event, Opened, Paused, Resumed, StoryAsked
 from alignedserve.protocol.messages import Figures, Member
+from alignedserve.scheduling.policy import Predictor
+from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import Part
 from alignedserve.shell.shell import Shell
@@ -38,12 +40,12 @@ _MOST_STORIES = 4  # told at once: each costs every part a look through its ring
 class Owner(NoHands):
     """The owner's core on a shell of its own. It implements `OwnerClient` for the event loop."""
 
-    def __init__(self, part: Part, sketcher: Callable[[Sequence[int]], Sketch | None]) -> None:
+    def __init__(self, part: Part) -> None:
         needed = {Role.ROUTER, Role.DECODE}
         if not part.config.topology.colocated:
-            needed |= {Role.PREFILL, Role.POOL}
+            needed |= {Role.POOL} if part.config.lends else {Role.PREFILL, Role.POOL}
         self.name = part.spec.name
-        self._part, self._sketcher = part, sketcher
+        self._part, self._is_predicted = part, part.config.policy.predictor is Predictor.HASH
         self._sketched: tuple[Sequence[int], Sketch | None] = (), None  # the last prompt, and its sketch
         # A gateway that starts again hears of the workers in a moment: its first requests wait for that.
         lost_at = part.clock.now() if part.member.incarnation > 1 else -math.inf
@@ -128,10 +130,10 @@ class Owner(NoHands):
         """Return the sketch of a request's prompt, which all choices of a prompt share.
 
         It takes less time than a thread would take to begin it."""
-        if request.pooling is not None:
+        if request.pooling is not None or not self._is_predicted:
             return None
         if request.prompt is not self._sketched[0]:
-            self._sketched = request.prompt, self._sketcher(request.prompt)
+            self._sketched = request.prompt, sketch_of(request.prompt)
         return self._sketched[1]
 
     def pause(self, request: str) -> None:

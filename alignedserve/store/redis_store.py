@@ -29,13 +29,11 @@ from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import msgspec
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
+from alignedserve.store.redis_client import REPLICA_MS, connect, is_by_sentinels
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
@@ -52,7 +50,6 @@ from alignedserve.store.store import (
 )
 
 OLDEST = (6, 0)  # version of Redis
-ANSWER_S, TRIES = 5.0, 6  # of a command; the pauses between all tries take about 6 s
 T = TypeVar("T", StoredFile, Job, StoredResponse)
 ROWS = 100  # rows of a list or of results that are read together
 
@@ -242,10 +239,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 class RedisStore:
     def __init__(self, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-        retry = Retry(ExponentialBackoff(cap=2.0, base=0.05), TRIES)
-        options: dict[str, Any] = {"decode_responses": True, "socket_timeout": ANSWER_S, "retry": retry}
-        lost = [ConnectionError, TimeoutError]
-        self.redis: Redis = Redis.from_url(url, socket_connect_timeout=ANSWER_S, retry_on_error=lost, **options)
+        self.redis, self._has_replicas = connect(url), is_by_sentinels(url)
         self._prefix, self._migrations = f"{{{prefix}}}", migrations
         self._where = _without_password(url)
         self._scripts: dict[str, Any] = {}
@@ -338,6 +332,10 @@ class RedisStore:
 
     async def open_jobs(self) -> Sequence[Job]:
         ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
+        return [msgspec.json.decode(text, type=Job) for text in await self._records("jobs", ids)]
+
+    async def ended_jobs(self, most: int) -> Sequence[Job]:
+        ids = await self._ask(self.redis.zrange(self._key("ended"), 0, most - 1, desc=True))
         return [msgspec.json.decode(text, type=Job) for text in await self._records("jobs", ids)]
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
@@ -524,10 +522,21 @@ class RedisStore:
         return f"{self._prefix}:{name}"
 
     async def _script(self, body: str, *values: Any) -> str:
+        if self._has_replicas:
+            return await self._replicated(body, *values)
         script = self._scripts.get(body)
         if script is None:
             script = self._scripts[body] = self.redis.register_script(_HEAD + body)
         return str(await self._ask(script(keys=[self._prefix], args=list(values))))
+
+    async def _replicated(self, body: str, *values: Any) -> str:
+        both = self.redis.pipeline(transaction=False)
+        both.eval(_HEAD + body, 1, self._prefix, *values)  # whole: a new master knows no script by its hash
+        both.execute_command("WAIT", 1, REPLICA_MS)
+        answer, num_replicas = await self._ask(both.execute())
+        if not num_replicas:
+            raise StoreError(f"{self._where} has no replica that answers: what only its master has may be lost")
+        return str(answer)
 
     async def _ask(self, answer: Any) -> Any:
         try:

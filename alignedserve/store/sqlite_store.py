@@ -193,6 +193,10 @@ class SqliteStore:
         rows = await self._all("SELECT record FROM jobs WHERE is_open ORDER BY number")
         return [msgspec.json.decode(row[0], type=Job) for row in rows]
 
+    async def ended_jobs(self, most: int) -> Sequence[Job]:
+        sql = "SELECT record FROM jobs WHERE kept_until IS NOT NULL ORDER BY kept_until DESC LIMIT ?"
+        return [msgspec.json.decode(row[0], type=Job) for row in await self._all(sql, most)]
+
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         saved = replace(job, revision=job.revision + 1)
 

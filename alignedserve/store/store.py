@@ -159,6 +159,9 @@ class Store(Protocol):
     async def open_jobs(self) -> Sequence[Job]:
         """Return the open jobs of all owners in order of their submission."""
 
+    async def ended_jobs(self, most: int) -> Sequence[Job]:
+        """Return the jobs of all owners that ended last and are still kept, the last one first."""
+
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         """Save a job in place of the revision that it was made from, and add its new files; return the saved job.
 

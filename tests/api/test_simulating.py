@@ -217,7 +217,7 @@ def test_a_request_is_explained_though_the_parts_have_forgotten_it(
     remembered = run.explain("chat-0")
     assert repr(remembered).startswith("chat-0: real-time, ended after ")
     for module in ("worker.log", "router.state"):
-        monkeypatch.setattr(f"alignedserve.{module}.DecisionRing", partial(DecisionRing, 60, 60))
+        monkeypatch.setattr(f"alignedserve.{module}.DecisionRing", partial(DecisionRing, 120, 120))
     forgetful = simulate(SMALL, cluster="1+1", seed=3)
     assert forgetful.explain("chat-0").story.stays == remembered.story.stays
 
@@ -225,6 +225,8 @@ def test_a_request_is_explained_though_the_parts_have_forgotten_it(
 def test_its_files_are_written(run: SimulatedRun, tmp_path: Path) -> None:
     run.page(tmp_path / "run.html")
     assert '"decode-0"' in (tmp_path / "run.html").read_text()
+    run.plot(tmp_path / "run.svg")
+    assert (tmp_path / "run.svg").read_text().startswith("<?xml")
     run.save(tmp_path / "record.json")
     assert record_file.dump(record_file.load(tmp_path / "record.json")) == record_file.dump(run.record)
     run.explain("chat-1").perfetto(tmp_path / "trace.json")

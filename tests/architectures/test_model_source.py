@@ -14,7 +14,14 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from alignedserve.architectures import model_source
-from alignedserve.architectures.model_source import DEMO_FOLDER, fetched_bytes, is_hub_id, resolve
+from alignedserve.architectures.model_source import (
+    DEMO_FOLDER,
+    at_revision_of,
+    fetched_bytes,
+    is_hub_id,
+    resolve,
+    without_revision,
+)
 from alignedserve.errors import ModelError
 from alignedserve.text.text_model import TextModel
 
@@ -85,6 +92,17 @@ def test_a_hub_id_is_fetched_without_other_formats(monkeypatch: pytest.MonkeyPat
     unwanted = ["pytorch_model.bin", "a.gguf", "a.pth", "original/model.safetensors", "README.md", "a.py"]
     filters = {name: request[name] for name in ("allow_patterns", "ignore_patterns")}
     assert list(filter_repo_objects([*wanted, *unwanted], **filters)) == wanted
+
+
+def test_every_node_fetches_the_commit_that_the_launcher_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = _hub(monkeypatch, tmp_path / "snapshots" / "0a1b2c")
+    for model in ("org/name", "org/name@main", "org/name@refs/pr/7"):
+        exact = at_revision_of(model, resolve(model))
+        assert (exact, without_revision(exact)) == ("org/name@0a1b2c", "org/name")
+        resolve(exact)
+    assert [request["model"] for request in asked] == ["org/name"] * 6
+    assert [request["revision"] for request in asked] == [None, "0a1b2c", "main", "0a1b2c", "refs/pr/7", "0a1b2c"]
+    assert at_revision_of(str(tmp_path), tmp_path) == without_revision(str(tmp_path)) == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,14 @@ def schema(name: str) -> Any:
     return json.loads((Path(__file__).parent / "schemas" / name).read_text())
 
 
+def test_the_heads_pod_drains_before_its_signal() -> None:
+    spec = pods()["head"]["spec"]
+    (head,) = spec["containers"]
+    assert head["lifecycle"]["preStop"]["exec"]["command"] == ["alignedserve", "stop"]
+    drain_s = load({}, {}, K8S / "serve.yaml").server.drain_s
+    assert spec["terminationGracePeriodSeconds"] > drain_s + 10
+
+
 # --- Clouds
 
 

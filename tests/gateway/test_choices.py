@@ -200,8 +200,8 @@ def test_a_body_is_answered_without_a_client(text: TextModel, kind: Any, body: b
     pieces = [AnswerReader.from_body(asked, text).read(delivery) for delivery in delivered]
     shape = make_shape(asked, requests, "flex", text)
     for number, piece in enumerate(pieces):
-        shape.count(number, piece)
-    answer = json.loads(b"".join(json_parts(shape.whole([[piece] for piece in pieces]))))
+        assert list(shape.add(number, piece))
+    answer = json.loads(b"".join(json_parts(shape.whole())))
     usual = gateway.ask("POST", f"/v1/{'chat/' * (kind is ChatRequest)}completions", content=body).json()
     assert answer["choices"] == usual["choices"]
     assert answer["usage"] == usual["usage"]
@@ -225,8 +225,9 @@ def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
     assert reader.read(Delivered(ids_of(text, "one"), None)).finish is None
     piece = reader.read(Delivered(ids_of(text, " two and more"), None))
     assert (piece.text, piece.finish) == (" t", FinishReason.STOP)
-    whole = make_shape(asked, [request], "flex", text).whole([[piece]])
-    assert next(whole["choices"])["finish_reason"] == "stop"
+    shape = make_shape(asked, [request], "flex", text)
+    assert not list(shape.add(0, piece))
+    assert next(shape.whole()["choices"])["finish_reason"] == "stop"
 
 
 class TestAnOutputThatFillsTheContext:

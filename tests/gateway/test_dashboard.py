@@ -18,7 +18,7 @@ from alignedserve.dashboard.picture import JobsPicture
 from alignedserve.errors import StoreError
 from alignedserve.gateway import dashboard
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
-from alignedserve.gateway.dashboard import MOST_PAGES, Dashboard, OpenJobs, open_jobs
+from alignedserve.gateway.dashboard import MOST_PAGES, Dashboard, OpenJobs, recent_jobs
 from alignedserve.owner.client import Overloaded
 from alignedserve.protocol.figures import DecodeLengths, Lengths, Stages
 from alignedserve.protocol.messages import Figures, Member
@@ -29,7 +29,9 @@ from alignedserve.store.storage import Storage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, Connection, FakeOwner, Gateway
+from tests.gateway.test_explaining import remember
 from tests.gateway.test_keys import ANN, BOB, bearer
+from tests.samples import request
 
 EVENTS = "/dashboard/events"
 
@@ -253,6 +255,17 @@ def test_the_streams_end_with_the_gateway(text: TextModel) -> None:
     assert asyncio.run(watched()) == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
+def test_a_key_with_the_scope_reads_the_story_of_any_request(closed: Gateway) -> None:
+    path = "/dashboard/requests/req-1"
+    assert closed.get(path).status_code == 401
+    assert closed.get(path, headers=basic(BOB)).status_code == 403
+    assert closed.get(path, headers=basic(ANN)).status_code == 404, "it may ask, and no part remembers this one"
+    remember(closed, request("req-1"))
+    told = closed.get(path, headers=basic(ANN))
+    assert (told.status_code, told.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    assert told.text.startswith("req-1: ")
+
+
 JOB = Job("batch_1", "ann", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400, JobStatus.VALIDATING)
 
 
@@ -261,18 +274,22 @@ def test_open_jobs_come_with_their_progress_the_most_urgent_first(tmp_path: Path
         store = await SqliteStore.open(tmp_path / "jobs.sqlite")
         try:
             later = replace(JOB, id="batch_2", expires_at=90_000)
-            for job in (later, JOB):
+            failed = replace(JOB, id="batch_3")
+            for job in (later, JOB, failed):
                 await store.add_job(job)
+            await store.save_job(failed.move(JobStatus.FAILED, 1_003, kept_until=9_000))
             running = await store.save_job(JOB.move(JobStatus.IN_PROGRESS, 1_001, total=9))
             fence = await store.lease(Holder("jobs-0", 1), 60.0)
             assert fence is not None
             await store.add_results(running.id, [LineResult(1, True, "{}"), LineResult(2, False, "{}")], fence)
             await store.set_forecasts({running.id: Forecast(1_002.0, 5.0, 99_000.0, True)})
-            return await open_jobs(store)
+            return await recent_jobs(store)
         finally:
             await store.close()
 
-    first, second = asyncio.run(shown()).open
+    jobs = asyncio.run(shown())
+    first, second = jobs.open
+    assert [(job.id, job.status, job.ended_at) for job in jobs.ended] == [("batch_3", "failed", 1_003)]
     assert (first.id, first.owner, first.status, first.done, first.failed) == ("batch_1", "ann", "in_progress", 2, 1)
     assert (first.total, first.deadline, first.finish_at, first.is_late) == (9, 87_400, 99_000.0, True)
     assert (second.id, second.status, second.total) == ("batch_2", "validating", 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.core import ServiceClass, Slo
+from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.gateway.access.keys import Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.promises import ServicePromise
@@ -22,6 +24,7 @@ from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openai.writing import PART_BYTES, ascii_json, json_parts
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.jobs.lines import AnsweredLine, answered_line
+from alignedserve.owner.client import Delivered
 from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
@@ -96,6 +99,42 @@ def test_the_event_loop_turns_while_a_large_answer_is_written(
     assert [{**choice, "index": 0} for choice in answer["choices"]] == CHOICES * alone
     table = alone[0]["logprobs"]
     assert {len(column) for column in table.values() if column is not None} == {TOKENS}
+
+
+class Looking(FakeOwner):
+    """Notes how many objects Python has to look through for garbage when the last token of a request is delivered."""
+
+    num_objects = 0
+
+    async def _play(self, request: Request) -> AsyncGenerator[Delivered, None]:
+        async with aclosing(super()._play(request)) as deliveries:
+            async for delivered in deliveries:
+                if delivered.finish:
+                    gc.collect()
+                    self.num_objects = len(gc.get_objects())
+                yield delivered
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}),
+        ("/v1/completions", {"prompt": "Hi", "logprobs": 20}),
+        ("/v1/responses", {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 20}),
+    ],
+)
+def test_a_large_answer_is_no_objects_while_it_is_gathered(text: TextModel, path: str, fields: dict[str, Any]) -> None:
+    """While Python looks through a million objects every thread of the process waits, and all other answers."""
+    held = []
+    for asked in (
+        fields,
+        {name: value for name, value in fields.items() if "logprobs" not in name and name != "include"},
+    ):
+        owner = Looking(*[(300 + at % 100,) for at in range(TOKENS)])
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        assert Gateway(text, owner).ask("POST", path, json={"model": MODEL, limit: TOKENS, **asked}).status_code == 200
+        held.append(owner.num_objects)
+    assert held[0] - held[1] < 5 * TOKENS, "an object for each log-probability"
 
 
 def test_a_large_answer_says_the_same_as_its_stream(gateway: Gateway) -> None:

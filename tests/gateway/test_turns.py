@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.actor import HttpServer, http_settings
 from alignedserve.gateway.http.bodies import LONG_BYTES
 from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.text_model import TextModel
@@ -166,3 +169,21 @@ def test_what_waits_for_a_trial_holds_no_turn_of_others(
 
     ask_each(text, work, keys)
     assert len(held.begun) == 2 * MANY + 1
+
+
+@pytest.fixture
+def _settings_of_python() -> Iterator[None]:
+    thresholds, switch_s = gc.get_threshold(), sys.getswitchinterval()
+    yield
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(switch_s)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_settings_of_python")
+def test_a_thread_that_works_soon_gives_the_lock_of_python_to_the_event_loop(text: TextModel) -> None:
+    """The loop gives it away several times before a first token, and got it back after 5 ms each time."""
+    server = HttpServer(http_settings(Gateway(text, FakeOwner()).app, None))
+    server.should_exit = True  # as soon as it has begun
+    asyncio.run(server.serve([]))
+    assert sys.getswitchinterval() <= 0.001

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load, parse
+from alignedserve.errors import ConfigError, ModelError
 from alignedserve.launch import launch
 from alignedserve.launch.plan import LaunchMachine, plan
 from alignedserve.launch.ready import url_of
@@ -120,6 +123,38 @@ def test_what_auto_stands_for_is_decided_once_and_said(
     told = [parse(spec.config).engine.device for spec in specs if isinstance(spec, PartSpec)]
     assert {config.engine.device, *told} == {choice.device}, "every part is told, and none decides by itself"
     assert capsys.readouterr().err == said
+
+
+def test_cuda_without_a_gpu_is_refused_before_a_part_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "choose", lambda: DeviceChoice(DeviceKind.CPU, "no driver of a GPU is here"))
+    monkeypatch.setattr(launch, "fork_servers", lambda _: nullcontext({}))
+    flags = {"engine.device": "cuda", "server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
+    with pytest.raises(ConfigError, match="no driver of a GPU is here; set it to auto or cpu"):
+        launch.serve(load(flags, {}, None))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "said"),
+    [
+        ("tokenizer.json", Path.unlink, "tokenizer.json is missing"),
+        ("tokenizer.json", _cut, "tokenizer.json cannot be read"),
+        ("model.safetensors", Path.unlink, "holds neither model.safetensors nor"),
+        ("model.safetensors", _cut, "it was not fetched whole"),
+    ],
+)
+def test_a_folder_that_lacks_something_is_refused_before_a_part_starts(
+    tmp_path: Path, name: str, harm: Callable[[Path], None], said: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_FOLDER, folder)
+    harm(folder / name)
+    config = load({"model": str(folder), "engine.device": "cpu", "kvpool.directory": str(tmp_path)}, {}, None)
+    with pytest.raises(ModelError, match=said), closing(LaunchMachine(1)) as machine:
+        plan(config, machine)
 
 
 def test_the_launcher_loads_no_torch() -> None:

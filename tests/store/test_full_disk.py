@@ -12,7 +12,7 @@ import pytest
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
-from alignedserve.store import redis_store
+from alignedserve.store import redis_client
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import check_storage, open_storage
@@ -104,7 +104,7 @@ def test_redis_on_a_full_disk_has_what_it_acknowledged_and_goes_on(
     disk: SmallDisk, fsync: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `always`, Redis ends itself rather than lose what it has acknowledged, and must be started again."""
-    monkeypatch.setattr(redis_store, "TRIES", 1)
+    monkeypatch.setattr(redis_client, "TRIES", 1)
     server = RedisServer(disk.folder, "--appendfsync", fsync, "--auto-aof-rewrite-percentage", "0")
 
     async def check() -> None:

@@ -195,6 +195,18 @@ def test_a_job_ends_together_with_its_files(kind: Kind) -> None:
     kind.run(check)
 
 
+def test_of_ended_jobs_those_that_are_kept_longest_come_first(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        for number in (1, 2, 3):
+            await store.add_job(job(number))
+        for number, kept_until in ((1, 50), (2, 70)):
+            await store.save_job(job(number).move(JobStatus.FAILED, 1, kept_until=kept_until))
+        assert [job.id for job in await store.ended_jobs(5)] == ["batch_2", "batch_1"]
+        assert [job.id for job in await store.ended_jobs(1)] == ["batch_2"]
+
+    kind.run(check)
+
+
 def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
     many = [result(line, line % 3 > 0) for line in range(250, 0, -1)]
 

@@ -14,7 +14,7 @@ import pytest
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import BytesGone, StoreError, StoreFull
-from alignedserve.store import redis_store
+from alignedserve.store import redis_client, redis_store
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
@@ -55,7 +55,7 @@ def test_a_new_file_is_opened_by_several_at_once(tmp_path: Path) -> None:
 
 
 def test_a_redis_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_store, "TRIES", 0)
+    monkeypatch.setattr(redis_client, "TRIES", 0)
     with pytest.raises(StoreError, match=r"redis://127.0.0.1:1/0 is not reached"):
         asyncio.run(RedisStore.open("redis://user:secret@127.0.0.1:1/0", "p"))
 

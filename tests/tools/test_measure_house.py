@@ -65,7 +65,7 @@ def test_the_settings_of_this_repository_are_all_seen() -> None:
 def test_the_table_is_printed(
     house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (house.root / "router" / "more.py").write_text("def more():\n    return 1\n\n\nfolded = []\n")
+    (house.root / "router" / "more.py").write_text("def more():\n    return 1\n\n\nkv.folded = []\n")
     monkeypatch.setattr("sys.argv", ["measure_house.py", "--list", "--at", str(house.root)])
     main()
     said = capsys.readouterr().out

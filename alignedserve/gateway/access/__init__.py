@@ -1,7 +1,8 @@
 """Access to a deployment: API keys, what each caller has used, and what other machines can reach.
 
-adapters.py  The adapters (LoRA) that clients may choose, which all gateways and the job runner share.
-exposure.py  Checks before a deployment starts who can reach it, with which keys, and whether by TLS.
-keys.py      API keys: they say which caller sends a request, what it may ask for, and how much of it.
-ledger.py    Counts what each caller used lately, in memory that all gateways share.
+adapters.py     The adapters (LoRA) that clients may choose, which all gateways and the job runner share.
+certificate.py  The certificate of HTTPS, which is read again where its files have changed.
+exposure.py     Checks before a deployment starts who can reach it, with which keys, and whether by TLS.
+keys.py         API keys: they say which caller sends a request, what it may ask for, and how much of it.
+ledger.py       Counts what each caller used lately, in memory that all gateways share.
 """

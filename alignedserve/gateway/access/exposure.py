@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import ssl
 from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig
 from alignedserve.errors import ConfigError
+from alignedserve.gateway.access.certificate import Certificate
 from alignedserve.gateway.access.keys import hash_setting, key_ring
 
 
@@ -51,20 +51,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
-    """Return the settings of TLS, from version 1.2 on with Python's defaults; None if the server has no certificate."""
-    if server.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(server.tls_cert, server.tls_key, password=_no_password)
-    return context
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted: use a key that is not")
-
-
 def _check_tls(server: ServerConfig) -> ServerConfig:
     """Return the settings with absolute paths of the certificate and its key, after loading both."""
     if server.tls_cert is None:
@@ -73,8 +59,5 @@ def _check_tls(server: ServerConfig) -> ServerConfig:
         return server
     cert, key = (str(Path(path).absolute()) for path in (server.tls_cert, server.tls_key or server.tls_cert))
     absolute = replace(server, tls_cert=cert, tls_key=key)
-    try:
-        tls_context(absolute)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"TLS cannot be used with {' and '.join(dict.fromkeys((cert, key)))}: {error}") from None
+    Certificate(cert, key)
     return absolute

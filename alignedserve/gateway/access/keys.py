@@ -180,28 +180,30 @@ class KeysFile:
 
     def __init__(self, api_key: str | None, path: str | None) -> None:
         self._api_key, self._path = api_key, path
-        self._state = self._state_now()  # of the file as it was read
+        self._state = state_of(path)  # of the file as it was read
         self.ring = key_ring(api_key, path)
 
     def read(self) -> KeyRing:
         """Return the keys as they are now, which is always the same ring. Raise a ConfigError, and leave the ring as it
         was, where the file cannot be read or is wrong."""
-        state = self._state_now()
+        state = state_of(self._path)
         if state != self._state:
             self.ring.take(key_ring(self._api_key, self._path))
             self._state = state
             log.info("the keys file has changed: its keys count from now on, and no others")
         return self.ring
 
-    def _state_now(self) -> tuple[int, ...]:
-        """Return what changes with the file."""
-        if self._path is None:
-            return ()
+
+def state_of(*paths: str | None) -> tuple[tuple[int, ...], ...]:
+    """Return what changes with these files."""
+    found: list[tuple[int, ...]] = []
+    for path in filter(None, paths):
         try:
-            found = os.stat(self._path)
+            now = os.stat(path)
+            found.append((now.st_ino, now.st_size, now.st_mtime_ns))
         except OSError:
-            return (0,)
-        return found.st_ino, found.st_size, found.st_mtime_ns
+            found.append(())
+    return tuple(found)
 
 
 def read_keys(path: Path) -> list[KeyEntry]:

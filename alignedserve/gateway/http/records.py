@@ -80,7 +80,7 @@ class BodyMeter:
 
     def meter(self, choice: int, request: Request) -> RequestMeter:
         """Return the meter of a request of the body; what is counted of its choice goes there."""
-        self._meters[choice] = meter = RequestMeter(self._metrics, request, self._tier, self._now)
+        self._meters[choice] = meter = RequestMeter(self._metrics, request, self._tier, self._now, self._tab.caller.id)
         return meter
 
     def count_delivery(self, choice: int, delivered: Delivered) -> bool:

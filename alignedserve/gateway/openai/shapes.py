@@ -9,19 +9,20 @@ import codecs
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.gateway.openai.writing import encoded
+from alignedserve.gateway.openai.writing import encoded, encoded_runs
 from alignedserve.text.calls.scanning import CallPart
 from alignedserve.text.text_model import TextModel
 
 LEAST = -9999.0  # OpenAI's value for next to impossible, since JSON has no infinity
 
 BytesOf = Callable[[int], bytes]
+_Table: TypeAlias = "dict[str, Any] | None"  # log-probabilities: columns by name
 
 
 @dataclass(frozen=True)
@@ -135,18 +136,40 @@ class AnswerShape(ABC):
         reasons = isinstance(body, ChatRequest) and text.reasoning is not None
         self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]), reasons)
         self._begun: set[int] = set()  # choices that have had a chunk
+        self._pieces: list[list[AnswerPiece]] = [[] for _ in requests]  # that were added
+        self._tables: list[dict[str, Any] | None] = [None for _ in requests]  # their log-probabilities, as JSON
 
-    def whole(self, pieces: list[list[AnswerPiece]]) -> dict[str, Any]:
-        """Return the answer for a client that does not stream, given the pieces of each request, which were counted.
+    def add(self, number: int, piece: AnswerPiece) -> Iterator[None]:
+        """Count a piece of an answer that is not streamed, and keep it until `whole`; yield now and then meanwhile.
+
+        Its log-probabilities are kept as they will be written. As objects those of a large answer would be a million,
+        through which Python looks for cycles of garbage again and again while every thread waits."""
+        self.count(number, piece)
+        if self.with_logprobs:
+            table = self._logprobs(number, piece, first=self._tables[number] is None)
+            kept = self._tables[number] = self._tables[number] or {
+                name: [] if isinstance(column, Iterator) else column for name, column in table.items()
+            }
+            for name, column in table.items():
+                if isinstance(column, Iterator):
+                    for run in encoded_runs(column):
+                        kept[name].append(run)
+                        yield
+            piece = replace(piece, logprobs=(), prompt_logprobs=())
+        self._pieces[number].append(piece)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer for a client that does not stream.
 
         Iterators stand for its choices and their log-probabilities: a choice is made when it is written, and its
         pieces are dropped then (writing.py)."""
-        return {**self._head(self.whole_object), "choices": self._whole_choices(pieces), "usage": self._usage.tree}
+        return {**self._head(self.whole_object), "choices": self._whole_choices(), "usage": self._usage.tree}
 
-    def _whole_choices(self, pieces: list[list[AnswerPiece]]) -> Iterator[dict[str, Any]]:
-        for number in range(len(pieces)):
-            piece, pieces[number] = join_pieces(pieces[number]), []
-            yield _with_columns(self._whole_choice(number, piece), encoded)
+    def _whole_choices(self) -> Iterator[dict[str, Any]]:
+        for number in range(len(self.requests)):
+            piece, self._pieces[number] = join_pieces(self._pieces[number]), []
+            table, self._tables[number] = self._tables[number], None
+            yield self._whole_choice(number, piece, _with_columns(table, iter))
 
     @abstractmethod
     def openings(self) -> Iterator[dict[str, Any]]:
@@ -162,7 +185,8 @@ class AnswerShape(ABC):
             return None
         self._begun.add(number)
         columns = encoded if piece.prompt_logprobs else list  # a prompt may have any length
-        return self._chunk(_with_columns(self._chunk_choice(number, piece, first), columns))
+        table = _with_columns(self._logprobs(number, piece, first), columns) if self.with_logprobs else None
+        return self._chunk(self._chunk_choice(number, piece, first, table))
 
     def chunk_like(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
         """Return the chunk of a piece that has text or reasoning alone, after the choice's first piece.
@@ -170,16 +194,16 @@ class AnswerShape(ABC):
         Return None if the chunks of such pieces differ in more than their text."""
         if self.with_ids or self.with_logprobs or self.options.continuous_usage_stats:
             return None
-        return self._chunk(self._chunk_choice(number, piece, first=False))
+        return self._chunk(self._chunk_choice(number, piece, False, None))
 
     def usage_chunk(self, timing: Mapping[str, float]) -> dict[str, Any]:
         return {**self._head(self.chunk_object), "choices": [], "usage": {**self._usage.tree, **timing}}
 
     @abstractmethod
-    def _whole_choice(self, number: int, piece: AnswerPiece) -> dict[str, Any]: ...
+    def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]: ...
+    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]: ...
 
     @abstractmethod
     def _logprobs(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
@@ -204,9 +228,8 @@ class AnswerShape(ABC):
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**head, "service_tier": self.tier}
 
-    def _choice(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
+    def _choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
         ids = {"token_ids": list(piece.tokens)} if self.with_ids else {}
-        logprobs = self._logprobs(number, piece, first) if self.with_logprobs else None
         finish = {"finish_reason": self._finish(number, piece), **self._finish_message(number, piece)}
         return {"index": number, "logprobs": logprobs, **finish, **ids}
 
@@ -228,13 +251,9 @@ class AnswerShape(ABC):
         return {"prompt_token_ids": list(self.requests[number].prompt)} if self.with_ids else {}
 
 
-def _with_columns(choice: dict[str, Any], make: Callable[[Iterator[Any]], Iterable[Any]]) -> dict[str, Any]:
-    """Return the choice with what `make` makes of each iterator over its log-probabilities."""
-    if (table := choice["logprobs"]) is not None:
-        choice["logprobs"] = {
-            name: make(column) if isinstance(column, Iterator) else column for name, column in table.items()
-        }
-    return choice
+def _with_columns(table: _Table, make: Callable[[Any], Iterable[Any]]) -> _Table:
+    """Return a table of log-probabilities with what `make` makes of each of its columns."""
+    return table and {name: column and make(column) for name, column in table.items()}
 
 
 class ChatShape(AnswerShape):
@@ -246,8 +265,8 @@ class ChatShape(AnswerShape):
         super().__init__(body, requests, tier, text)
         self._calling: set[int] = set()  # choices that have called a tool
 
-    def whole(self, pieces: list[list[AnswerPiece]]) -> dict[str, Any]:
-        return {**super().whole(pieces), **self._prompt_ids(0)}
+    def whole(self) -> dict[str, Any]:
+        return {**super().whole(), **self._prompt_ids(0)}
 
     def openings(self) -> Iterator[dict[str, Any]]:
         ids: dict[str, Any] = {"token_ids": []} if self.with_ids else {}
@@ -256,19 +275,19 @@ class ChatShape(AnswerShape):
             choice = {"index": number, "logprobs": None, "finish_reason": None, **ids, "delta": delta}
             yield {**self._chunk(choice), **(self._prompt_ids(0) if number == 0 else {})}
 
-    def _whole_choice(self, number: int, piece: AnswerPiece) -> dict[str, Any]:
+    def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         if piece.reasoning:
             message |= {"content": piece.text or None, **_reasoning(piece)}
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": [_call(part) for part in piece.calls]}
-        return {**self._choice(number, piece, first=True), "message": message}
+        return {**self._choice(number, piece, logprobs), "message": message}
 
-    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
+    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]:
         delta: dict[str, Any] = _reasoning(piece) | ({"content": piece.text} if piece.text else {})
         if piece.calls:
             delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in piece.calls]
-        return {**self._choice(number, piece, first), "delta": delta}
+        return {**self._choice(number, piece, logprobs), "delta": delta}
 
     def _needs_chunk(self, piece: AnswerPiece, first: bool) -> bool:
         return super()._needs_chunk(piece, first) or bool(piece.calls or piece.reasoning)
@@ -303,18 +322,18 @@ class CompletionShape(AnswerShape):
     def __init__(self, body: CompletionRequest, requests: Sequence[Request], tier: str, text: TextModel) -> None:
         super().__init__(body, requests, tier, text)
         self._echo = bool(body.echo)
-        self._tables = [CompletionLogprobs(self._names, text.special_ids) for _ in requests]
+        self._columns = [CompletionLogprobs(self._names, text.special_ids) for _ in requests]
 
     def openings(self) -> Iterator[dict[str, Any]]:
         yield from ()
 
-    def _whole_choice(self, number: int, piece: AnswerPiece) -> dict[str, Any]:
-        return self._chunk_choice(number, piece, first=True)
+    def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
+        return self._chunk_choice(number, piece, True, logprobs)
 
-    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
+    def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]:
         echoed = self.text.decode(self.requests[number].prompt) if first and self._echo else ""
         ids = self._prompt_ids(number) if first else {}
-        return {**self._choice(number, piece, first), "text": echoed + piece.text, **ids}
+        return {**self._choice(number, piece, logprobs), "text": echoed + piece.text, **ids}
 
     def _needs_chunk(self, piece: AnswerPiece, first: bool) -> bool:
         return super()._needs_chunk(piece, first) or (first and self._echo)
@@ -323,4 +342,4 @@ class CompletionShape(AnswerShape):
         tokens, logprobs = piece.tokens, list[Logprob | None](piece.logprobs)
         if first and self._echo:
             tokens, logprobs = (*self.requests[number].prompt, *tokens), [None, *piece.prompt_logprobs, *logprobs]
-        return self._tables[number].table(tokens, logprobs)
+        return self._columns[number].table(tokens, logprobs)

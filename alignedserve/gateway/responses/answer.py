@@ -11,11 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import TokenNames, chat_logprobs
+from alignedserve.gateway.openai.writing import encoded
 from alignedserve.gateway.responses.items import call_id, output_id
 from alignedserve.gateway.responses.types import ResponseRequest
 from alignedserve.text.calls.scanning import CallPart
@@ -87,8 +90,8 @@ class ResponseAnswer(ItemAnswer):
         self._with_logprobs, self._names = with_logprobs, TokenNames(text.token_bytes, by_ids=False)
         self._input_tokens = self._cached_tokens = self._output_tokens = self._reasoning_tokens = 0
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is not there yet
-        self._logprobs: list[dict[str, Any]] = []  # of the open message
-        self._shown_logprobs: list[dict[str, Any]] = []  # the same, as events show them
+        self._logprobs: list[msgspec.Raw] = []  # of the open message
+        self._shown_logprobs: list[msgspec.Raw] = []  # the same, as events show them
         self._at: dict[str, Any] = {}  # the place of the open item's text
         self._num_events = 0
 
@@ -183,8 +186,8 @@ class ResponseAnswer(ItemAnswer):
             self._tell(f"{form.text}.delta", **self._at, delta=text)
         else:
             shown = [_without_bytes(entry) for entry in self._held]
-            self._logprobs += self._held
-            self._shown_logprobs += shown
+            self._logprobs += encoded(self._held)
+            self._shown_logprobs += encoded(shown)
             self._held = []
             self._tell(f"{form.text}.delta", **self._at, delta=text, logprobs=shown)
 
