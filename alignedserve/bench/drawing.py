@@ -12,6 +12,7 @@ _WIDTH, _HEIGHT = 520, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 30, 62  # margins
 _STEPS = (1, 2, 5, 10)
 _TICKS = 6
+_PROMISE = "#1c8a4a"
 _LEGEND_WIDTH = 90  # of an entry
 
 
@@ -77,16 +78,21 @@ class Chart:
     curves: Sequence[Curve]
     most_y: float | None = None  # the end of the y axis, where the values do not decide it
     x_scale: Scale = Scale.LINEAR
+    promise: float | None = None  # a place on the x axis
 
     def svg(self) -> str:
-        x_axis = _Axis.over([x for curve in self.curves for x, _ in curve.points], self.x_scale)
+        xs = [x for curve in self.curves for x, _ in curve.points]
+        x_axis = _Axis.over(xs if self.promise is None else [*xs, self.promise], self.x_scale)
         ys = [y for curve in self.curves for _, y in curve.points]
         y_axis = _Axis.over(ys if self.most_y is None else [self.most_y], Scale.LINEAR)
         parts = [*_x_grid(x_axis), *_y_grid(y_axis), *self._names()]
+        if self.promise is not None:
+            parts.append(_promise_line(_across(x_axis.place(self.promise)), self.promise))
         parts += [_line(curve, x_axis, y_axis) for curve in self.curves]
         parts += [_entry(number, curve) for number, curve in enumerate(self.curves)]
         size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
+        style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>'
         return "\n".join([head, *parts, "</svg>"])
 
     def _names(self) -> Iterator[str]:
@@ -106,15 +112,24 @@ def _up(place: float) -> float:
 def _x_grid(axis: _Axis) -> Iterator[str]:
     for tick in axis.ticks:
         at = _across(axis.place(tick))
-        yield f'<path d="M{at:.1f} {_up(0):.1f}V{_up(1):.1f}" stroke="#e5e5e5"/>'
+        yield f'<path d="M{at:.1f} {_up(0):.1f}V{_up(1):.1f}" stroke="#8884"/>'
         yield f'<text x="{at:.1f}" y="{_up(0) + 15:.1f}" text-anchor="middle">{tick:g}</text>'
 
 
 def _y_grid(axis: _Axis) -> Iterator[str]:
     for tick in axis.ticks:
         at = _up(axis.place(tick))
-        yield f'<path d="M{_across(0):.1f} {at:.1f}H{_across(1):.1f}" stroke="#e5e5e5"/>'
+        yield f'<path d="M{_across(0):.1f} {at:.1f}H{_across(1):.1f}" stroke="#8884"/>'
         yield f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:,g}</text>'
+
+
+def _promise_line(at: float, promise: float) -> str:
+    side, to = ("end", -5) if at > _WIDTH / 2 else ("start", 5)
+    place = f'x="{at + to:.1f}" y="{_up(0.06):.1f}" text-anchor="{side}" fill="{_PROMISE}"'
+    line = (
+        f'<path d="M{at:.1f} {_up(0):.1f}V{_up(1):.1f}" stroke="{_PROMISE}" stroke-width="1.5" stroke-dasharray="2 3"/>'
+    )
+    return f"{line}<text {place}>promise {promise:g} s</text>"
 
 
 def _line(curve: Curve, x_axis: _Axis, y_axis: _Axis) -> str:

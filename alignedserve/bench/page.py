@@ -22,13 +22,17 @@ from alignedserve.loads.figures.request_figures import (
 from alignedserve.loads.records.distribution import cdf, share
 from alignedserve.loads.records.records import RequestRecord
 
-_COLOURS = ("#0b6e99", "#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#666666")
+_COLOURS = {  # of a class, a shade for each run
+    ServiceClass.RT: ("#2f74e0", "#7aa7f0", "#1746a0", "#5a6f9c"),
+    ServiceClass.BE: ("#c96a0a", "#eaa65c", "#8f4700", "#a08468"),
+}
 _MOST_POINTS = 400  # of a curve
 _WINDOWS = 30  # of a curve over time
 _STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222;background:#fff}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;"
+    "color-scheme:light dark}"
     "h1{font-size:1.4em}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-    "td{padding:.15em .8em;text-align:right;border-bottom:1px solid #ddd}td:first-child{text-align:left}"
+    "td{padding:.15em .8em;text-align:right;border-bottom:1px solid #8884}td:first-child{text-align:left}"
     "figure{display:inline-block;margin:1em 1em 0 0}svg{max-width:100%;height:auto}li{margin:.2em 0}"
 )
 
@@ -38,11 +42,32 @@ def page(runs: Sequence[MeasuredRun]) -> str:
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Load test</title>',
         f"<style>{_STYLE}</style><h1>Load test</h1>",
         _list(heads(runs)),
+        *(f"<p><b>{escape(label + _conclusion(run))}</b></p>" for label, run in zip(labels(runs), runs, strict=True)),
         "".join(f"<figure>{chart.svg()}</figure>" for chart in charts(runs)),
         _table(rows(runs)),
         *(f"<h2>{title}</h2>{_list(lines)}" for title, lines in _said(runs) if lines),
     ]
     return "\n".join([*parts, "</html>"]) + "\n"
+
+
+def _conclusion(run: MeasuredRun) -> str:
+    """Return a sentence on what the clients of each class got."""
+    said, seconds = [], run.record.duration_s or 1.0
+    for service, name in ((ServiceClass.RT, "real-time requests"), (ServiceClass.BE, "best-effort requests")):
+        if not (requests := requests_of_class(run.record.requests, service)):
+            continue
+        tokens = sum(len(request.token_at) for request in requests) / seconds
+        promised = f" ({_promise_words(requests)})" if service is ServiceClass.RT else ""
+        kept = 100 * share([keeps_all(request) for request in requests])
+        said.append(
+            f"{kept:.1f} % of {len(requests):,} {name} got all they were promised{promised}, {tokens:,.0f} tokens/s"
+        )
+    return "; ".join(said) + "."
+
+
+def _promise_words(requests: Sequence[RequestRecord]) -> str:
+    slo = requests[0].slo
+    return f"first token in {slo.ttft_s:g} s, gaps of {1e3 * slo.tbt_s:g} ms"
 
 
 def _said(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[str]]]:
@@ -69,6 +94,7 @@ class _Group:
     """The requests of a class in a run, and how they are drawn."""
 
     label: str
+    service: ServiceClass
     colour: str
     is_dashed: bool
     began_at: float
@@ -89,9 +115,11 @@ Values = Callable[[_Group], Iterable[float]]
 def charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
     groups = list(_groups(runs))
     spread = [
-        _spread("time to first token", groups, lambda group: map(ttft_s, group.streamed)),
-        _spread("gaps between tokens", groups, lambda group: (gap for one in group.streamed for gap in gaps_s(one))),
-        _spread("mean time per output token", groups, _tpots),
+        _spread("time to first token", groups, lambda group: map(ttft_s, group.streamed), "ttft_s"),
+        _spread(
+            "gaps between tokens", groups, lambda group: (gap for one in group.streamed for gap in gaps_s(one)), "tbt_s"
+        ),
+        _spread("mean time per output token", groups, _tpots, "tbt_s"),
         _spread("end to end", groups, lambda group: map(end_to_end_s, finished(group.requests))),
     ]
     over_time = [
@@ -103,19 +131,29 @@ def charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
 
 def _groups(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
     for number, (label, run) in enumerate(zip(labels(runs), runs, strict=True)):
-        record, colour = run.record, _COLOURS[number % len(_COLOURS)]
+        record = run.record
         for service in ServiceClass:
             requests = requests_of_class(record.requests, service)
             if requests:
                 name = f"{label.strip()} {service.value.upper()}".strip()
-                is_be = service is ServiceClass.BE
-                yield _Group(name, colour, is_be, record.began_at, record.duration_s, requests)
+                colour = _COLOURS[service][number % len(_COLOURS[service])]
+                yield _Group(name, service, colour, number % 2 == 1, record.began_at, record.duration_s, requests)
 
 
-def _spread(title: str, groups: Sequence[_Group], values: Values) -> Chart:
-    """Return the shares of values up to each value."""
+def _spread(title: str, groups: Sequence[_Group], values: Values, promised: str = "") -> Chart:
+    """Return the shares of values up to each value, and the first promise of real-time requests about it."""
+    asked = (request.slo for group in groups if group.service is ServiceClass.RT for request in group.requests)
+    promise: float | None = getattr(next(asked, None), promised, None) if promised else None
     curves = [group.curve(_thinned(cdf(values(group)))) for group in groups]
-    return Chart(title, "seconds", "share", _drawn(curves), most_y=1.0, x_scale=Scale.LOGARITHMIC)
+    return Chart(
+        title,
+        "seconds",
+        "share at most so long",
+        _drawn(curves),
+        most_y=1.0,
+        x_scale=Scale.LOGARITHMIC,
+        promise=promise,
+    )
 
 
 def _tpots(group: _Group) -> Iterator[float]:

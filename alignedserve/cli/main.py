@@ -53,12 +53,21 @@ def _say_no_more() -> None:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    args, unknown = _parser().parse_known_args(argv)
+    parser = _parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-") and words[0] not in (names := _names_of(parser)):
+        meant = hint(words[0], names) or f": there are {', '.join(names)}"
+        raise ConfigError(f"{words[0]!r:.40} is no command{meant} (see alignedserve --help)")
+    args, unknown = parser.parse_known_args(words)
     if unknown:
         wrong = unknown[0].partition("=")[0]
         flags = [flag for flag in args.parser._option_string_actions if flag.startswith("--")]
         raise ConfigError(f"{wrong} is not understood{_meant(wrong, flags)} (see {args.parser.prog} --help)")
     return args
+
+
+def _names_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [name for action in parser._subparsers._group_actions for name in action.choices]  # type: ignore[union-attr]
 
 
 def _meant(wrong: str, flags: Sequence[str]) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from dataclasses import fields
+import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
 from alignedserve.cli.terminal.interrupt import remember_ctrl_c
+from alignedserve.config.choices import LogLevel
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
 from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import PRESETS, Preset, preset
 from alignedserve.config.setting import Reach, Setting, leaves
-from alignedserve.config.sources import read_settings
+from alignedserve.config.sources import read_settings, read_yaml
 from alignedserve.errors import ConfigError
 
 # --- serve
@@ -32,6 +34,12 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     add_set(parser)
     add_policy(parser)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show each request and each step of the start on a terminal too; what is no terminal gets them anyway",
+    )
     parser.add_argument("--print-config", action="store_true", help="print the settings as YAML, and exit")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for setting in settings().values():
@@ -99,6 +107,7 @@ def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> argpars
     """Add the setting's flags as it is declared, and return the action."""
     options: dict[str, Any] = {"help": _help(setting), "default": argparse.SUPPRESS}
     if setting.path == "model":
+        parser.add_argument("--model", dest="named_model", metavar="MODEL", help="the same", default=argparse.SUPPRESS)
         return parser.add_argument("model", nargs="?", metavar="MODEL", **options)
     if setting.kind is LoraFolders:
         return parser.add_argument(*setting.flags, dest=setting.path, action=_Joined, metavar="NAME=FOLDER", **options)
@@ -122,12 +131,23 @@ def _serve(args: argparse.Namespace) -> int:
     from alignedserve.shell.logs import never_fail_to_print
 
     never_fail_to_print()
-    return serve(config)
+    return serve(config if args.verbose or not sys.stderr.isatty() else _quiet(config, args))
+
+
+def _quiet(config: Config, args: argparse.Namespace) -> Config:
+    """Return the configuration with warnings alone in the log, where nobody asked for a level."""
+    path = "log.level"
+    in_file = args.config is not None and "level" in (read_yaml(args.config).get("log") or {})
+    if path in vars(args) or settings()[path].variable in os.environ or in_file:
+        return config
+    return replace(config, log=replace(config.log, level=LogLevel.WARNING))
 
 
 def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration that the flags, the variables and the file give together."""
     given = {path: value for path, value in vars(args).items() if path in settings()}
+    if (named := vars(args).get("named_model")) is not None and given.setdefault("model", named) != named:
+        raise ConfigError(f"--model {named} and {given['model']} name two models: say one")
     set_ = read_settings(set_of(args), "--set", every_setting())
     if twice := sorted(given.keys() & set_.keys()):
         raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} set the same setting twice")
@@ -161,14 +181,26 @@ def add_presets(parser: argparse.ArgumentParser) -> None:
 
 
 def _presets_listed(args: argparse.Namespace) -> int:
-    presets = PRESETS if args.name is None else {args.name: preset(args.name)}
-    print("\n\n".join(_explained(name, listed) for name, listed in presets.items()))
+    if args.name is None:
+        print("\n\n".join(_explained(name, listed) for name, listed in PRESETS.items()))
+        return 0
+    chosen = preset(args.name)
+    print(f"{_head(args.name, chosen)}\n\n    its settings, and * where it is not the default's:")
+    usual = dict(leaves(Config()))
+    for path, value in leaves(of_preset(args.name, {})):
+        if path.startswith("schedule.") or value != usual[path]:
+            print(f"  {' ' if value == usual[path] else '*'} {path}: {str(plain(value)).lower()}")
     return 0
 
 
 def _explained(name: str, listed: Preset) -> str:
-    lines = [f"    {path}: {str(value).lower()}" for path, value in listed.settings.items()]
-    return "\n".join([f"{name} ({listed.source})", f"    {listed.about}", *lines])
+    return "\n".join(
+        [_head(name, listed), *(f"    {path}: {str(value).lower()}" for path, value in listed.settings.items())]
+    )
+
+
+def _head(name: str, listed: Preset) -> str:
+    return f"{name} ({listed.source})\n    {listed.about}"
 
 
 # --- key

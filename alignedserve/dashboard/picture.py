@@ -5,17 +5,19 @@ Every instant is in seconds by the clock of the deployment's parts: of 1970, or 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from alignedserve.core import Role, Usage
-from alignedserve.metrics.recent import RecentRequests
-from alignedserve.protocol.figures import DecodeLengths, PagesFor, Stages
+from alignedserve.core import Role, Slo, Usage
+from alignedserve.metrics.recent import SLOT_S, WINDOW_S, RecentRequests
+from alignedserve.protocol.figures import DecodeLengths, PagesFor, ProcessFigures, Stages
 from alignedserve.protocol.messages import Figures, Member
 
 FORGOTTEN_S = 900.0  # after which a part that has gone is no longer shown
+_CPU_S = 2.0  # over which processor use is measured, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,9 @@ class PartPicture:
     is_again: bool = False  # it was seen in an earlier life, or gone
     is_retiring: bool = False  # of a worker: it takes nothing new, and ends when it is idle
     slowdown: float = 0.0  # of a worker: how many times as long its steps take as in its profile
+    cores: float = 0.0  # processor time in a second
+    resident_bytes: int = 0
+    back_at: float | None = None  # of a part that has gone: when its next life is expected, as the last one came back
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +70,27 @@ class JobPicture:
     deadline: float
     finish_at: float | None = None  # as the job runner predicts it; None: not known yet
     is_late: bool = False  # whether that is after its deadline
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobsPicture:
     open: tuple[JobPicture, ...] = ()  # the most urgent first
     more: int = 0  # open jobs that are left out
+    ended: tuple[JobPicture, ...] = ()  # the last to end first
     trouble: str = ""  # why nothing is known of them now
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPicture:
+    """The load at the beginning of a slot of time, whose number counts as those of `RecentRequests`."""
+
+    number: int
+    rt_queued: int  # requests without a place on a decode worker
+    be_queued: int
+    cores: float  # processor time of all parts in a second
+    resident_bytes: int
+    used: float  # KV memory of the fullest worker, as a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +105,8 @@ class Picture:
     pools: tuple[PoolPicture, ...]
     requests: RecentRequests
     jobs: JobsPicture | None = None  # None where the deployment takes none
+    load: tuple[LoadPicture, ...] = ()  # of the last 15 minutes, the oldest first
+    promise: Slo | None = None  # of requests that ask for no other; None: not known
 
     def to_json(self) -> bytes:
         """Return it as JSON in one line."""
@@ -106,6 +127,10 @@ class DeploymentView:
     def __init__(self) -> None:
         self._parts: dict[str, _SeenPart] = {}
         self._told: dict[str, Figures] = {}  # part -> its newest figures
+        self._cpu: dict[str, tuple[float, float, float]] = {}  # part -> when it was read, processor time then, cores
+        self._starts_s: dict[Role, float] = {}  # how long the last start of a part took
+        self._first_look: float | None = None
+        self._load: deque[LoadPicture] = deque(maxlen=int(WINDOW_S / SLOT_S))
         self.queues: QueuePicture | None = None
         self.router_at: float | None = None  # when the router last said how many requests are where
 
@@ -114,13 +139,30 @@ class DeploymentView:
         if figures.rt is not None and figures.be is not None:
             self.queues, self.router_at = QueuePicture(figures.rt, figures.be), now
         self._told[figures.member] = figures
+        if figures.process is not None:
+            self._hear_process(figures.member, figures.process, now)
+
+    def _hear_process(self, part: str, process: ProcessFigures, now: float) -> None:
+        read_at, cpu_s, _ = self._cpu.get(part, (now, process.cpu_s, 0.0))
+        if process.cpu_s < cpu_s:  # another life
+            read_at, cpu_s = now, process.cpu_s
+        if now - read_at >= _CPU_S:
+            self._cpu[part] = now, process.cpu_s, (process.cpu_s - cpu_s) / (now - read_at)
+        elif now == read_at:
+            self._cpu[part] = now, process.cpu_s, 0.0
+        seen = self._parts.get(part)
+        if seen is not None and seen.is_here and self._first_look is not None and self._first_look < seen.since:
+            self._starts_s.setdefault(seen.member.role, max(0.0, seen.since - process.started_at))
 
     def look(self, members: Iterable[Member], now: float) -> None:
         """Note who is there now, and who has gone since the last look. A worker that was to go is forgotten at once."""
         here = {member.name: member for member in members}
+        self._first_look = now if self._first_look is None else self._first_look
         for name, member in here.items():
             seen = self._parts.get(name)
             if seen is None or not seen.is_here or seen.member != member:
+                if seen is not None and not seen.is_here:
+                    self._starts_s[member.role] = now - seen.since
                 # Its figures may be here before it is seen.
                 self._parts[name] = _SeenPart(member, True, now, is_again=seen is not None)
         for name, seen in [*self._parts.items()]:
@@ -130,26 +172,44 @@ class DeploymentView:
                 self._gone(seen, now)
             elif now - seen.since > FORGOTTEN_S:
                 del self._parts[name]
+        number = int(now // SLOT_S)
+        if not self._load or self._load[-1].number < number:
+            self._load.append(self._load_now(number))
+
+    def _load_now(self, number: int) -> LoadPicture:
+        stages = (None, None) if self.queues is None else (self.queues.rt, self.queues.be)
+        rt, be = (0 if told is None else told.unplaced + told.prefill + told.pool for told in stages)
+        parts, used = self.parts, max((worker.used for worker in self.workers), default=0.0)
+        return LoadPicture(
+            number, rt, be, sum(part.cores for part in parts), sum(part.resident_bytes for part in parts), used
+        )
 
     def _gone(self, seen: _SeenPart, now: float) -> None:
         name = seen.member.name
+        self._cpu.pop(name, None)
         if _is_retiring(self._told.pop(name, Figures())):
             del self._parts[name]
         else:
             self._parts[name] = replace(seen, is_here=False, since=now)
 
     def picture(
-        self, at: float, state: str, models: tuple[str, ...], requests: RecentRequests, jobs: JobsPicture | None = None
+        self,
+        at: float,
+        state: str,
+        models: tuple[str, ...],
+        requests: RecentRequests,
+        jobs: JobsPicture | None = None,
+        promise: Slo | None = None,
     ) -> Picture:
         """Return the picture of this moment."""
         told = self.parts, self.router_at, self.queues, self.workers, self.pools
-        return Picture(at, state, models, *told, requests, jobs)
+        return Picture(at, state, models, *told, requests, jobs, tuple(self._load), promise)
 
     @property
     def parts(self) -> tuple[PartPicture, ...]:
         """Return the parts by role, and by name; those of the last minutes that have gone are among them."""
         order = list(Role)
-        seen = sorted(self._parts.values(), key=lambda part: (order.index(part.member.role), part.member.name))
+        seen = sorted(self._parts.values(), key=lambda part: (order.index(part.member.kind), part.member.name))
         return tuple(map(self._part, seen))
 
     @property
@@ -175,8 +235,13 @@ class DeploymentView:
         since = seen.since
         if told.process is not None and not seen.is_again:  # else it may be told by an earlier life
             since = min(since, told.process.started_at)
-        state = member.name, member.role, member.node, member.incarnation, seen.is_here, since
-        return PartPicture(*state, seen.is_again, _is_retiring(told), told.slowdown)
+        state = member.name, member.kind, member.node, member.incarnation, seen.is_here, since
+        if not seen.is_here:
+            start_s = self._starts_s.get(member.role)
+            return PartPicture(*state, seen.is_again, back_at=None if start_s is None else since + start_s)
+        process, cores = told.process, self._cpu[member.name][2] if member.name in self._cpu else 0.0
+        resident = 0 if process is None else process.resident_bytes
+        return PartPicture(*state, seen.is_again, _is_retiring(told), told.slowdown, cores, resident)
 
 
 def _is_retiring(told: Figures) -> bool:

@@ -21,8 +21,10 @@ ABORT = "abort"  # the finish of a request whose client left
 class RequestMeter:
     """Measures the request while it is open, that is inside of `with`."""
 
-    def __init__(self, metrics: RequestMetrics, request: Request, tier: str, now: Callable[[], float]) -> None:
-        self._metrics, self._request, self._tier, self._now = metrics, request, tier, now
+    def __init__(
+        self, metrics: RequestMetrics, request: Request, tier: str, now: Callable[[], float], key: str = ""
+    ) -> None:
+        self._metrics, self._request, self._tier, self._now, self._key = metrics, request, tier, now, key
         self._of, self._tokens = metrics.of[request.service], metrics.log.tokens[request.service]
         self.num_output = self._num_late = 0
         self._longest_gap_s = 0.0
@@ -84,6 +86,7 @@ class RequestMeter:
         if gap_s > self._longest_gap_s:
             self._longest_gap_s = gap_s
         self._of.gap.observe(gap_s)
+        self._tokens.add_gap(gap_s)
 
     def _count_times(self) -> None:
         request, of, now = self._request, self._of, self._now()
@@ -129,9 +132,12 @@ class RequestMeter:
 
     def _ended(self, times: TokenTimes, missed: str) -> EndedRequest:
         request = self._request
-        lengths = len(request.prompt), self.num_output
-        return EndedRequest(request.id, request.service, self._tier, self._now(), missed, times, *lengths)
+        lengths = len(request.prompt), self.num_output, self._num_cached
+        promised = request.slo.ttft_s, request.slo.tbt_s
+        named = request.id, request.service, self._tier, self._now(), missed
+        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key)
 
     def _refused(self, error: Overloaded) -> RefusedRequest:
         request = self._request
-        return RefusedRequest(request.id, request.service, self._tier, self._now(), error.reason.value, error.why)
+        named = request.id, request.service, self._tier, self._now()
+        return RefusedRequest(*named, error.reason.value, error.why, self._key)

@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from alignedserve.config.choices import MetricsPrefix
+from alignedserve.core import Role
 from alignedserve.fallbacks import Fallback
-from alignedserve.metrics.exposition import block, label
+from alignedserve.metrics.exposition import block, label, line
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
 from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.series import MODEL
 from alignedserve.protocol.messages import ROUTER, Figures, Member
+from alignedserve.protocol.roads import Road, road_between
 
+ROADS = "kv_road", "How KV goes between a prefill and a decode worker: 1 for each pair."
 _Told: TypeAlias = Sequence[tuple[str, Figures]]
 
 
@@ -40,6 +43,18 @@ class PartMetrics:
         metrics: tuple[PartMetric[Figures] | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
         for metric in metrics:
             yield self._block(metric, told)
+        yield block(f"{self._prefix}{ROADS[0]}", "gauge", ROADS[1], self._roads())
+
+    def _roads(self) -> Iterator[str]:
+        """Yield the road of each pair: workers of several nodes are one only where KV goes directly."""
+        members = [] if self._members is None else [*self._members()]
+        for one in members:
+            for other in members:
+                if one.role is Role.PREFILL and other.role is Role.DECODE:
+                    road = road_between(one, other)
+                    if road is not Road.HOST or one.node == other.node:
+                        ends = label("prefill", one.name), label("decode", other.name), label("road", road.value)
+                        yield line(f"{self._prefix}{ROADS[0]}", ",".join((self._model, *ends)), 1)
 
     def fallbacks(self) -> list[tuple[str, Fallback]]:
         """Return what does not work in each part that is there, and what it does instead."""

@@ -1,13 +1,15 @@
-"""Keep what an owner saw of its requests in the last 15 minutes: throughput, attainment, and the worst requests.
+"""Keep what an owner saw of its requests in the last 15 minutes: throughput, attainment, latencies, the worst requests.
 
 Memory is bounded: slots of time have counts and a few requests each, and old slots are dropped.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from math import ceil, log
+from typing import Any, TypeAlias
 
 from alignedserve.core import ServiceClass, TokenTimes
 
@@ -15,7 +17,19 @@ SLOT_S = 10.0
 WINDOW_S = 900.0  # that is kept
 MOST_SLOWEST = 8  # requests of each class
 MOST_REFUSED = 20
+MOST_KEYS = 20
 _MOST_WHY = 300  # characters of a refusal's reason
+
+Spread: TypeAlias = dict[int, int]  # how many values fell into each bucket, without the empty ones
+_LEAST_S, _STEP = 0.001, log(1.25)  # bucket n ends at 0.001 s times 1.25 to the n
+
+
+def bucket_of(seconds: float) -> int:
+    return ceil(log(seconds / _LEAST_S) / _STEP) if seconds > _LEAST_S else 0
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return one + other if isinstance(one, int) else dict(Counter(one) + Counter(other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +40,15 @@ class Counts:
     ended: int = 0  # requests that ended
     kept: int = 0  # of them, requests that got all that was promised
     refused: int = 0
+    prompt_tokens: int = 0  # of requests that ended
+    cached_tokens: int = 0  # of them, tokens whose KV a device or the pool had
+    missed: dict[str, int] = field(default_factory=dict)  # what a request missed first, or `error` -> requests
+    ttft: Spread = field(default_factory=dict)  # of requests that ended
+    waits: Spread = field(default_factory=dict)  # the same: until the prompt began to run
+    gaps: Spread = field(default_factory=dict)  # between tokens
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Counts)))
+        return Counts(*(_sum(getattr(self, part.name), getattr(other, part.name)) for part in fields(Counts)))
 
 
 @dataclass(slots=True)
@@ -59,6 +79,11 @@ class EndedRequest:
     times: TokenTimes
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0  # of its prompt
+    waited_s: float | None = None  # until its prompt began to run; None: not known
+    ttft_s: float = 0.0  # that was promised
+    tbt_s: float = 0.0  # the same, between two tokens
+    key: str = ""  # of its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +94,23 @@ class RefusedRequest:
     at: float
     reason: str  # one word, as in the metric of refusals
     why: str  # as the client was told
+    key: str = ""  # of its caller
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """What the callers of one key used and got."""
+
+    key: str
+    ended: int = 0
+    missed: int = 0  # of them, requests that did not get all that was promised
+    refused: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: KeyUse) -> KeyUse:
+        added = (getattr(self, part.name) + getattr(other, part.name) for part in fields(KeyUse)[1:])
+        return KeyUse(self.key, *added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +120,20 @@ class RecentRequests:
     slots: tuple[Slot, ...] = ()  # the oldest first; the present slot is not among them
     slowest: tuple[EndedRequest, ...] = ()  # of each class; the slowest first
     refused: tuple[RefusedRequest, ...] = ()  # the newest first
+    keys: tuple[KeyUse, ...] = ()  # those with most tokens first
 
 
 @dataclass(slots=True)
 class TokenCount:
-    """Output tokens of a class that reached the owner. Whoever delivers tokens adds to it, and does no more."""
+    """Output tokens of a class that reached the owner, and the gaps between them; whoever delivers tokens adds them."""
 
     num: int = 0
     num_seen: int = 0  # of them, those that slots have
+    gaps: Spread = field(default_factory=dict)  # that no slot has yet
+
+    def add_gap(self, seconds: float) -> None:
+        bucket = bucket_of(seconds)
+        self.gaps[bucket] = self.gaps.get(bucket, 0) + 1
 
 
 @dataclass(slots=True)
@@ -94,6 +142,7 @@ class _KeptSlot:
 
     slot: Slot
     slowest: tuple[EndedRequest, ...] = ()
+    keys: tuple[KeyUse, ...] = ()
 
 
 class RequestLog:
@@ -109,19 +158,33 @@ class RequestLog:
         slot = self._at(now).slot
         for service, count in self.tokens.items():
             new, count.num_seen = count.num - count.num_seen, count.num
-            if new:
-                slot.add(service, Counts(tokens=new))
+            gaps, count.gaps = count.gaps, {}
+            if new or gaps:
+                slot.add(service, Counts(tokens=new, gaps=gaps))
         while self._refused and self._refused[0].at < now - WINDOW_S:
             self._refused.popleft()
 
     def end(self, ended: EndedRequest) -> None:
         """Note a request that has ended by itself."""
         kept = self._at(ended.at)
-        kept.slot.add(ended.service, Counts(ended=1, kept=int(not ended.missed)))
+        counts = Counts(
+            ended=1,
+            kept=int(not ended.missed),
+            prompt_tokens=ended.prompt_tokens,
+            cached_tokens=ended.cached_tokens,
+            missed={ended.missed: 1} if ended.missed else {},
+            ttft={bucket_of(ended.times.ttft_s): 1},
+            waits={} if ended.waited_s is None else {bucket_of(ended.waited_s): 1},
+        )
+        kept.slot.add(ended.service, counts)
         kept.slowest = slowest_of((*kept.slowest, ended))
+        used = KeyUse(ended.key, 1, int(bool(ended.missed)), 0, ended.prompt_tokens, ended.output_tokens)
+        kept.keys = _by_key((*kept.keys, used))
 
     def refuse(self, refused: RefusedRequest) -> None:
-        self._at(refused.at).slot.add(refused.service, Counts(refused=1))
+        kept = self._at(refused.at)
+        kept.slot.add(refused.service, Counts(refused=1, missed={refused.reason: 1}))
+        kept.keys = _by_key((*kept.keys, KeyUse(refused.key, refused=1)))
         self._refused.append(replace(refused, why=refused.why[:_MOST_WHY]))
 
     def recent(self, now: float) -> RecentRequests:
@@ -129,7 +192,8 @@ class RequestLog:
         slots = (kept.slot for kept in [*self._kept][:-1])
         with_any = tuple(slot for slot in slots if (slot.rt, slot.be) != (Counts(), Counts()))
         slowest = slowest_of(ended for kept in self._kept for ended in kept.slowest)
-        return RecentRequests(with_any, slowest, tuple(reversed(self._refused)))
+        keys = _by_key(used for kept in self._kept for used in kept.keys)
+        return RecentRequests(with_any, slowest, tuple(reversed(self._refused)), keys[:MOST_KEYS])
 
     def _at(self, now: float) -> _KeptSlot:
         """Return the slot of this moment."""
@@ -148,6 +212,14 @@ def slowest_of(ended: Iterable[EndedRequest]) -> tuple[EndedRequest, ...]:
     return tuple(request for its in by_class for request in its[:MOST_SLOWEST])
 
 
+def _by_key(uses: Iterable[KeyUse]) -> tuple[KeyUse, ...]:
+    """Return one entry for each key, those with most tokens first."""
+    by_key: dict[str, KeyUse] = {}
+    for used in uses:
+        by_key[used.key] = by_key.get(used.key, KeyUse(used.key)) + used
+    return tuple(sorted(by_key.values(), key=lambda used: (-used.prompt_tokens - used.output_tokens, used.key)))
+
+
 def together(owners: Iterable[RecentRequests]) -> RecentRequests:
     """Return the requests of all these owners."""
     owners, slots = list(owners), dict[int, Slot]()
@@ -155,4 +227,7 @@ def together(owners: Iterable[RecentRequests]) -> RecentRequests:
         slots[slot.number] = slots[slot.number] + slot if slot.number in slots else slot
     refused = sorted((refused for owner in owners for refused in owner.refused), key=lambda refused: -refused.at)
     slowest = slowest_of(ended for owner in owners for ended in owner.slowest)
-    return RecentRequests(tuple(slots[number] for number in sorted(slots)), slowest, tuple(refused[:MOST_REFUSED]))
+    keys = _by_key(used for owner in owners for used in owner.keys)[:MOST_KEYS]
+    return RecentRequests(
+        tuple(slots[number] for number in sorted(slots)), slowest, tuple(refused[:MOST_REFUSED]), keys
+    )

@@ -71,6 +71,45 @@ def test_flags_reach_the_configuration(served: list[Config]) -> None:
     assert (config.kvpool.memory_mb, config.kvpool.verify_pages, config.server.api_key) == (8, True, "k")
 
 
+def test_a_model_is_named_with_a_flag_or_without(served: list[Config]) -> None:
+    for line in ("serve org/name", "serve --model org/name", "serve org/name --model org/name"):
+        cli.main(line.split())
+    assert [config.model for config in served] == ["org/name"] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("serve", "warning"),
+        ("serve -v", "info"),
+        ("serve --log-level info", "info"),
+        ("serve --log-level debug", "debug"),
+    ],
+)
+def test_a_terminal_sees_warnings_alone_unless_asked(
+    served: list[Config], monkeypatch: pytest.MonkeyPatch, line: str, level: str
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    cli.main(line.split())
+    assert served[0].log.level.value == level
+
+
+def test_a_file_that_names_a_level_is_followed(
+    served: list[Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    (tmp_path / "a.yaml").write_text("log: {level: info}\n")
+    cli.main(["serve", "--config", str(tmp_path / "a.yaml")])
+    assert served[0].log.level.value == "info"
+
+
+def test_a_preset_is_printed_with_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["presets", "fcfs"]) == 0
+    printed = capsys.readouterr().out
+    assert "  * schedule.scheduler: fcfs\n" in printed
+    assert "    schedule.reuse: " in printed
+
+
 def test_flags_outweigh_the_environment_and_that_the_file(
     served: list[Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -153,6 +192,8 @@ def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
         ("serve --prot=1", "--prot is not understood: did you mean --port? (see alignedserve serve --help)"),
         ("serve --por 1", "--por is not understood: did you mean --port? (see alignedserve serve --help)"),
         ("serve a b", "b is not understood (see alignedserve serve --help)"),
+        ("serve a --model b", "--model b and a name two models: say one"),
+        ("serv", "'serv' is no command: did you mean serve? (see alignedserve --help)"),
         ("serve --port", "argument --port: expected one argument (see alignedserve serve --help)"),
         ("serve --config /none.yaml", "/none.yaml cannot be read: No such file or directory"),
         (
@@ -178,8 +219,8 @@ def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
         ("key ann --file /", "/ is a folder: name a file"),
         ("key ann --file /dev/null", "/dev/null is not a file"),
         (
-            "serve --schedule-order fcfs",
-            "--schedule-order is not understood: choose a preset, or say --set schedule.order=VALUE"
+            "serve --schedule-late keep",
+            "--schedule-late is not understood: choose a preset, or say --set schedule.late=VALUE"
             " (see alignedserve serve --help)",
         ),
         ("doctor --jsn", "--jsn is not understood: did you mean --json? (see alignedserve doctor --help)"),

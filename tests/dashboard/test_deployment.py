@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alignedserve.core import Usage
 from alignedserve.dashboard.picture import FORGOTTEN_S, DeploymentView, PartPicture, QueuePicture
+from alignedserve.metrics.recent import RecentRequests
 from alignedserve.protocol.figures import DecodeLengths, Lengths, PagesFor, ProcessFigures, Stages, WorkerLoad
 from alignedserve.protocol.messages import Figures
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member
@@ -87,3 +88,42 @@ def test_the_router_says_where_requests_are_and_so_that_it_is_there() -> None:
     view.hear(Figures(rt=Stages(pool=1), be=Stages(decode=2), member="router"), 7.0)
     view.hear(Figures(rebuilt_s=1.0, member="router"), 8.0)
     assert (view.queues, view.router_at) == (QueuePicture(Stages(pool=1), Stages(decode=2)), 7.0)
+
+
+def test_a_part_that_is_down_is_expected_back_as_fast_as_the_last_one_came() -> None:
+    view = DeploymentView()
+    view.look([ROUTER_MEMBER, DECODE], 10.0)
+    view.look([ROUTER_MEMBER], 20.0)
+    assert part(view, "decode-0").back_at is None
+    view.look([ROUTER_MEMBER, member("decode-0", 2)], 28.0)
+    view.look([ROUTER_MEMBER], 40.0)
+    assert part(view, "decode-0").back_at == 48.0
+
+
+def test_the_first_death_is_expected_to_take_as_long_as_the_start_took() -> None:
+    view = DeploymentView()
+    view.look([ROUTER_MEMBER], 10.0)
+    view.look([ROUTER_MEMBER, DECODE], 15.0)
+    view.hear(Figures(worker=WorkerLoad(), process=ProcessFigures(1.0, 1, 1, 8.0), member="decode-0"), 16.0)
+    view.look([ROUTER_MEMBER], 30.0)
+    assert part(view, "decode-0").back_at == 37.0
+
+
+def test_processors_in_use_are_measured_over_seconds_and_begin_anew_with_each_life() -> None:
+    view = DeploymentView()
+    view.look([DECODE], 10.0)
+    for cpu_s, now in ((3.0, 10.0), (3.5, 11.0), (6.0, 12.0)):
+        view.hear(Figures(process=ProcessFigures(cpu_s, 1000, 1, 3.0), member="decode-0"), now)
+    assert (part(view, "decode-0").cores, part(view, "decode-0").resident_bytes) == (1.5, 1000)
+    view.hear(Figures(process=ProcessFigures(0.1, 1000, 1, 13.0), member="decode-0"), 14.0)
+    assert part(view, "decode-0").cores == 0.0
+
+
+def test_the_load_of_each_slot_of_time_is_kept_for_the_window() -> None:
+    view = DeploymentView()
+    view.hear(Figures(rt=Stages(unplaced=1, prefill=2, pool=3, decode=9), be=Stages(pool=4), member="router"), 5.0)
+    for second in range(5, 1_000):
+        view.look([ROUTER_MEMBER], float(second))
+    load = view.picture(1_000.0, "ready", (), RecentRequests()).load
+    assert [slot.number for slot in load] == list(range(10, 100))
+    assert {(slot.rt_queued, slot.be_queued) for slot in load} == {(6, 4)}

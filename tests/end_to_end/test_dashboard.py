@@ -70,14 +70,30 @@ def load(url: str) -> Iterator[None]:
 
 def test_it_shows_the_parts_and_streams_move_it(watched: Deployment, page: Page) -> None:
     for part in ("router", "gateway-0", "prefill-0", "decode-0", "pool-0"):
-        page.until(f"{row(part)}.includes('there')")
+        page.until(f"{row(part)}.includes('up')")
     at = page.value("shown.at")
     page.until(f"shown.at > {at}")
     with load(watched.url):
         page.until("shown.workers.some(worker => worker.lengths.band !== null)")
     page.until("shown.requests.slots.some(slot => slot.rt.tokens > 0)")
     page.until("document.querySelectorAll('#slow-rows tr').length >= 8")
+    page.until("shown.requests.keys.some(used => used.key === 'anonymous' && used.output_tokens > 0)")
     page.until("shown.queues !== null && countOpen(shown, 'rt') === 0")
+
+
+def test_a_request_in_a_table_tells_its_story(page: Page) -> None:
+    page.value("document.querySelector('#slow-rows [data-story]').click()")
+    page.until("document.querySelector('#story pre').innerText.includes('tokens')")
+    page.value("document.querySelector('#story').close()")
+
+
+def test_the_charts_tell_values_to_a_mouse(page: Page) -> None:
+    page.value("scrollTo(0, document.querySelector('.chart').getBoundingClientRect().top)")
+    page.value(
+        "{ const chart = document.querySelector('.chart'), box = chart.getBoundingClientRect(); chart.dispatchEvent("
+        "new PointerEvent('pointermove', {bubbles: true, clientX: box.right - 8, clientY: box.top + 40})) }"
+    )
+    assert "promise" in page.text("#tip")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -111,10 +127,10 @@ def test_keys_do_what_buttons_do(page: Page) -> None:
 def test_a_dead_worker_shows_within_five_seconds(watched: Deployment, page: Page) -> None:
     os.kill(watched.pid("decode-0"), signal.SIGKILL)
     page.until(
-        f"{row('decode-0')}.includes('gone') || shown.parts.some(part => part.name === 'decode-0' && part.life === 2)",
+        f"{row('decode-0')}.includes('down') || shown.parts.some(part => part.name === 'decode-0' && part.life === 2)",
         SHOWN_S,
     )
-    page.until(f"{row('decode-0')}.includes('there') && shown.parts.find(part => part.name === 'decode-0').life === 2")
+    page.until(f"{row('decode-0')}.includes('up') && shown.parts.find(part => part.name === 'decode-0').life === 2")
     assert "decode-0 was started again" in page.text("#alerts")
     wait_until(lambda: watched.is_ready, BACK_S)
 
@@ -146,7 +162,7 @@ def test_a_recorded_run_is_moved_by_its_slider_and_by_keys(browser: Browser, tmp
         last = page.value("pictures.length - 1")
         assert page.value("document.querySelector('#slider').max") == str(last)
         page.value("choose(pictures.length - 1)")
-        assert page.value("document.querySelectorAll('#slow-rows tr').length") == 8
+        assert page.value("document.querySelectorAll('#slow-rows tr').length") == 9, "and their heading"
         page.press("ArrowLeft")
         assert page.value("shown === pictures[pictures.length - 2]")
         page.press(" ")

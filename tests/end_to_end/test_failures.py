@@ -27,7 +27,7 @@ from tests.end_to_end.deployment import (
     wait_until,
 )
 
-REQUESTS = 20
+REQUESTS = 12  # of every kind that `mixed` has
 SEEDS = range(10 if SOAK else 1)
 # A router comes back in the same way whatever the topology.
 PARTS = {
@@ -68,8 +68,14 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
     check_no_token_is_lost(wounded, part, seed)
 
 
-def check_no_token_is_lost(deployment: Deployment, part: str, seed: int) -> None:
-    wanted = mixed(REQUESTS, seed=seed, outputs=(60, 200))
+@pytest.mark.parametrize("wounded", [kind for kind in NONE_ON_RAY if kind[0] == "1+1"], ids="-".join, indirect=True)
+def test_a_prefill_worker_that_decodes_comes_back_and_no_token_is_lost(wounded: Deployment) -> None:
+    """Outputs this short end on the worker of their prompts."""
+    check_no_token_is_lost(wounded, "prefill-0", seed=50, outputs=(40, 60))
+
+
+def check_no_token_is_lost(deployment: Deployment, part: str, seed: int, outputs: tuple[int, int] = (60, 200)) -> None:
+    wanted = mixed(REQUESTS, seed=seed, outputs=outputs)
 
     async def serve_and_kill() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")

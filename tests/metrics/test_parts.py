@@ -29,6 +29,7 @@ from alignedserve.protocol.figures import (
     WorkerLoad,
 )
 from alignedserve.protocol.messages import Figures, Heartbeat, Member
+from alignedserve.protocol.roads import Endpoint
 from alignedserve.router.state import RouterCore, RouterLimits
 from tests.exposition import value
 from tests.samples import ROUTER_MEMBER, member, said
@@ -98,6 +99,20 @@ def test_what_ran_together_in_a_worker_s_steps_is_counted() -> None:
     assert shown(metrics, f'kv_prefetches_total{{outcome="used",{of_worker}}}') == 4
     assert shown(metrics, f'kv_prefetches_total{{outcome="wasted",{of_worker}}}') == 1
     assert shown(metrics, f"be_tokens_held_back_total{{{of_worker}}}") == 9
+
+
+def test_the_road_of_each_pair_is_named() -> None:
+    near, far = (Endpoint("10.0.0.1:1", gpu, frozenset({"c"} if gpu == "a" else ())).pack() for gpu in "ab")
+    members = [
+        Member("prefill-0", Role.PREFILL, "n0", 1, "", near),
+        Member("prefill-1", Role.PREFILL, "n0", 1, "", far),
+        Member("prefill-2", Role.PREFILL, "n1", 1, "", near),
+        Member("decode-0", Role.DECODE, "n0", 1, "", Endpoint("10.0.0.1:1", "c", frozenset("ab")).pack()),
+    ]
+    metrics = PartMetrics(members=lambda: members)
+    assert shown(metrics, 'kv_road{decode="decode-0",prefill="prefill-0",road="ipc"}') == 1
+    assert shown(metrics, 'kv_road{decode="decode-0",prefill="prefill-1",road="host"}') == 1
+    assert "prefill-2" not in text_of(metrics), "no road leads from another node"
 
 
 def test_failures_of_policies_of_one_s_own_are_counted() -> None:

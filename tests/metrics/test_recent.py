@@ -12,10 +12,12 @@ from alignedserve.metrics.recent import (
     WINDOW_S,
     Counts,
     EndedRequest,
+    KeyUse,
     RecentRequests,
     RefusedRequest,
     RequestLog,
     Slot,
+    bucket_of,
     together,
 )
 
@@ -45,7 +47,8 @@ def test_the_slot_that_is_not_over_is_not_shown() -> None:
     log = RequestLog()
     log.end(ENDED)
     assert log.recent(SLOT_S - 0.1).slots == ()
-    assert log.recent(SLOT_S).slots == (Slot(0, Counts(ended=1, kept=1)),)
+    (slot,) = log.recent(SLOT_S).slots
+    assert (slot.number, slot.rt.ended, slot.rt.kept, slot.be) == (0, 1, 1, Counts())
 
 
 def test_ends_and_refusals_are_counted_by_class() -> None:
@@ -53,7 +56,34 @@ def test_ends_and_refusals_are_counted_by_class() -> None:
     log.end(ENDED)
     log.end(replace(ENDED, missed="ttft"))
     log.refuse(REFUSED)
-    assert log.recent(SLOT_S).slots == (Slot(0, Counts(ended=2, kept=1), Counts(refused=1)),)
+    (slot,) = log.recent(SLOT_S).slots
+    assert (slot.rt.ended, slot.rt.kept, slot.rt.missed) == (2, 1, {"ttft": 1})
+    assert slot.be == Counts(refused=1, missed={"queue_full": 1})
+
+
+def test_latencies_are_counted_in_buckets_that_end_within_a_quarter() -> None:
+    log = RequestLog()
+    log.end(replace(ENDED, waited_s=0.05, cached_tokens=12))
+    log.end(replace(ENDED, times=replace(ENDED.times, ttft_s=0.2)))
+    log.tokens[RT].add_gap(0.03)
+    log.tick(5.0)
+    (slot,) = log.recent(SLOT_S).slots
+    assert (slot.rt.prompt_tokens, slot.rt.cached_tokens) == (60, 12)
+    assert (sum(slot.rt.ttft.values()), sum(slot.rt.waits.values()), sum(slot.rt.gaps.values())) == (2, 1, 1)
+    for seconds, spread in ((0.2, slot.rt.ttft), (0.05, slot.rt.waits), (0.03, slot.rt.gaps)):
+        (bucket,) = spread
+        assert seconds <= 0.001 * 1.25**bucket < 1.25 * seconds
+    assert bucket_of(0.0) == bucket_of(0.001) == 0
+
+
+def test_what_each_key_used_is_added_up_over_slots_and_owners() -> None:
+    log = RequestLog()
+    log.end(replace(ENDED, key="ann"))
+    log.end(replace(ENDED, key="ann", at=5.0 + SLOT_S, missed="ttft"))
+    log.refuse(replace(REFUSED, key="bob", at=5.0 + SLOT_S))
+    used = log.recent(2 * SLOT_S)
+    assert used.keys == (KeyUse("ann", 2, 1, 0, 60, 40), KeyUse("bob", refused=1))
+    assert together((used, used)).keys == (KeyUse("ann", 4, 2, 0, 120, 80), KeyUse("bob", refused=2))
 
 
 def test_the_slowest_come_first_and_they_are_few() -> None:

@@ -49,6 +49,7 @@ def tree_of(record: RunRecord) -> dict[str, Any]:
         "requests": [_plain_request(request) for request in record.requests],
         "steps": [_plain_step(step) for step in record.steps],
         "copies": [astuple(copy) for copy in record.copies],
+        "received": [astuple(copy) for copy in record.received],
         "pool": [astuple(usage) for usage in record.pool],
     }
 
@@ -89,6 +90,7 @@ def record_of(tree: Any) -> RunRecord:
         requests=[_request(row) for row in tree["requests"]],
         steps=[_step(row) for row in tree["steps"]],
         copies=[CopyRecord(*row) for row in tree["copies"]],
+        received=[CopyRecord(*row) for row in tree.get("received", ())],
         pool=[Usage(*row) for row in tree.get("pool", ())],
         problems=tuple(tree["problems"]),
         notes=tuple(tree["notes"]),

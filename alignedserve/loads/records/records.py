@@ -70,6 +70,7 @@ class RunRecord:
     requests: list[RequestRecord] = field(default_factory=list)
     steps: Sequence[StepRecord] = ()
     copies: list[CopyRecord] = field(default_factory=list)
+    received: list[CopyRecord] = field(default_factory=list)  # KV that came from another worker's device
     pool: Sequence[Usage] = ()  # usage of the KV pool's pages, as the pool reported it every few seconds
     problems: tuple[str, ...] = ()  # errors of the simulation itself; a run with any proves nothing
     notes: tuple[str, ...] = ()  # hints for the reader of the figures, such as requests that were cut

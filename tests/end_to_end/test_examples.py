@@ -1,0 +1,66 @@
+"""The examples as a user runs them: those of a client on one server, the others alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.deployment import ANSWER_S, Deployment, deployed
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Deployment]:
+    with deployed() as deployment:
+        yield deployment
+
+
+def printed_by(name: str, folder: Path, **env: str) -> str:
+    command = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | env, capture_output=True, text=True, timeout=ANSWER_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_chat(server: Deployment, tmp_path: Path) -> None:
+    assert len(printed_by("chat.py", tmp_path, URL=server.url).splitlines()) >= 2
+
+
+def test_llm(server: Deployment, tmp_path: Path) -> None:
+    assert printed_by("llm.py", tmp_path, URL=server.url).startswith("What is the capital of France? ")
+
+
+def test_a_batch(server: Deployment, tmp_path: Path) -> None:
+    printed = printed_by("batch.py", tmp_path, URL=server.url)
+    assert [f"sum-{number} " in printed for number in range(8)] == [True] * 8
+
+
+def test_deadlines(server: Deployment, tmp_path: Path) -> None:
+    chat, document = printed_by("deadlines.py", tmp_path, URL=server.url).splitlines()
+    assert (chat.split(":")[0], document.split(":")[0]) == ("chat", "document")
+
+
+def test_a_scheduler(tmp_path: Path) -> None:
+    assert "shortest first" in printed_by("scheduler.py", tmp_path)
+
+
+def test_simulate_and_compare(tmp_path: Path) -> None:
+    printed = printed_by("compare.py", tmp_path)
+    assert "of the chats in time" in printed
+    assert "highest rate at 90%" in printed
+    assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
+def test_a_cluster_as_processes_of_this_machine(tmp_path: Path) -> None:
+    """On Ray the same call is tried by test_on_ray.py. Requests are taken once a worker of each kind is there."""
+    printed = printed_by("cluster.py", tmp_path, LAUNCHER="local", MODEL="demo").splitlines()
+    roles = {line.partition("-")[0] for line in printed if line.endswith(" on local")}
+    assert {"prefill", "decode", "pool"} <= roles
