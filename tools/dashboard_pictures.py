@@ -2,7 +2,7 @@
 
     python tools/dashboard_pictures.py
 
-The run is AlignedServe's own schedule on the GPUs of its paper: two prefill and two decode workers.
+The run is the default schedule in the default topology, as on a GPU of AlignedServe's paper: chats beside documents.
 Needs Chromium (`make chromium`).
 """
 
@@ -16,8 +16,8 @@ from alignedserve.lab.trials.running import run_filmed
 from chromium import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-TRIAL = SimulationTrial("alignedserve-paper", "coserve,chat.rate=6", "2+2", profile="a100-80-opt-13b-tp1")
-WIDTH, HEIGHT, AT_S = 1240, 1420, 55.0
+TRIAL = SimulationTrial("aligned", "coserve,chat.rate=6", "colocated", profile="a100-80-opt-13b-tp1")
+WIDTH, HEIGHT, AT_S = 1240, 1230, 58.0
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
         with browser.page(page.as_uri(), WIDTH, HEIGHT) as opened:
             opened.until("shown !== null")
             opened.send("Emulation.setScrollbarsHidden", hidden=True)
+            opened.value("byId('range').value = '60'")
             opened.value(f"choose(pictures.findIndex(picture => picture.at >= {AT_S}))")
             for scheme in ("light", "dark"):
                 opened.prefer(scheme)

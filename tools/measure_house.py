@@ -43,11 +43,14 @@ MECHANISMS = {
         ("decode_worker/memory/hidden", "decode_worker/memory/worth"),
     ),
     "int8 pages of the pool": (
-        r"KV_INT8|Int8(Pages|Layout)|[Cc]ompress(Page|ion)",
+        r"KV_INT8|kv_int8|Int8(Pages|Layout)|[Cc]ompress(Page|ion|or\b|ible)",
         ("int8_pages", "int8_layout", "compression"),
     ),
     "prefetch to prefill workers": (r"Prefetch|prefetch|Departure|Evict\b", ("prefetching", "buffering", "departures")),
-    "windows and folding": (r"\b[Ff]old(s|ed|ing|able)?\b|\bdropped\b|unread\(|\.reach\b", ("folding", "dropping")),
+    "windows and folding": (
+        r"\bFold(Kv|ed\w*|ing)?\b|\.fold(s|ed|able)?\b|(kv|entry|limits|run)\.dropped|\bdropped=|unread\(|\.reach\b",
+        ("folding", "dropping"),
+    ),
 }
 NOTEBOOK = "notebook"  # in docs/: what was measured, with dates; the pages below it are made by commands
 GENERATED = (

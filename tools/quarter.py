@@ -100,6 +100,7 @@ STEPS = (
     Step("b", "server", gpu("gpu_server", "streams,beside,shared,kill"), 150, "The whole server", SERVED),
     Step("b", "separate", gpu("gpu_server", "separate"), 70, "Prompts and decodes apart, on one GPU"),
     Step("b", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
+    Step("b", "roads", ("-m", "lab.benchmarks.roads", "--device", "cuda"), 60, "KV from worker to worker"),
     Step("b", "peer", gpu("gpu", "peer"), 70, "transformers' continuous batching"),
     Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
     Step("b", "counters", gpu("gpu_ceilings", "counters"), 40, "Counters of the GPU, by ncu"),

@@ -9,6 +9,7 @@ Kernels and the engine
     gpu_ceilings.py     what a GPU can do, and how near attention comes to it
     gpu_quantised.py    the engine on a GPU with quantised weights, against bf16
     gpu_server.py       a whole deployment on one GPU
+    roads.py            KV from worker to worker by each transport, against memcpy
 Single cores and processes
     cost.py             how well the cost model predicts steps
     gateway.py          the time that the gateway adds to a request and to a token
@@ -19,6 +20,7 @@ Deployments, real or simulated
     isolation.py        chats beside best-effort documents
     turns.py            chats of turns and prompts that begin alike against vLLM's server; memory for half of a load
 The simulator and what it compares
+    near_lengths.py     what it brings that decodes of near lengths share a step
     presets.py          `aligned` against every other preset
     promises.py         promises kept over capacity and below it, beside documents, on few and many workers
     self_simulation.py  this machine's engine against the simulation of it

@@ -30,9 +30,9 @@ from time import thread_time
 import torch
 
 from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
-from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.lab.benchmarks.common.report import command, report, status
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
@@ -174,7 +174,7 @@ class Int8Pieces:
         ctypes.memmove(self._ends[page % 2], self._cache.data_ptr() + page * SIZES.kv, SIZES.kv)
 
     def compress(self, page: int) -> None:
-        if not self._copier.compress(page, self._into[page]):
+        if not self._copier.rewrite(page, self._into[page]):
             raise SystemExit("a page could not be compressed: the figures are not valid")
 
     def expand(self, page: int) -> None:

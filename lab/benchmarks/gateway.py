@@ -132,13 +132,12 @@ def noted_in(file: Path) -> mmap.mmap:
 
 def serve_app(app: FastAPI) -> None:
     """Print a free port, and serve the application at it."""
-    from alignedserve.config.sections import ServerConfig
     from alignedserve.gateway.actor import HttpServer, http_settings
     from alignedserve.shell.listener import bind
 
     listener = bind("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    uvloop.run(HttpServer(http_settings(app, ServerConfig())).serve(sockets=[listener]))
+    uvloop.run(HttpServer(http_settings(app, None)).serve(sockets=[listener]))
 
 
 class Server:

@@ -4,7 +4,8 @@ First bodies: each kind is sent to the server of gateway.py, a separate process 
 are the processor time of the event loop's thread for a single body, without other requests; and the peak memory above
 the memory before, with as many bodies at once as the gateway accepts.
 
-Then floods, each beside a deployment of its own, from a process of its own, with a key of its own:
+Then floods, each beside a deployment of its own, from a process of its own, with a key of its own. That process has
+the lowest priority: on a machine of its own it would take no time from the server's processors.
 
     one_stream     what an honest client does: one stream after the other, the least that any load costs
     answer         unstreamed answers of 128 choices with 20 log-probabilities, one after the other
@@ -288,6 +289,8 @@ def client(url: str, key: str) -> httpx.AsyncClient:
 
 
 def run_flood(name: str, url: str, key: str) -> None:
+    os.nice(19)
+
     async def run() -> None:
         async with client(url, key) as http:
             await FLOODS[name](http)

@@ -81,7 +81,7 @@ def batches(tree: QuadTree, num: int) -> tuple[float, list[BatchWindow], list[fl
     for turn in range(num):
         before = sorted_lengths(tree) if turn % 20 == 0 else None
         began = perf_counter()
-        window = find_batch(tree, WANTED, None, 0.0)
+        window = find_batch(tree, WANTED, 0.0)
         members = window.members(tree)
         took += perf_counter() - began
         if before is not None:

@@ -3,6 +3,7 @@
     python -m lab.benchmarks.promises                                 # about a minute on two cores: one seed, few rates
     python -m lab.benchmarks.promises --parts overload --seeds 0,1,2 --all
     python -m lab.benchmarks.promises --chats FILE.csv                # another trace of chats
+    python -m lab.benchmarks.promises --parts lending --seeds 0,1,2 --lengths sharegpt.csv=14,translations.csv=1.5
 
 All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless a row says more.
 
@@ -11,8 +12,12 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     refusals   requests refused at 0.7 times the capacity, where nobody needs to be
     handing_on prefill and decode workers: promises kept beside documents at half of their capacity, and against as many
                colocated workers where prompts are long and outputs short
+    lending    a prefill worker that decodes, and a decode worker, against two colocated ones, for each seed: promises
+               kept and the gaps between tokens; and tokens of documents that come at once, on 3+1 against 4xcolocated
     documents  mean completion of documents that come all at once, against the shortest-first preset, and with lengths
                known against not known
+    answers    chats with answers of 1,600 tokens at up to 1.5 times the capacity, 2xcolocated and as 1+1: those
+               that keep all promises, against the most at up to the capacity, and against the best preset
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
                best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
                time that a document stands still at 0.7 times the capacity
@@ -40,6 +45,7 @@ from alignedserve.loads.workload.spec import read_workload
 T = TypeVar("T")
 
 CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
+ANSWERS = CHATS.with_name("bwb_answers.csv")
 GPU = "rtx4090-llama-3.1-8b-tp1"
 KEPT, AT_HALF = 0.95, 0.99
 MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (3.0,)
@@ -48,11 +54,14 @@ ONE_PLUS_ONE = 0.6  # of the capacity of two colocated workers, at least: a pref
 AGAINST = {"1+1": "2xcolocated", "1+2": "3xcolocated", "2+2": "4xcolocated"}
 OTHERS = ("aligned-multi-resource", "bros", "bros-plain")  # presets that attain about as much as the default
 ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sarathi")
+# Of chats with long answers: chats per second that workers have memory for, and the presets that keep most of them.
+ANSWERED = {"2xcolocated": (1.5, ("sarathi", "bros")), "1+1": (0.75, ("distserve",))}
+ANSWERS_S = 45
 POINTS, OF_BEST = 0.005, 0.98
 SEATS = "engine.max_batch=256"  # of every preset, as `bros` has: with fewer, short chats would wait for a seat
 DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
 AT_ONCE, A_SECOND = 300, 4.0  # documents
-LONGEST_S = 20.0  # twice schedule.age_s
+LONGEST_S = 20.0
 LOTS = {  # of documents: a lot comes when the one before it has ended
     "name": "documents",
     "service": "be",
@@ -97,6 +106,22 @@ def loads(chats: Path) -> dict[str, Load]:
             4.0,
         ),
     }
+
+
+LENT = {  # loads near what two workers take, with their rates in chats per second
+    "chats as ShareGPT's": ("chat", 14.0),
+    "conversations": ("conversations,num_requests=100000", 2.5),
+    "long prompts": ("sizes:prompt=lognormal:2047:1900:7000,output=lognormal:28:50:400", 5.0),
+    "long answers": ("sizes:prompt=lognormal:1067:300:2048,output=lognormal:1613:450:3000", 1.3),
+    "summaries": ("sizes:prompt=lognormal:2753:1500:8000,output=lognormal:170:100:600", 3.0),
+}
+LENT_S, OF_COLOCATED, OF_BATCH = 30, 1.0, 0.95
+BATCH_GPU = "rtxpro6000-llama-3.1-8b-tp1"
+BATCH = (  # one-time, of two kinds
+    {"name": "short", "service": "be", "prompt": "64-256", "output": "64-256"},
+    {"name": "long", "service": "be", "prompt": "8000-30000", "output": "256-1024"},
+)
+NUM_SHORT, NUM_LONG = 700, 70
 
 
 def of_seeds(
@@ -173,6 +198,39 @@ def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None
         report(label, value, "1/s", baseline=best, goal=KEPT * best, at_least=True)
 
 
+def lending(chosen: dict[str, Load], seeds: Sequence[int], lengths: dict[Path, float]) -> None:
+    """Report each seed apart: a mean would hide one in which prefill workers lose."""
+    chats = chosen["chats"]
+    rows = {"chats": (chats.workload, 0.8 * chats.capacity), **LENT}
+    rows |= {path.stem: (f"lengths:{path.resolve()}", rate) for path, rate in lengths.items()}
+    for name, (workload, rate) in rows.items():
+        load = f"{workload},first_s={LENT_S}"
+        trials = [SimulationTrial("aligned", load, cluster, 0, rate, GPU) for cluster in ("1+1", "2xcolocated")]
+        for seed, (kept, gap_s), (best, other_s) in zip(seeds, *of_seeds(kept_and_gap, trials, seeds), strict=True):
+            where = f"{name} at {rate:g}/s, 1+1 against 2xcolocated, seed {seed}"
+            goal = OF_COLOCATED * best
+            report(f"{where}, chats that keep their promises", kept, "1", baseline=best, goal=goal, at_least=True)
+            report(f"{where}, P99 of gaps", gap_s, "s", baseline=other_s, goal=other_s)
+    with TemporaryDirectory() as folder:
+        counts = zip(BATCH, (NUM_SHORT, NUM_LONG), strict=True)
+        streams = [{**stream, "arrivals": "at_once", "num_requests": number} for stream, number in counts]
+        batch = save_load(Path(folder) / "batch.yaml", 1e6, *streams)
+        trials = [SimulationTrial("aligned", batch, cluster, 0, None, BATCH_GPU) for cluster in ("3+1", "4xcolocated")]
+        lent_rates, rates = of_seeds(be_tokens_per_s, trials, seeds)
+    for seed, value, best in zip(seeds, lent_rates, rates, strict=True):
+        where = f"documents at once, 3+1 against 4xcolocated, seed {seed}"
+        report(f"{where}, tokens", value, "1/s", baseline=best, goal=OF_BATCH * best, at_least=True)
+
+
+def kept_and_gap(record: RunRecord) -> tuple[int, float]:
+    """Return the chats that kept all promises, and the 99th percentile of the gaps between their tokens."""
+    return num_kept(record), RunFigures.from_record(record).rt.tbt_s.p99
+
+
+def be_tokens_per_s(record: RunRecord) -> float:
+    return RunFigures.from_record(record).be.tokens_per_s
+
+
 def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
     workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
@@ -185,6 +243,22 @@ def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     known, unknown, shortest = (mean(run.be.jct_s.mean for run in runs) for runs in every)
     report("documents at once, lengths known, mean completion", known, "s", baseline=shortest, goal=1.05 * shortest)
     report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
+
+
+def answers(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    workload = f"lengths:{ANSWERS.resolve()},first_s={ANSWERS_S}"
+    multiples = (0.75, 1.0, 1.25, 1.5) if with_all else (1.0, 1.5)
+    for cluster, (capacity, others) in ANSWERED.items():
+        rows = list(product(("aligned", *others), multiples))
+        trials = [SimulationTrial(preset, workload, cluster, 0, multiple * capacity, GPU) for preset, multiple in rows]
+        kept = dict(zip(rows, (mean(run) / ANSWERS_S for run in of_seeds(num_kept, trials, seeds)), strict=True))
+        peak = max(kept["aligned", multiple] for multiple in multiples if multiple <= 1)
+        for multiple in multiples:
+            label = f"long answers, {cluster}, chats that keep their promises at {multiple:g} times the capacity"
+            value, best = kept["aligned", multiple], max(kept[preset, multiple] for preset in others)
+            if multiple > 1:
+                report(label, value, "1/s", baseline=peak, goal=KEPT * peak, at_least=True)
+            report(f"{label}, against the best preset", value, "1/s", baseline=best, goal=best, at_least=True)
 
 
 def beside(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
@@ -275,13 +349,21 @@ PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
     "refusals": refusals,
     "handing_on": handing_on,
     "documents": documents,
+    "answers": answers,
     "beside": beside,
 }
 
 
+def _rated(text: str) -> tuple[Path, float]:
+    path, _, rate = text.rpartition("=")
+    return Path(path), float(rate)
+
+
 def main() -> int:
     parser = command(__doc__)
-    parser.add_argument("--parts", type=several(str, PARTS), default=list(PARTS), help="default: all")
+    parser.add_argument(
+        "--parts", type=several(str, [*PARTS, "lending"]), default=list(PARTS), help="default: all but lending"
+    )
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
     parser.add_argument(
         "--all", action="store_true", help="all loads, rates, sizes: three seeds take some forty minutes on two cores"
@@ -292,9 +374,15 @@ def main() -> int:
     parser.add_argument(
         "--beside", type=several(str, loads(CHATS)), help="kinds of chats that documents come beside, with --all"
     )
+    parser.add_argument(
+        "--lengths", type=several(_rated), default=[], metavar="FILE=RATE", help="files of lengths, also for `lending`"
+    )
     args = parser.parse_args()
     chosen = loads(args.chats)
     for part in args.parts:
+        if part == "lending":
+            lending(chosen, args.seeds, dict(args.lengths))
+            continue
         some = args.beside if part == "beside" and args.beside else chosen
         PARTS[part]({name: chosen[name] for name in some}, args.seeds, args.all)
     return status()

@@ -59,6 +59,10 @@ def run(asked: WhatIsPlanned) -> int:
     loads, is_interrupted = list[LoadPoint](), False
     with _simulating(asked.jobs or one_for_each_core()) as simulated:
         simulations = _Simulations(common, workload, promise, simulated)
+        names = ", ".join(dict.fromkeys(family.offer.device for family in families))
+        _say(
+            f"plan: tries 1 to {asked.workers} workers of {names}, some minutes; Ctrl-C shows what is found until then"
+        )
         try:
             _carry_out(search, simulations)
             loads = _loads(search, workload, simulations) if asked.plot is not None else []
@@ -240,6 +244,10 @@ class _Simulations:
 
 def _on(common: SimulationTrial, deployment: Deployment) -> SimulationTrial:
     return replace(common, cluster=str(deployment.topology), profile=deployment.offer.device)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _carry_out(search: Search, simulations: _Simulations) -> None:

@@ -55,6 +55,7 @@ def _figures_of_all(papers: Sequence[Paper], asked: WhatIsReproduced) -> Found:
     ]
     found: dict[SimulationTrial, RunFigures] = {}
     wanted = list(dict.fromkeys(trials))
+    print(f"reproduce: {len(wanted)} simulated runs; the rest is shown as they end", file=sys.stderr, flush=True)
     with ProgressBar("runs", sys.stderr) as progress:
         try:
             for done in _each(wanted, asked.jobs):

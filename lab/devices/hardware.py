@@ -22,13 +22,13 @@ from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
-from alignedserve.forms.orders import CopySlots, ProjectKv
+from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
+from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
-from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline
 from alignedserve.lab.devices.devices import Device
 from alignedserve.lab.devices.gpu_truth import GpuTruth
-from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, FoldKv, SendKv
+from alignedserve.protocol.commands import CopyIn, CopyOut, SendKv
 from alignedserve.scheduling.policy import Compression, Policy
 
 _GB = 1e9

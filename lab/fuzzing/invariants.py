@@ -8,7 +8,7 @@ After every event, for the core that handled it. Cores share no state, so the ot
 - pages: each page of the pool is free, leased to one holder, or part of entries; an entry has pages exactly as
   long as it waits or is out;
 - reserve: best-effort requests, and leases for them, hold no page that is reserved for real-time requests; an int8
-  extent in which they have a page counts as a whole (kvpool/reserve.py);
+  extent in which they have a page counts as a whole (forms/pool/pages.py);
 - leases: the pool has leased to a prefill worker the pages that the worker takes for its lease. Two cores take part,
   so this is checked after the events of both.
 
@@ -47,8 +47,8 @@ from typing import Any
 from alignedserve.core import Chunk, Decode, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.two_ended import slots_of
-from alignedserve.forms.orders import FormOrder
-from alignedserve.kvpool.compression import lease_to_compress
+from alignedserve.forms.orders import CompressPage, FoldKv, FormOrder
+from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
@@ -57,11 +57,9 @@ from alignedserve.policies.kinds import PolicyKind
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import (
     Command,
-    CompressPage,
     CopyIn,
     CopyOut,
     Deliver,
-    FoldKv,
     ReceiveKv,
     Reject,
     RunStep,
@@ -146,7 +144,7 @@ class InvariantWatch(Witness):
             case Reject(request):
                 self._check_end(request)
                 self._refused.add(request)
-            case RunStep() | CopyOut() | CopyIn() | FormOrder() | FoldKv() | CompressPage():
+            case RunStep() | CopyOut() | CopyIn() | FormOrder():
                 pass
             case SendKv():
                 self._waste.sends(by, command)
@@ -199,7 +197,7 @@ class InvariantWatch(Witness):
     def _check_pool(self, core: PoolCore) -> None:
         if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):
             self._break(Rule.PAGES, _difference(pages, wanted))
-        num_pages = core.pages.extents.num_pages(core.pages.extents.first_kind)
+        num_pages = core.pages.num_pages
         most = num_pages - self._reserved(num_pages)
         if core.pages.best_effort > most:
             self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort} pages of {most}")

@@ -160,7 +160,7 @@ class Scenario:
             extents=self.extents,
             most_open=self.most_open,
             queues=self.queues,
-            policy=self.policy,
+            policy=replace(self.policy, least_moved=1),  # its outputs are short
             timing=self.costs,
             copying=CopyCost(self.costs.page_s / self.limits.page_size) if self.knows_copies else FREE_COPIES,
             network=self.network,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
-from alignedserve.config.scheduler_settings import Packing, PromptChoice, Properties, named
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
 from alignedserve.lab.fuzzing.job_drawing import some_with_jobs
 from alignedserve.lab.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, least_pages
@@ -23,6 +22,7 @@ from alignedserve.lab.fuzzing.wider_drawing import (
     widened,
 )
 from alignedserve.router.placing.admission import Bound, Queues
+from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import Order
 from alignedserve.scheduling.policy import (
     Cache,
@@ -42,6 +42,17 @@ from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
+_SCHEDULERS = {  # order, whether the best fit chooses, whether by AccelGen's own formulas -> the scheduler
+    (Order.DUE, False, False): SchedulerName.ALIGNED,
+    (Order.DUE, True, False): SchedulerName.BEST_FIT,
+    (Order.SLACK, False, False): SchedulerName.BROS,
+    (Order.SLACK, True, True): SchedulerName.ACCELGEN,
+    (Order.SLACK, False, True): SchedulerName.ACCELGEN_NO_BATCH,
+    (Order.SHORTEST_REMAINING, False, False): SchedulerName.SHORTEST,
+    (Order.LEVELS, False, False): SchedulerName.ALISE,
+    (Order.FCFS, False, False): SchedulerName.FCFS,
+    (Order.FCFS, True, True): SchedulerName.ACCELGEN_NO_ORDER,
+}
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -157,36 +168,34 @@ def _draw_policy(draw: Random) -> Policy:
     if draw.random() < 0.5:
         return Policy()
     while True:
-        order, chunking, selection = draw.choice([*Order]), draw.choice([*Chunking]), draw.choice([*PromptChoice])
+        order, chunking, is_best_fit = draw.choice([*Order]), draw.choice([*Chunking]), draw.choice((False, True))
         policy = Policy(
             chunking=chunking,
             room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
             grouping=draw.choice([*Grouping]),
             reuse=draw.random() < 0.7,
             late=draw.choice([*Late]),
-            token_group=draw.choice((1, 1, 4)),
+            age_s=draw.choice((AGE_S, AGE_S, 0.5)),
             window_s=draw.choice((0.0, 0.75, 10.0)),
             long_prompt=draw.choice((8, 64, 4096)),
             budget_pivots=draw.choice((0.1, 4.0)),
         )
         as_in_paper = draw.random() < 0.3
-        is_best_fit = selection is PromptChoice.MULTI_RESOURCE
         if is_best_fit and order in (Order.SHORTEST_REMAINING, Order.LEVELS):
             continue
         if as_in_paper and chunking is Chunking.FIXED and not is_best_fit:
             continue
-        policy = replace(policy, scheduler=_nearest(order, selection, as_in_paper))
+        policy = replace(policy, scheduler=_nearest(order, is_best_fit, as_in_paper))
         if policy.problem is None:
             return policy
 
 
-def _nearest(order: Order, selection: PromptChoice, as_in_paper: bool) -> SchedulerName:
+def _nearest(order: Order, is_best_fit: bool, as_in_paper: bool) -> SchedulerName:
     """Return the scheduler with this order, and with as much of the rest as there is one with."""
-    packing = Packing.FCFS if order is Order.FCFS else Packing.RT_BE
-    exact, in_order = Properties(order, packing, selection, as_in_paper), Properties(order, packing)
-    found = named(exact) or named(exact._replace(as_in_paper=False)) or named(in_order)
-    assert found is not None, "there is a scheduler for each order"
-    return found
+    for like in ((order, is_best_fit, as_in_paper), (order, is_best_fit, False), (order, False, False)):
+        if (name := _SCHEDULERS.get(like)) is not None:
+            return name
+    raise AssertionError(f"there is no scheduler with order {order.value}")
 
 
 def _with_reserve(drawn: Scenario) -> Scenario:

@@ -45,9 +45,12 @@ _NOTHING = (["-"], ["mean", "-"])
 
 
 def _workers(figures: RunFigures) -> str:
-    titles = ["Workers", "steps", "busy", "copying"]
+    titles = ["Workers", "steps", "busy", "copying", "waits for KV"]
     rows = [
-        [worker.name, f"{worker.steps:,}", Unit.SHARE.show(worker.step_share), Unit.SHARE.show(worker.copy_share)]
+        [
+            *(worker.name, f"{worker.steps:,}"),
+            *map(Unit.SHARE.show, (worker.step_share, worker.copy_share, worker.kv_wait_share)),
+        ]
         for worker in figures.workers
     ]
     return table([titles, *rows])

@@ -134,10 +134,12 @@ class WorkerFigures:
     steps: int
     step_share: float
     copy_share: float
+    kv_wait_share: float  # no step ran, and KV was on its way to the device
 
 
 def worker_figures(record: RunRecord) -> tuple[WorkerFigures, ...]:
     steps, copies = _seconds_by_worker(record.steps), _seconds_by_worker(record.copies)
+    waited = _seconds_without_kv(record)
     return tuple(
         WorkerFigures(
             name=name,
@@ -145,9 +147,30 @@ def worker_figures(record: RunRecord) -> tuple[WorkerFigures, ...]:
             steps=len(steps[name]),
             step_share=ratio(fsum(steps[name]), record.duration_s),
             copy_share=ratio(fsum(copies[name]), record.duration_s),
+            kv_wait_share=ratio(waited[name], record.duration_s),
         )
         for name, role in record.workers.items()
     )
+
+
+def _seconds_without_kv(record: RunRecord) -> Mapping[str, float]:
+    """Return for how long each worker ran no step while KV came to its device.
+
+    Steps of a worker follow each other; KV for several requests may come at once."""
+    is_kv: dict[str, list[tuple[float, float, bool]]] = {name: [] for name in record.workers}
+    for copy in chain(record.copies, record.received):
+        if copy.to_device:
+            is_kv[copy.worker].append((copy.began_at, copy.seconds, True))
+    for step in record.steps:
+        is_kv[step.worker].append((step.began_at, step.seconds, False))
+    waited = dict.fromkeys(record.workers, 0.0)
+    for name, work in is_kv.items():
+        edges = sorted((at, change, kv) for began, s, kv in work for at, change in ((began, 1), (began + s, -1)))
+        since, coming, stepping = 0.0, 0, 0
+        for at, change, kv in edges:
+            waited[name] += at - since if coming and not stepping else 0.0
+            since, coming, stepping = at, coming + change * kv, stepping + change * (not kv)
+    return waited
 
 
 def _seconds_by_worker(work: Iterable[StepRecord | CopyRecord]) -> Mapping[str, Sequence[float]]:

@@ -76,8 +76,8 @@ def _lower(other: str, paper: float) -> Claim:
 
 _AGES = (
     "The paper's effect, and less of it than in the paper because of us: it does not say after how long a request "
-    "rises a level, and with our 10 s all requests have risen above the levels before they end. With 120 s ALISE "
-    "has 0.67 of this latency at 2 requests a second of ShareGPT, and 0.80 of this mean time."
+    "rises a level, and with the 10 s of this run all requests have risen above the levels before they end. With the "
+    "120 s of today ALISE has 0.67 of this latency at 2 requests a second of ShareGPT, and 0.80 of this mean time."
 )
 _CACHE = (
     "where memory is wanted, its prefix cache, which finds nothing here, copies answers to the pool between steps "

@@ -67,14 +67,14 @@ class Cells:
         ]
         return effective_throughput(sorted(points, key=lambda point: point.rate), mark).rate
 
-    def behind(self, labels: Sequence[str]) -> dict[X, float]:
-        """Return by which share the best of these systems is worse than the best of all others, where it is."""
-        shares = {x: self._share_behind(labels, x) for x in self.xs}
+    def behind(self, label: str, kin: Sequence[str] = ()) -> dict[X, float]:
+        """Return by which share the system is worse than the best of all others but its kin, where it is."""
+        shares = {x: self._share_behind(label, kin, x) for x in self.xs}
         return {x: share for x, share in shares.items() if share > _EQUAL}
 
-    def _share_behind(self, labels: Sequence[str], x: X) -> float:
-        ours = self._best([self.at(label, x) for label in labels])
-        others = self._best([self.at(label, x) for label in self.labels if label not in labels])
+    def _share_behind(self, label: str, kin: Sequence[str], x: X) -> float:
+        ours = self.at(label, x)
+        others = self._best([self.at(other, x) for other in self.labels if other not in (label, *kin)])
         if not isfinite(others) or ours == others:
             return 0.0
         return abs(ratio(ours, others) - 1) if self._best([ours, others]) == others else 0.0

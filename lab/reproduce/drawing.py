@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
-from alignedserve.lab.reports.plots import label_axis
 from alignedserve.lab.reproduce.cells import Cells
 from alignedserve.lab.reproduce.figure import Figure
 from alignedserve.loads.figures.plotting import new_figure, save_figure
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _MARKERS = "osv^D*Px"
 _BARS = 0.8  # width of all bars at one x
+_OURS, _OTHERS = "#0b6e99", ("#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#777777", "#9c6b4f")
+_MOST_CLAIMS = 3  # of the paper, that are written below
 
 
 def draw(figure: Figure, cells: Cells, path: Path) -> None:
@@ -24,26 +27,39 @@ def draw(figure: Figure, cells: Cells, path: Path) -> None:
         _bars(figure, cells, axis)
     else:
         _curves(figure, cells, axis)
-    label_axis(axis, "", str(figure.x), str(figure.y))
+    axis.set(xlabel=str(figure.x), ylabel=fill(str(figure.y), 32))
+    axis.grid(alpha=0.3)
+    axis.set_axisbelow(True)
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize="small")
+    axis.set_title(fill(f"{figure.number}: {figure.title}", 66), loc="left", fontsize="medium", pad=8)
+    canvas.legend(fontsize="small", loc="outside lower center", ncols=min(4, len(cells.labels)), frameon=False)
+    for number, claim in enumerate(figure.claims[:_MOST_CLAIMS]):
+        words = f"{claim.text}: {claim.paper:.3g} in the paper, {claim.of(cells):.3g} here"
+        axis.annotate(words, (0, 0), (0, -34 - 11 * number), "axes fraction", "offset points", fontsize=7.5, va="top")
     save_figure(canvas, path)
 
 
 def _curves(figure: Figure, cells: Cells, axis: Axes) -> None:
-    for number, label in enumerate(cells.labels):
+    for number, (label, colour) in enumerate(_coloured(figure, cells)):
         means, errors = _means(figure, cells, label)
         width, marker = 2.5 if label in figure.ours else 1.2, _MARKERS[number % len(_MARKERS)]
-        axis.errorbar(cells.xs, means, errors, marker=marker, capsize=2, linewidth=width, label=label)
+        axis.errorbar(cells.xs, means, errors, marker=marker, capsize=2, linewidth=width, label=label, color=colour)
 
 
 def _bars(figure: Figure, cells: Cells, axis: Axes) -> None:
     width = _BARS / len(cells.labels)
-    for number, label in enumerate(cells.labels):
+    for number, (label, colour) in enumerate(_coloured(figure, cells)):
         means, errors = _means(figure, cells, label)
         places = [at + (number + 0.5) * width - _BARS / 2 for at in range(len(cells.xs))]
-        axis.bar(places, means, width, yerr=errors, capsize=2, label=label)
+        axis.bar(places, means, width, yerr=errors, capsize=2, label=label, color=colour)
     axis.set_xticks(range(len(cells.xs)), map(str, cells.xs))
+
+
+def _coloured(figure: Figure, cells: Cells) -> Iterator[tuple[str, str]]:
+    """Yield each label with its colour: our default has the same in every picture."""
+    others = iter(_OTHERS)
+    for label in cells.labels:
+        yield label, _OURS if label in figure.ours[:1] else next(others)
 
 
 def _means(figure: Figure, cells: Cells, label: str) -> tuple[list[float], list[float]]:

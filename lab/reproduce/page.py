@@ -114,14 +114,23 @@ def _claim(claim: Claim, cells: Cells) -> list[str]:
 
 
 def _ours(figure: Figure, cells: Cells) -> str:
-    """Say where our default is at least equal to the best of the others."""
-    behind, ours = cells.behind(figure.ours), "`aligned`"
-    if len(figure.ours) > 1:
-        ours += ", on the better of its clusters,"
-    if not behind:
-        return f"{ours} is at least equal to the best of the others everywhere."
-    where = ", ".join(f"{100 * share:.0f} % at {_x(x)}" for x, share in behind.items())
-    return f"{ours} is behind the best by {where}{f': {figure.behind}' if figure.behind else '.'}"
+    """Say where our default, on each of its clusters, is at least equal to the best of the others.
+
+    The reason that the figure has is that of the cluster which is behind least."""
+    behind = {label: cells.behind(label, figure.ours) for label in figure.ours}
+    least = min(behind, key=lambda label: sum(behind[label].values()), default="")
+    told = []
+    for system in figure.systems:
+        if (found := behind.get(system.label)) is None:
+            continue
+        ours = "`aligned`" if len(behind) == 1 else f"`aligned` as `{system.cluster}`"
+        if not found:
+            told.append(f"{ours} is at least equal to the best of the others everywhere.")
+            continue
+        where = ", ".join(f"{100 * share:.0f} % at {_x(x)}" for x, share in found.items())
+        why = f": {figure.behind}" if figure.behind and system.label == least else "."
+        told.append(f"{ours} is behind the best by {where}{why}")
+    return " ".join(told)
 
 
 def _x(x: X) -> str:

@@ -87,7 +87,9 @@ def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Setting
     if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
-    pages = _ARENA * topology.decode_workers * device.kv_tokens // limits.page_size
+    is_direct = direct if trial.direct is None else trial.direct
+    lenders = topology.prefill_workers if policy.helps and not is_direct else 0
+    pages = _ARENA * (topology.decode_workers + lenders) * device.kv_tokens // limits.page_size
     device = device.divided(pages, policy)
     return Settings(
         seed=trial.seed,
@@ -103,7 +105,7 @@ def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Setting
         belief=partial(hardware.belief, device.truth, limits, longest),
         copying=device.links[Route.ARENA_TO_DEVICE].copying(device.kv_bytes),
         gateway_s=trial.gateway_ms / 1000,
-        direct=direct if trial.direct is None else trial.direct,
+        direct=is_direct,
         checked=False,
         most_s=float("inf"),
         record=True,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.dashboard.picture import DeploymentView, Picture
-from alignedserve.loads.figures.request_figures import times_of
+from alignedserve.loads.figures.request_figures import gaps_s, times_of
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest, RequestLog
 from alignedserve.owner.core import OwnerCore
@@ -30,6 +30,7 @@ class Film:
         self._agenda, self._clients = simulation.world.agenda, simulation.clients
         self._view, self._log = DeploymentView(), RequestLog()
         self._ended_tokens: Counter[ServiceClass] = Counter()  # of requests that are over
+        self._promise: Slo | None = None  # of the first chat
         self._num_ticks, self._every = 0, 1  # a picture is taken at every so many ticks
         self.pictures: list[bytes] = []  # as JSON
         simulation.on_figures = self._hear
@@ -60,7 +61,7 @@ class Film:
         if owner is not None:
             self._view.look(owner.members, now)
         state = "ready" if owner is not None and owner.ready else "not ready"
-        return self._view.picture(now, state, (self._title,), self._log.recent(now))
+        return self._view.picture(now, state, (self._title,), self._log.recent(now), promise=self._promise)
 
     def _owner(self) -> OwnerCore | None:
         """Return the core of the first gateway that is alive."""
@@ -92,11 +93,17 @@ class Film:
     def _over(self, client: Client) -> None:
         self._ended_tokens[client.request.service] += len(client.got)
         if client.outcome is RequestOutcome.FINISHED:
-            self._log.end(_ended(client.record()))
+            record = client.record()
+            for gap_s in gaps_s(record):
+                self._log.tokens[record.service].add_gap(gap_s)
+            self._log.end(_ended(record))
+            if record.service is ServiceClass.RT:
+                self._promise = self._promise or record.slo
 
 
 def _ended(record: RequestRecord) -> EndedRequest:
     kept = record.slo.outcomes(record.service, times := times_of(record))
     missed = next((deadline.value for deadline, is_kept in kept.items() if not is_kept), "")
     lengths = record.num_prompt, len(record.token_at)
-    return EndedRequest(record.id, record.service, _TIER, record.ended_at, missed, times, *lengths)
+    named = record.id, record.service, _TIER, record.ended_at, missed
+    return EndedRequest(*named, times, *lengths, ttft_s=record.slo.ttft_s, tbt_s=record.slo.tbt_s)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Usage
+from alignedserve.core import Role, Usage
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
 from alignedserve.lab.reports.paper_figures import steps_in_slo
 from alignedserve.loads.figures.request_figures import attains, attains_p99
 from alignedserve.loads.records.distribution import Distribution, percentile
-from alignedserve.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.loads.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord
 from tests.conftest import examples
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
@@ -124,9 +124,22 @@ def test_workers_and_copies() -> None:
     assert (worker.name, worker.steps) == ("decode-0", 6)
     assert worker.step_share == pytest.approx(0.1)
     assert worker.copy_share == pytest.approx(0.075)
+    assert worker.kv_wait_share == pytest.approx(0.05), "the copy from 4 to 4.5, not that from the device"
     assert FIGURES.mean_step_share == worker.step_share
     copies = FIGURES.copies
     assert (copies.count, copies.to_device, copies.tokens, copies.seconds) == (2, 1, 96, 0.75)
+
+
+def test_waiting_for_kv_is_time_without_a_step_in_which_kv_comes() -> None:
+    """Steps run from 1 to 2 and from 3 to 4; KV comes from 1.5 to 3.5 by two ways, and from 6 to 7."""
+    record = RunRecord(
+        *(0.0, 10.0, 1.0, {"decode-0": Role.DECODE}),
+        steps=[decode_step(1.0, 1.0, [10]), decode_step(3.0, 1.0, [10])],
+        copies=[CopyRecord("decode-0", 1.5, 1.0, True, 64, aside=True), CopyRecord("decode-0", 6.0, 1.0, True, 64)],
+        received=[CopyRecord("decode-0", 1.75, 1.75, True, 64, aside=True)],
+    )
+    (worker,) = RunFigures.from_record(record).workers
+    assert worker.kv_wait_share == pytest.approx(0.2)
 
 
 def test_speed() -> None:

@@ -34,7 +34,7 @@ from alignedserve.lab.fuzzing.shrink import shrink, smallest
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member, Output
-from alignedserve.scheduling.policy import Policy, Predictor
+from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault, Resize, StoreAway
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
@@ -194,8 +194,8 @@ def test_every_option_of_a_policy_is_drawn() -> None:
     for field in (field for field in fields(Policy) if field.name != "own"):  # --policy gives that
         drawn = {getattr(policy, field.name) for policy in policies}
         kinds = {type(value) for value in drawn if isinstance(value, Enum)}
-        assert {value for kind in kinds for value in kind} - drawn <= {Predictor.MINILM}, field.name
-        assert len(drawn) > 1 or field.name == "expected_chunk", field.name
+        assert {value for kind in kinds for value in kind} <= drawn, field.name
+        assert len(drawn) > 1 or field.name in ("expected_chunk", "least_moved"), field.name
 
 
 def test_a_scenario_comes_back_from_its_file() -> None:
@@ -207,7 +207,7 @@ def test_a_scenario_comes_back_from_its_file() -> None:
 class TestPlanted:
     """The page docs/how/fault_testing.md says which seed finds which bug."""
 
-    FOUND_AT: Mapping[str, int] = {"lost_release": 7, "duplicated_token": 1, "endless_lease": 7}
+    FOUND_AT: Mapping[str, int] = {"lost_release": 97, "duplicated_token": 1, "endless_lease": 7}
 
     SHRUNK = PLANTS if SOAK else [endless_lease]  # the others keep requests waiting in each of thirty trials
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from alignedserve.config.config import load
 from alignedserve.config.topology import Topology
 from alignedserve.lab.cli import plan as plan_command
 from alignedserve.lab.planning.outcome import Count, Outcome
+from alignedserve.simulator.run import Simulation
 
 DEVICE = "rtx4090-llama-3.1-8b-tp1"
 FEW = "sizes:prompt=100,output=5,rate=2,cv=0,num_requests=8"
@@ -26,6 +28,7 @@ MANY = "chat,rate=40"
 def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert cli.main(["plan", *argv]) == 2
     out, err = capsys.readouterr()
+    err = re.sub(r"^plan: tries .*\n", "", err)  # where it has begun
     assert (out, err.count("\n")) == ("", 1)
     return err.removeprefix("alignedserve: ").strip()
 
@@ -72,10 +75,18 @@ def test_it_really_searches(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     out, err = capsys.readouterr()
     assert out.startswith(f"colocated of {DEVICE}: 1 GPU, 0.50 an hour")
     assert "check, seeds 1, 2, 3" in out
-    assert err == ""
+    assert err.count("plan: tries 1 to 2 workers") == err.count("\n") == 2
     assert found[0] == found[1]
     assert found[0]["is_checked"]
     assert start.read_text() == (tmp_path / "1.yaml").read_text()
+
+
+def test_a_simulation_that_is_wrong_about_itself_proves_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulation, "run", lambda simulation: simulation.problems.append("r ended twice"))
+    asked = ("--workload", FEW, "--device", f"{DEVICE}:1", "--workers", "1", "--jobs", "1")
+    assert "r ended twice" in _refusal(capsys, *asked)
 
 
 # --- What is asked and answered

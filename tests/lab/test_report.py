@@ -53,7 +53,7 @@ def test_the_summary_names_every_figure_that_there_is() -> None:
     for row in ROWS:
         assert any(line.startswith(row.label) for line in lines), row.label
     assert "attainment 25 %".split() in [line.split() for line in lines]
-    assert lines[-1].split() == ["decode-0", "6", "10", "%", "7.5", "%"]
+    assert lines[-1].split() == ["decode-0", "6", "10", "%", "7.5", "%", "5", "%"]
 
 
 def test_the_summary_is_silent_on_what_there_is_nothing_of() -> None:

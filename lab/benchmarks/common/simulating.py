@@ -20,6 +20,7 @@ from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.run import Simulation
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def recorded(simulation: Simulation) -> RunRecord:
@@ -36,7 +37,12 @@ def record_of(trial: SimulationTrial) -> RunRecord:
 
 def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[SimulationTrial]) -> list[R]:
     """Return the figure of each trial's record; there is a process for each core, which finds it by its name."""
-    return list(_processes().map(partial(_figure_of, figure), trials))
+    return list(of_each(partial(_figure_of, figure), trials))
+
+
+def of_each(function: Callable[[T], R], values: Iterable[T]) -> Iterable[R]:
+    """Return the function of each value, from a process for each core, which finds the function by its name."""
+    return _processes().map(function, values)
 
 
 def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
