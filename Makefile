@@ -34,8 +34,11 @@ $(SERVING): pyproject.toml setup.py tools/install.py
 	$(BIN)/python tools/install.py $(TORCH) --editable .
 	touch $@
 
-$(TESTING): $(SERVING)
-	$(BIN)/python tools/install.py $(TORCH) --editable '.[dev]'
+# Beside torch, the versions of the lock, so that a release of another project changes no result here.
+$(TESTING): $(SERVING) deploy/locks/dev.txt
+	$(BIN)/python tools/install.py --no-deps --require-hashes --requirement deploy/locks/dev.txt || \
+	  { echo "deploy/locks/dev.txt does not fit this machine: the newest versions are installed"; \
+	    $(BIN)/python tools/install.py $(TORCH) --editable '.[dev]'; }
 	touch $@
 
 # Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has.
@@ -73,19 +76,19 @@ smollm2: $(SERVING)
 
 # All tests, with lint and types beside them.
 test: setup redis chromium smollm2
-	@$(MAKE) --no-print-directory --jobs=3 pytest lint types
+	@$(MAKE) --no-print-directory --jobs=3 types pytest lint
 
-# In two processes, file by file: first those that start whole deployments (tests/conftest.py).
+# Three processes fill two cores, since tests of whole deployments wait for a third of their time (tests/conftest.py).
 pytest: $(TESTING)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 # What a commit needs at least: lint, types, the tests of the cores, and what grows beyond its measure.
 check: setup
-	@$(MAKE) --no-print-directory --jobs=2 cores lint types warnings
+	@$(MAKE) --no-print-directory --jobs=3 types cores lint warnings
 
-CORES := owner router kvpool worker prefill_worker decode_worker scheduling protocol shell house
+CORES := owner router kvpool worker prefill_worker decode_worker schedulers scheduling protocol shell house
 cores: $(TESTING)
-	$(BIN)/pytest -q $(CORES:%=tests/%)
+	$(BIN)/pytest -q -n 2 --dist loadfile $(CORES:%=tests/%)
 
 warnings: $(TESTING)
 	@PYTHONPATH=tools $(BIN)/python tools/warn_house.py

@@ -55,10 +55,10 @@ for _name, _value in (*ONE_THREAD.items(), ("GOMP_SPINCOUNT", "1000")):
 # A process in the background ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Order for several test processes: first the tests that start whole deployments, and mostly wait, then those that take
-# long, and last those that fill the gaps. Deployments have timeouts long enough for a machine that runs two at a time.
+# Order for several test processes: first the tests that start whole deployments, and wait for a third of their time,
+# then what takes longest, so that at the end all have little left. Deployments have timeouts long enough for a machine
+# that runs three at a time.
 FIRST = ("cluster", "end_to_end", "third_party")
-THEN = ("real_models", "simulator", "engine", "demo_model", "kernels")
 
 # A test of a deployment that others share (tests/end_to_end/conftest.py).
 _SHARES = re.compile(r"^(?:async )?def test_\w+\([^)]*\b(?:deployment|shared): Deployment", re.MULTILINE)
@@ -147,13 +147,19 @@ def in_one_process(file: str) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        items.sort(key=_turn)  # a stable sort
+    if not hasattr(config, "workerinput"):
+        return
+    files = {item.nodeid: item.nodeid.partition("::")[0] for item in items}
+    together, known = dict[str, float](), times.numbers()["files_s"]
+    for file in dict.fromkeys(files.values()):
+        name = in_one_process(file)
+        together[name] = together.get(name, 0.0) + known.get(file, times.UNKNOWN_S)
 
+    def turn(item: pytest.Item) -> tuple[bool, float, str]:
+        name = in_one_process(files[item.nodeid])
+        return not any(part in item.path.parts for part in FIRST), -together[name], name
 
-def _turn(item: pytest.Item) -> int:
-    parts = item.path.parts
-    return 0 if any(part in parts for part in FIRST) else 1 if any(part in parts for part in THEN) else 2
+    items.sort(key=turn)  # a stable sort
 
 
 @pytest.fixture(autouse=True)

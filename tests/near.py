@@ -21,10 +21,9 @@ import pytest
 
 from draw_folders import modules
 from tests.mutants.nearest import near_tests
-from tests.times import ROOT, numbers
+from tests.times import ROOT, UNKNOWN_S, numbers
 
 START_S = 8.0  # of pytest, and the imports of tests that need torch
-UNKNOWN_S = 3.0  # of a file that no run has timed
 MAIN = ("main", "origin/main", "HEAD")
 # Tests of what is not Python of the product.
 OF_FOLDERS: Mapping[str, tuple[str, ...]] = {

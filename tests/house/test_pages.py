@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -60,11 +61,12 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
 def _named_pages() -> Iterator[tuple[str, str]]:
     """Yield each page of docs that a file outside docs names by its path, and that file."""
     suffixes = {".py", ".md", ".yaml", ".sh", ".toml", ".cpp", ".h", ".jsonl"}
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        if path.suffix not in suffixes or parts[0] in ("build", "docs") or parts[0].startswith("."):
-            continue
-        if path.is_symlink() or any(parent.is_symlink() for parent in path.parents) or not path.is_file():
+    tops = [path for path in ROOT.iterdir() if path.name not in ("build", "docs") and path.name[0] != "."]
+    walked = [
+        Path(folder, name) for top in tops for folder, _, names in os.walk(top) for name in names
+    ]  # without links
+    for path in sorted([*walked, *tops]):
+        if path.suffix not in suffixes or path.is_symlink() or not path.is_file():
             continue
         for named in re.findall(r"\bdocs/[\w/]+\.\w+(?:#[\w-]+)?", _text(path)):
             yield named, str(path.relative_to(ROOT))

@@ -11,9 +11,9 @@ import pytest
 from tests import draws, flakes, times
 from tests.conftest import in_one_process
 from tests.flakes import Flake, told, why_red
-from tests.near import UNKNOWN_S, Deadline, by_turns, near, that_fit
+from tests.near import Deadline, by_turns, near, that_fit
 from tests.simulator.planted import lost_release, planted
-from tests.times import ROOT, Timing, budgets_of, over
+from tests.times import ROOT, UNKNOWN_S, Timing, budgets_of, over
 
 pytest_plugins = ("pytester",)
 
@@ -133,10 +133,10 @@ class TestDraws:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with planted(lost_release):
-            assert draws.new_fuzz_seeds(6, until=2) == [7]
+            assert draws.new_fuzz_seeds(96, until=2) == [97]
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("seed 7 fails: ")
-        assert lines[1:] == ["    again: alignedserve fuzz --seed 7", "fuzz: 2 new seeds from 6, 1 failed"]
+        assert lines[0].startswith("seed 97 fails: ")
+        assert lines[1:] == ["    again: alignedserve fuzz --seed 97", "fuzz: 2 new seeds from 96, 1 failed"]
 
     def test_property_tests_come_in_an_order_that_the_seed_draws(self) -> None:
         first, second = draws.property_tests(1), draws.property_tests(2)

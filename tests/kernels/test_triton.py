@@ -15,8 +15,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.errors import NotFinite
+from alignedserve.forms.device.int8_pages import Int8Pages
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -332,7 +332,7 @@ def test_a_whole_page_is_compressed_and_expanded_as_on_a_cpu() -> None:
     for kernels in (KERNELS, choose(torch.device("cpu"), torch.bfloat16).kernels):
         pages, cache = Int8Pages(4, 64, 40, torch.bfloat16, kernels), torch.zeros(2, 2, 64, 40).bfloat16()
         payload = memoryview(bytearray(pages.layout.size))
-        assert pages.compress(rows, payload)
+        assert pages.write(rows, payload)
         pages.expand(payload, cache, torch.arange(64))
         told.append(cache.flatten(0, 1))
     torch.testing.assert_close(told[0], told[1], rtol=2**-7, atol=0.02)

@@ -19,6 +19,7 @@ CORES = (
     "kvpool",
     "alignedserve/owner",
     "alignedserve/protocol",
+    "alignedserve/schedulers",
     "alignedserve/scheduling",
     "alignedserve/worker",
 )

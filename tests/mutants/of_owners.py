@@ -244,7 +244,7 @@ JOBS = (
     Mutant(
         "job that ended unheard kept",
         _JOBS,
-        "commands = self._forget_ended({job.id for job in jobs})",
+        "commands = self._forget_ended(open_ids)",
         "commands: list[JobCommand] = []",
         "A runner that did not hear of a job's end keeps it.",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_STATE, _PAGES = "kvpool/state.py", "kvpool/pages.py"
+_STATE, _PAGES = "kvpool/state.py", "kvpool/memory/pages.py"
 
 POOL = (
     Mutant(
@@ -94,14 +94,14 @@ POOL = (
     ),
     Mutant(
         "page of a running request compressed",
-        "kvpool/compression.py",
+        "alignedserve/forms/pool/compression.py",
         "done and self._waits_only(page)",
         "done",
         "A page that a worker reads by its number gives place to another.",
     ),
     Mutant(
         "compressed pages of a dead holder kept",
-        "kvpool/compression.py",
+        "alignedserve/forms/pool/compression.py",
         "self._pages.compressed(lease_to_compress(holder), page, take=False)",
         "",
         "Pages into which a dead worker compressed are never free again.",
@@ -121,9 +121,9 @@ TRANSPORT = (
     Mutant(
         "broken chunk written",
         _RECEIVING,
-        "is_intact and chunk.is_sealed(header.number, index, checksum)",
-        "True or chunk.is_sealed(header.number, index, checksum)",
-        "A chunk whose checksum is wrong is written to the blocks, and counts.",
+        "read_places(raw, number)[1] == checksum",
+        "True",
+        "A transfer whose checksum is wrong counts.",
     ),
     Mutant(
         "transfer given up is awaited",

@@ -297,8 +297,8 @@ WORKER = (
     Mutant(
         "copies to a lost pool forgotten",
         f"{_WORKER}/page_writer.py",
-        "pool.holder not in self._copies_before.values()",
-        "True",
+        "pool is None or pool.holder in self._copies_before.values()",
+        "pool is None",
         "A pool that came back leases pages to others to which a copy still writes.",
     ),
     Mutant(

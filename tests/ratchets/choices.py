@@ -17,7 +17,7 @@ from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import Seating, Selection, StepContext, StepView
+from alignedserve.worker.step.view import PlannedStep, Seating, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 BLOCK, STEP_TOKENS, PAIRS = 16, 2048, 32_768
@@ -49,7 +49,7 @@ def running(asked: Request, policy: Policy, now: float, output: int = 0) -> Work
 
 def choice(
     scheduler: Scheduler, decodes: Sequence[WorkerRequest], waiting: WaitingPrompts, blocks: Blocks, now: float
-) -> Selection:
+) -> PlannedStep:
     policy = scheduler.policy
     at = StepContext(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
     by_chunk = policy.room is Room.CHUNKS
@@ -60,9 +60,9 @@ def choice(
         waiting.remove(prompt)
         prompts.append(prompt)
     found = scheduler.plan(StepView(decodes, prompts, waiting, at, seating))
-    for prompt in found.seated:
+    for prompt in found.admitted:
         waiting.remove(prompt)
-    for prompt in (*prompts, *found.seated):
+    for prompt in (*prompts, *found.admitted):
         blocks.give(prompt.pairs)  # as if the prompt's step had run
     return found
 

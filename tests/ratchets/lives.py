@@ -21,7 +21,6 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.sketch import sketch_of
-from alignedserve.scheduling.slo import StepTimes
 
 _REPORTS = 4  # requests that a decode worker gets between two reports
 
@@ -81,7 +80,7 @@ class Deployment:
     def _report(self, worker: str) -> None:
         shortest = self._draw.randrange(10, 2000)
         band = (shortest, shortest + self._draw.randrange(200))
-        self.receive(worker, Report(16, band, self._draw.randrange(500, 1000), 64, StepTimes(0.02, 0.03)))
+        self.receive(worker, Report(band, self._draw.randrange(500, 1000), 0.02))
 
 
 def submits(count: int) -> list[Submit]:

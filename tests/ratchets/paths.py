@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.lab.benchmarks.common.requests import request
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
@@ -55,7 +55,7 @@ def _router(num_workers: int, is_life: bool = False, beginning: tuple[int, ...] 
 def _decode_step(num_running: int) -> float:
     """Return the lines from a step's end to the next step, on a decode worker that requests neither join nor leave."""
     limits = WorkerLimits(32_768, 16, 256, 2048, max_batch=num_running)
-    core, lines, now, steps, ordered = DecodeCore(WorkerSetup(limits, Policy())), Lines(), 0.0, 0, list[Command]()
+    core, lines, now, steps, ordered = decode_core(WorkerSetup(limits, Policy())), Lines(), 0.0, 0, list[Command]()
     for asked in islice(drawn(seed=1), num_running):
         slo = Slo(ttft_s=1e6, tbt_s=1e6) if asked.service is ServiceClass.RT else asked.slo
         prompt = replace(asked, slo=slo, prompt=asked.prompt[:64])

@@ -90,7 +90,7 @@ def completed(expected: Tensor, top: list[dict[str, float]]) -> Tensor:
 
 def test_answers_stay_near_fp32(served: Served, real: Real) -> None:
     """All are sent at once, twice: their first words are found in the prefix cache, and the second time all are."""
-    asked = real.prompts[:: 1 if SOAK else 4] * 2
+    asked = real.prompts[:: 1 if SOAK else 8] * 2
     with ThreadPoolExecutor(len(asked)) as pool:
         answers = [*pool.map(lambda prompt: answer(served.deployment, prompt), asked)]
     expected, told = [], []

