@@ -60,7 +60,8 @@ def test_simulate_and_compare(tmp_path: Path) -> None:
 
 
 def test_a_cluster_as_processes_of_this_machine(tmp_path: Path) -> None:
-    """On Ray the same call is tried by test_on_ray.py. Requests are taken once a worker of each kind is there."""
+    """On Ray the same call is tried by test_on_ray.py. Requests are taken once one worker that decodes is there."""
     printed = printed_by("cluster.py", tmp_path, LAUNCHER="local", MODEL="demo").splitlines()
     roles = {line.partition("-")[0] for line in printed if line.endswith(" on local")}
-    assert {"prefill", "decode", "pool"} <= roles
+    assert "pool" in roles
+    assert roles & {"prefill", "decode"}
