@@ -65,7 +65,7 @@ class PreemptionCause(str, Enum):
 
 
 class KvForm(NamedTuple):
-    """Where a device keeps the KV of a request, and in which form: all that a step needs to know.
+    """The block pairs that hold the KV of a request on a device, and its form. Steps, chunks and decodes carry it.
 
         tokens   0 ··· dropped ──────────────────── prefix
         KV       none  pairs[0]  pairs[1]  pairs[2]            block_size tokens in each, the last may be part full
@@ -100,7 +100,7 @@ class KvForm(NamedTuple):
         return not (self.form or self.folded)
 
     def can_be_stored_from(self, first: int) -> bool:
-        """Return whether the pool's pages can hold what is kept of the tokens from the first on."""
+        """Return whether pages of the pool can hold the KV from token `first` on: it must be plain and not folded."""
         return not self.form and self.folded <= first
 
     def remade(self, prefix: int) -> int:

@@ -133,7 +133,7 @@ class Guard:
 
 
 class Source(Protocol):
-    """Where custom policies come from: a file or an entry point (source.py)."""
+    """The file or entry point that a custom policy is loaded from (source.py)."""
 
     @property
     def name(self) -> str: ...

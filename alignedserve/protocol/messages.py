@@ -51,11 +51,11 @@ class Member:
     incarnation: int  # number of the process's life: a later start has a larger number
     address: str
     transport: str = ""  # endpoints of its ranks (roads.py), by which KV goes to and from it directly; empty: none
-    lends: bool = False  # whether it is a prefill worker that decodes too: a decode worker to which prompts go first
+    lends: bool = False  # whether it is a prefill worker that also decodes; its role is DECODE then
 
     @property
     def kind(self) -> Role:
-        """Return the kind of worker that a topology counts it as: a prefill worker that decodes is one of these."""
+        """Return the role under which a topology counts it: PREFILL for a prefill worker that also decodes."""
         return Role.PREFILL if self.lends else self.role
 
     @property

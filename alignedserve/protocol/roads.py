@@ -21,7 +21,7 @@ class Road(str, Enum):
 
 
 class Endpoint(NamedTuple):
-    """Where one rank of a worker is reached. Without a device, KV is sent and not read from its memory."""
+    """The address of one rank of a worker. A peer reads KV from `device`; without a device, the rank sends it."""
 
     address: str
     device: str = ""  # "cpu", or a GPU's UUID

@@ -94,15 +94,9 @@ class Aligned(Scheduler):
             self.forget_order()
         return None
 
-    def goes_on(
-        self,
-        decodes: Sequence[WorkerRequest],
-        paused: Sequence[WorkerRequest],
-        steps_s: tuple[float, float],
-        at: StepContext,
-    ) -> bool:
-        leaves_some_out = self._near is not None and self._near.leaves_some_out  # then each step is chosen
-        return not leaves_some_out and super().goes_on(decodes, paused, steps_s, at)
+    @property
+    def runs_all_again(self) -> bool:
+        return self._near is None or not self._near.leaves_some_out
 
     def forget_order(self) -> None:
         self._order.forget()

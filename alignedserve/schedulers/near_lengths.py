@@ -1,4 +1,4 @@
-"""Which decodes of documents share a step: those whose tokens are cheap together (AlignedServe §2.2, §3.3).
+"""Choose which decodes of documents share a step: those that make its tokens cheapest (AlignedServe §2.2, §3.3).
 
 A step reads the KV of all its decodes, and all of them wait for it. So a long document beside many short jobs makes
 their tokens dearer. Several steps may then be better than one:

@@ -52,6 +52,11 @@ class Scheduler(ABC):
         """Return the largest number of requests for the next step."""
         return self.most
 
+    @property
+    def runs_all_again(self) -> bool:
+        """Return whether the next step has the same decodes as the last one, as far as none ends."""
+        return True
+
     def planned(self, selection: PlannedStep) -> None:  # noqa: B027  (most schedulers keep nothing)
         """Note what runs next on a decode worker."""
 
@@ -67,7 +72,7 @@ class Scheduler(ABC):
         `paused` decodes wait meanwhile; `steps_s` are the times of the step that runs, and of this one. No gap may be
         longer than promised, and no chat that comes waits for two steps where it should wait for one.
         """
-        if not 0 < len(decodes) <= min(at.room, self.batch):
+        if not self.runs_all_again or not 0 < len(decodes) <= min(at.room, self.batch):
             return False
         if not self.bounds_steps:
             return True

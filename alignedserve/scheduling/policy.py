@@ -224,8 +224,9 @@ class Policy:
 
     @property
     def batches_by_length(self) -> bool:
-        """Return whether the pool forms batches of about one length, to which the router sends requests: where all wait
-        there for their batch. Elsewhere workers decide by length, step by step (schedulers/near_lengths.py)."""
+        """Return whether requests wait in the pool until it has a batch of about one length for them.
+
+        Otherwise the pool hands them out in order, and each worker chooses by length (schedulers/near_lengths.py)."""
         return self.grouping is Grouping.ALIGNED and self.handoff is Handoff.POOL
 
     @property

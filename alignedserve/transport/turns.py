@@ -41,7 +41,7 @@ class _Numbered(NamedTuple):
 
 
 class Communicators:
-    """The communicators of a worker, one for each peer, of which one works at a time."""
+    """The communicators of a worker: one for each peer. NCCL allows only one of them to work at a time."""
 
     def __init__(self, make: Make) -> None:
         self._make = make

@@ -64,7 +64,9 @@ def page(papers: Iterable[Paper], runs: Runs) -> str:
         "of every figure, `python tools/reproductions_page.py` page and pictures from the numbers; one picture of\n"
         "each paper is kept here. The declarations are in `lab/reproduce/`. A value is the mean over the seeds, a\n"
         "ratio our value over the paper's. [Figures](reference/figures.md) defines what is measured,\n"
-        "[presets](reference/presets.md) say how each system differs from its paper."
+        "[presets](reference/presets.md) say how each system differs from its paper. Figures of BROS\n"
+        "and ALISE were run with rules that have gone since: documents that replace chats, steps that grow, an age\n"
+        "of 10 s in place of 120."
     )
     return "\n\n".join([head, *_papers(papers, runs, with_pictures=True)]) + "\n"
 

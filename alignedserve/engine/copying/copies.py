@@ -155,7 +155,7 @@ class PageCopier:
         return -(-num_pages // self._at_once)
 
     def rewrite(self, page: int, into: int) -> bool:
-        """Write a full page of kind KV anew to the page `into`, in its form; `into` is leased to this worker.
+        """Copy a full page of plain KV to the page `into`, in the form of that page, which this worker has leased.
 
         False if `page` is not what it should be, or the form cannot hold it: then `into` cannot be read.
         """

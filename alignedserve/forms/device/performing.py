@@ -25,8 +25,8 @@ class FormHands:
     ) -> None:
         """`form` returns the form of the engine with this cache; `num_on_host` tokens have a place on the host.
 
-        `fold` folds block pairs of the cache. `rewrite` writes a page of a pool, named by its holder, anew to another
-        page; False where it could not."""
+        `fold` folds block pairs of the cache. `rewrite` copies a page of a pool to another page in its form, and
+        returns False where it could not."""
         self._form, self._cache, self._fold, self._rewrite = form, cache, fold, rewrite
         self._checkpoints = Checkpoints(cache, num_on_host)
         self._saved: dict[int, tuple[tuple[int, int], ...]] = {}  # (token, place) by the number of a copy that follows

@@ -1,7 +1,7 @@
 """The owners of pages where waiting requests' pages become int8, which are smaller (ALISE §3.2).
 
-A page is compressed by writing it anew to another page. Meanwhile entries keep the old page, and it is not free even if
-no entry has it any more. Then the new page takes its place, its name included, or goes back.
+To compress a page, a worker copies it to another page in int8. Until that has ended, entries keep the old page, which
+stays taken even if all of them leave. Then the new page replaces it and gets its name, or is given back.
 
 The pool's extents (kvpool/arena/extents.py) hold pages of one kind at a time. So the pages of the reserve cannot be
 counted one by one: while one int8 page of an extent is in use, no KV fits there. An extent of int8 counts as a whole as

@@ -1,4 +1,4 @@
-"""The pool's pages, and what writes them anew: in int8 where the policy says so."""
+"""Make the pool's pages, and what compresses them to int8 where the policy asks for that."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class PageRewriting:
         return [self._orders.next_page()]
 
     def _can_wait(self, seconds: float, now: float) -> bool:
-        """Return whether no request's next token is late if the step after the one in flight begins so much later."""
+        """Return whether all next tokens are in time even if the next step begins `seconds` later."""
         if self._steps.running is None:
             return True
         bound = now + 2 * self._pace.times.most_s + seconds
