@@ -126,15 +126,13 @@ class Looking(FakeOwner):
 def test_a_large_answer_is_no_objects_while_it_is_gathered(text: TextModel, path: str, fields: dict[str, Any]) -> None:
     """While Python looks through a million objects every thread of the process waits, and all other answers."""
     held = []
-    for asked in (
-        fields,
-        {name: value for name, value in fields.items() if "logprobs" not in name and name != "include"},
-    ):
+    plain = {name: value for name, value in fields.items() if "logprobs" not in name and name != "include"}
+    for asked in (plain, fields, plain):  # with the first ends what a test before this one has left
         owner = Looking(*[(300 + at % 100,) for at in range(TOKENS)])
         limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
         assert Gateway(text, owner).ask("POST", path, json={"model": MODEL, limit: TOKENS, **asked}).status_code == 200
         held.append(owner.num_objects)
-    assert held[0] - held[1] < 5 * TOKENS, "an object for each log-probability"
+    assert held[1] - held[2] < 5 * TOKENS, "an object for each log-probability"
 
 
 def test_a_large_answer_says_the_same_as_its_stream(gateway: Gateway) -> None:
