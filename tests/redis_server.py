@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,15 @@ class RedisTrio:
             process = self._processes.pop(port)
             process.kill()
             process.wait()
+
+    @contextmanager
+    def stopped(self, port: int) -> Iterator[None]:
+        """Stop a server, which keeps its connections, until the end."""
+        self._processes[port].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._processes[port].send_signal(signal.SIGCONT)
 
 
 def free_ports(count: int) -> list[int]:

@@ -3,7 +3,7 @@
     redis://HOST:6379/0                                    also rediss:// and unix://
     redis+sentinel://:PASSWORD@HOST,HOST:26379,HOST/SERVICE/0
 
-Behind Sentinels a write is acknowledged when a replica has it too: a master that dies takes nothing with it, and one
+Behind Sentinels a write is acknowledged when replicas have it too: a master that dies takes nothing with it, and one
 that is cut off from its replicas acknowledges nothing.
 """
 

@@ -240,6 +240,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 class RedisStore:
     def __init__(self, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
         self.redis, self._has_replicas = connect(url), is_by_sentinels(url)
+        self._num_following = 1  # replicas of the master, when it last said so
         self._prefix, self._migrations = f"{{{prefix}}}", migrations
         self._where = _without_password(url)
         self._scripts: dict[str, Any] = {}
@@ -530,13 +531,19 @@ class RedisStore:
         return str(await self._ask(script(keys=[self._prefix], args=list(values))))
 
     async def _replicated(self, body: str, *values: Any) -> str:
-        both = self.redis.pipeline(transaction=False)
-        both.eval(_HEAD + body, 1, self._prefix, *values)  # whole: a new master knows no script by its hash
-        both.execute_command("WAIT", 1, REPLICA_MS)
-        answer, num_replicas = await self._ask(both.execute())
-        if not num_replicas:
-            raise StoreError(f"{self._where} has no replica that answers: what only its master has may be lost")
-        return str(answer)
+        """Run a script, and return its answer when all replicas that follow have what it wrote, or one of them after
+        REPLICA_MS: Sentinels may choose a replica by what it had seconds ago, so that one is not enough."""
+        while True:
+            both = self.redis.pipeline(transaction=False)
+            both.eval(_HEAD + body, 1, self._prefix, *values)  # whole: a new master knows no script by its hash
+            both.execute_command("ROLE")
+            both.execute_command("WAIT", self._num_following, REPLICA_MS)
+            answer, role, num_replicas = await self._ask(both.execute())
+            if not num_replicas:
+                raise StoreError(f"{self._where} has no replica that answers: what only its master has may be lost")
+            waited_for, self._num_following = self._num_following, max(1, len(role[2]))
+            if self._num_following <= waited_for:
+                return str(answer)
 
     async def _ask(self, answer: Any) -> Any:
         try:

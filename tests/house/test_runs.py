@@ -45,6 +45,13 @@ class TestTimes:
         assert over(TIMINGS, {"engine": 21}) == {}
         assert over(TIMINGS, budgets_of(TIMINGS)) == {}
 
+    def test_a_slow_machine_is_no_folders_fault(self) -> None:
+        budgets = dict.fromkeys("abcdefg", 20)
+        slow = [Timing(f"tests/{folder}/test_x.py::test_y", 1.0, 40.0) for folder in budgets]
+        assert over(slow, budgets) == {}
+        one = Timing("tests/g/test_x.py::test_z", 1.0, 40.0)
+        assert over([*slow, one], budgets) == {"g": pytest.approx(2.0)}
+
     def test_the_table_has_the_slowest_folder_first_and_all_tests(self) -> None:
         rows = times.table(TIMINGS, {"engine": 60}).splitlines()
         assert rows[2] == "| engine | 2 | 0.3 | 1.0 | `test_slow[1]` 20 |"

@@ -26,15 +26,14 @@ def trio(tmp_path: Path) -> Iterator[RedisTrio]:
 
 
 async def opened(trio: RedisTrio) -> RedisStore:
-    """Open the store once the replicas follow, before which it takes no write."""
+    """Open the store once both replicas follow: before, a failover may choose the one that has not all."""
     store = await RedisStore.open(trio.url, "p")
     deadline = asyncio.get_running_loop().time() + START_S
-    while True:
-        try:
-            await store.add_file(stored(0))
-            return store
-        except StoreError:
-            assert asyncio.get_running_loop().time() < deadline, "the replicas do not follow"
+    while len((await store.redis.role())[2]) < 2:
+        assert asyncio.get_running_loop().time() < deadline, "the replicas do not follow"
+        await asyncio.sleep(0.05)
+    await store.add_file(stored(0))
+    return store
 
 
 def test_what_was_acknowledged_is_there_after_a_failover(trio: RedisTrio) -> None:
@@ -64,6 +63,20 @@ def test_what_was_acknowledged_is_there_after_a_failover(trio: RedisTrio) -> Non
         assert [each for each in range(1, number + 1) if f"file-{each}" not in found] == []
         assert await store.lease(Holder("other", 2, "demo"), 60.0) is None, "the lease is as it was"
         assert await store.lease(holder, 60.0) == lease
+        await store.close()
+
+    asyncio.run(check())
+
+
+def test_a_write_waits_for_each_replica_that_follows(trio: RedisTrio, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        store = await opened(trio)
+        monkeypatch.setattr("alignedserve.store.redis_store.REPLICA_MS", 0)  # for ever
+        with trio.stopped(trio.servers[2]):
+            adding = asyncio.create_task(store.add_file(stored(1)))
+            _, waiting = await asyncio.wait([adding], timeout=0.5)
+            assert waiting, "a failover may choose the replica that has not answered"
+        await adding
         await store.close()
 
     asyncio.run(check())
