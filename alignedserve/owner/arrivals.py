@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
-_AT_ONCE = 64  # requests that get their arrivals before the event loop looks at bytes of others: each wakes a coroutine
+_AT_ONCE = 8  # requests that get their arrivals before the event loop looks at bytes of others: each wakes a coroutine
 
 T = TypeVar("T")
 

@@ -76,6 +76,23 @@ def test_a_short_prompt_does_not_wait_for_anothers_long_ones() -> None:
     assert steps_until(device, "bob") <= 3
 
 
+@pytest.mark.parametrize(("decode_s", "is_alone"), [(1e-3, True), (1e-5, False)])
+def test_a_short_prompt_runs_before_the_decodes_of_one_that_holds_all_seats(decode_s: float, is_alone: bool) -> None:
+    """Where that halves the time of its step: else both would only take longer."""
+    points = [Point(Shape.build([(size, 0)]), 1e-3 + 1e-5 * size) for size in SIZES]
+    points += [Point(Shape.build(prefixes=[8] * size), 1e-3 + decode_s * size) for size in SIZES]
+    device = Device(DEFAULT, replace(ROOMY, max_batch=16, max_step_tokens=64), cost=OnlineCost(points))
+    device.ask(*flood("ann", number=15, tokens=40))
+    for _ in range(20):
+        device.step()
+    device.ask(of("bob", make_request("bob", RT, tokens=2, at=device.now)))
+    steps_until(device, "bob")
+    first = next(plan for plan in device.plans if "bob" in parts(plan))
+    assert (parts(first) == ["bob"]) == is_alone
+    device.run()
+    assert device.said == {"bob": 2, **{f"ann{at}": 40 for at in range(15)}}
+
+
 def test_what_yields_is_promised_again_when_there_is_room() -> None:
     device = Device(DEFAULT, ROOMY)
     device.ask(*flood("ann", SEATS + 1, tokens=200), of("bob", make_request("bob", RT, tokens=3)))
