@@ -9,13 +9,16 @@ import os
 import select
 import stat
 import sys
+from collections import OrderedDict
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
-from alignedserve.config.choices import LogFormat
+from alignedserve.config.choices import LogFormat, LogLevel
 from alignedserve.config.sections import LogConfig
 
+BURST, LINES_A_SECOND = 500, 20  # of one kind from one process
 _READER_S = 1.0  # that a reader may take which is only slow: the first time, not once something was lost
 
 
@@ -73,6 +76,44 @@ def _number(stream: TextIO) -> int | None:
     return None
 
 
+class StormFilter(logging.Filter):
+    """Leaves out lines of a kind that come too fast, and says in the next one how many these were.
+
+    A kind is a text before its values are filled in. A flood of refusals so fills no disk, and hides no other line.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: OrderedDict[str, _Kind] = OrderedDict()  # the longest silent one first
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, now = str(record.msg), record.created
+        kind = self._kinds.pop(text, None) or _Kind(now)
+        self._kinds[text] = kind
+        if len(self._kinds) > _MOST_KINDS:
+            self._kinds.popitem(last=False)
+        kind.left = min(BURST, kind.left + max(0.0, now - kind.at) * LINES_A_SECOND)
+        kind.at = now
+        if kind.left < 1:
+            kind.left_out += 1
+            return False
+        kind.left -= 1
+        if kind.left_out:
+            fields = {**_fields(record), "lines_like_it_left_out": kind.left_out}
+            record.fields, kind.left_out = fields, 0
+        return True
+
+
+@dataclass
+class _Kind:
+    at: float  # of its last line
+    left: float = BURST
+    left_out: int = 0
+
+
+_MOST_KINDS = 1_000  # some lines are written with their values in them
+
+
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line, *traceback = super().format(record).split("\n", 1)
@@ -114,6 +155,8 @@ def set_up(config: LogConfig, part: str, below: str = "alignedserve") -> None:
         handler.setFormatter(_JsonFormatter(part))
     else:
         handler.setFormatter(_TextFormatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
+    if config.level is not LogLevel.DEBUG:
+        handler.addFilter(StormFilter())
     root = logging.getLogger(below)
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())

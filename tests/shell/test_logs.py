@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.shell import journal
-from alignedserve.shell.logs import set_up
+from alignedserve.shell.logs import BURST, LINES_A_SECOND, set_up
 from tests.samples import entry, next_attempt, request
 
 A = request("req-a")
@@ -75,6 +75,47 @@ def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> N
     set_up(LogConfig(level=LogLevel.WARNING), "router")
     journal.note(ROUTER, Submit(A))
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the time of the lines, in a list."""
+    now = [1e9]
+    monkeypatch.setattr("logging.time.time", lambda: now[0])
+    return now
+
+
+class TestStorms:
+    def test_it_writes_few_lines_and_the_next_says_how_many_it_left_out(
+        self, capsys: pytest.CaptureFixture[str], clock: list[float]
+    ) -> None:
+        set_up(LogConfig(), "gateway-0")
+        log = logging.getLogger("alignedserve.some")
+        for number in range(10_000):
+            clock[0] += 1e-3
+            log.info("answered %d", number)
+        log.info("another line")
+        lines = capsys.readouterr().err.splitlines()
+        assert BURST < len(lines) <= BURST + 10 * LINES_A_SECOND + 2
+        assert lines[-1].endswith("another line")
+        told = sum(int(line.partition("left_out=")[2] or 0) for line in lines)
+        clock[0] += 60
+        log.info("answered %d", 10_000)
+        told += int(capsys.readouterr().err.partition("left_out=")[2] or 0)
+        assert told == 10_000 - (len(lines) - 1)
+
+    def test_a_calm_log_has_all_lines(self, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+        set_up(LogConfig(), "gateway-0")
+        for number in range(2 * BURST):
+            clock[0] += 1 / LINES_A_SECOND
+            logging.getLogger("alignedserve.some").info("answered %d", number)
+        assert len(capsys.readouterr().err.splitlines()) == 2 * BURST
+
+    def test_who_looks_for_a_fault_gets_all(self, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+        set_up(LogConfig(level=LogLevel.DEBUG), "gateway-0")
+        for number in range(2 * BURST):
+            logging.getLogger("alignedserve.some").info("answered %d", number)
+        assert len(capsys.readouterr().err.splitlines()) == 2 * BURST
 
 
 @pytest.mark.parametrize(
