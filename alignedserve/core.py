@@ -362,6 +362,7 @@ class Request:
     pooling: Pooling | None = None  # of a request for a vector: its output is the token POOLED, with which that comes
     adapter: Adapter | None = None
     deaths: int = 0  # workers that ended in a row while they had it, each at about the same place of its output
+    weight: int = 1  # of its caller's part, where callers together want more than there is
 
     @property
     def is_suspect(self) -> bool:

@@ -232,6 +232,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         ("--most-logprobs", "most log-probabilities of answers open at once: choices x tokens x (1 + top_logprobs)"),
         ("--least-ttft-ms", "shortest time to a first token that it may ask for"),
         ("--least-tbt-ms", "shortest time between two tokens that it may ask for"),
+        ("--weight", "its part, where keys together want more than there is: 2 is twice that of others"),
     ):
         parser.add_argument(flag, type=whole(1), metavar="N", help=limit)
     parser.add_argument("--least-priority", type=int, metavar="N", help="lowest number of priority, which goes first")

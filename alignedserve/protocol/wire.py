@@ -30,7 +30,7 @@ from msgspec import Raw
 from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 
-VERSION = 6
+VERSION = 7
 MOST_FRAME_BYTES = 64 << 20  # a prompt of a million tokens takes a twelfth; what is larger is no frame of ours
 
 _SCALARS = (int, float, str, bool, bytes)

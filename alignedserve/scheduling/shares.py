@@ -1,9 +1,10 @@
-"""The equal parts of a worker that callers have: what is beyond them gives way.
+"""The parts of a worker that callers have: what is beyond them gives way.
 
 A worker's seats are limited, and so are the prompt tokens of its next step. As long as both are enough for all, a
-caller takes what it wants. Where they are not, each caller has an equal part; what a caller leaves of it is divided
-among the others (max-min fairness). For example, of 64 seats a caller with 1 request takes 1, and one with 160 requests
-has 63: its other 97 are beyond its part.
+caller takes what it wants. Where they are not, each caller has a part by its weight, which is 1 unless its key says
+more; what a caller leaves of it is divided among the others (weighted max-min fairness). For example, of 64 seats a
+caller with 1 request takes 1, and one with 160 requests has 63: its other 97 are beyond its part. Of two with 160 each,
+and weights 3 and 1, one has 48 and the other 16.
 """
 
 from __future__ import annotations
@@ -14,19 +15,25 @@ from typing import TypeVar
 T = TypeVar("T", bound=Hashable)
 
 
-def equal_part(wanted: Iterable[float], capacity: float) -> float:
-    """Return the most that a caller gets where each wants this much: infinity where there is enough for all."""
-    left, rising = capacity, sorted(wanted)
-    for number, amount in enumerate(rising):
-        part = left / (len(rising) - number)
-        if amount > part:
+def part_of_one(wanted: Iterable[tuple[float, int]], capacity: float) -> float:
+    """Return the most that a caller of weight 1 gets where each wants this much, with its weight: infinity where there
+    is enough for all."""
+    rising = sorted(wanted, key=lambda each: each[0] / each[1])
+    left, weights = capacity, sum(weight for _, weight in rising)
+    for amount, weight in rising:
+        part = left / weights
+        if amount > part * weight:
             return part
         left -= amount
+        weights -= weight
     return float("inf")
 
 
 def beyond_parts(
-    amounts: Mapping[str, Mapping[T, float]], capacity: float, are_divisible: bool = False
+    amounts: Mapping[str, Mapping[T, float]],
+    capacity: float,
+    weights: Mapping[str, int],
+    are_divisible: bool = False,
 ) -> dict[T, None]:
     """Return the requests that are beyond their caller's part, in the order in which they are given.
 
@@ -36,9 +43,9 @@ def beyond_parts(
     beyond: dict[T, None] = {}
     if len(amounts) < 2:
         return beyond
-    part = equal_part([sum(taken.values()) for taken in amounts.values()], capacity)
-    for taken in amounts.values():
-        used = 0.0
+    one = part_of_one([(sum(taken.values()), weights[caller]) for caller, taken in amounts.items()], capacity)
+    for caller, taken in amounts.items():
+        used, part = 0.0, one * weights[caller]
         for request, amount in taken.items():
             if used + amount > part if are_divisible else used >= part:
                 beyond[request] = None

@@ -1,8 +1,8 @@
 """Real-time requests beyond their caller's part of a worker give way to those of others.
 
 A worker's seats are limited, and so are the prompt tokens of a step. Where callers together want more of
-either, each has an equal part (scheduling/shares.py). So a caller that stays within its part is served as promised,
-whatever others send; and what nobody else wants, any caller may have.
+either, each has a part by its weight (scheduling/shares.py). So a caller that stays within its part is served as
+promised, whatever others send; and what nobody else wants, any caller may have.
 
     beyond its part of the seats      it is served as best-effort requests are (Yielding), and may lose its seat
     a prompt beyond that of a step    it comes behind all other real-time requests
@@ -55,12 +55,15 @@ class CallerShares:
             return {}, {}
         seats: defaultdict[str, dict[WorkerRequest, float]] = defaultdict(dict)
         prompts: defaultdict[str, dict[WorkerRequest, float]] = defaultdict(dict)
+        weights: dict[str, int] = {}
         for running in (*seated, *self._waiting):
             if running.request.service is ServiceClass.RT:
-                seats[running.request.caller][running] = 1.0
+                caller = running.request.caller
+                seats[caller][running], weights[caller] = 1.0, running.request.weight
                 if not running.decodes:
-                    prompts[running.request.caller][running] = running.num_ahead
-        return beyond_parts(seats, self._seats), beyond_parts(prompts, self._pace.pivot, are_divisible=True)
+                    prompts[caller][running] = running.num_ahead
+        prompts_beyond = beyond_parts(prompts, self._pace.pivot, weights, are_divisible=True)
+        return beyond_parts(seats, self._seats, weights), prompts_beyond
 
 
 def _changed(before: Mapping[WorkerRequest, None], now: Mapping[WorkerRequest, None]) -> list[WorkerRequest]:

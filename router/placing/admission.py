@@ -8,8 +8,8 @@ The router refuses a request that passes one of these bounds:
                     beside it. In a burst it may come several times too late; once the queue stands, not at all
     answers         real-time ones would stand still for lack of memory
 
-Where several callers have chats, each has an equal part of the queue, of the prompts' time and of the memory: what
-others have beyond theirs gives way to a caller that stays within its own, here and on workers.
+Where several callers have chats, each has a part, by its weight, of the queue, of the prompts' time and of the memory:
+what others have beyond theirs gives way to a caller that stays within its own, here and on workers.
 
 Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few of them here
 (jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf, log
 
@@ -180,6 +181,7 @@ class Admission:
         self._open_by: Counter[str] = Counter()  # caller -> its open real-time requests,
         self._queued_by: Counter[str] = Counter()  # ... those of them that have not begun,
         self._tokens_by: Counter[str] = Counter()  # ... and the tokens of their prompts
+        self._weights: dict[str, int] = {}  # of callers, of which there are no more than keys
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0
@@ -202,6 +204,7 @@ class Admission:
 
     def opened(self, request: Request) -> None:
         """Count the request; a later attempt or another estimate takes the place of the earlier one."""
+        self._weights[request.caller] = request.weight
         if request.service is ServiceClass.RT and self._holdings.held_by(request.id) is None:
             self._open_by[request.caller] += 1
         self._holdings.put(request)
@@ -265,17 +268,21 @@ class Admission:
     def _part_before(self, request: Request) -> float:
         """Return the part of the prompts that wait which runs before that of a new chat.
 
-        Workers give each caller an equal part of a step (caller_shares.py). So until the chat's prompt is through, no
-        other caller has more of its own computed than the chat's caller, this prompt included."""
-        tokens = self._tokens_by
+        Workers give each caller a part of a step by its weight (caller_shares.py). So until the chat's prompt is
+        through, no other caller of this weight has more of its own computed than the chat's caller, this prompt
+        included."""
+        tokens, weights = self._tokens_by, self._weights
         if (len(tokens) < 2 and request.caller in tokens) or request.service is not ServiceClass.RT:
             return 1.0
-        own, all_tokens = tokens[request.caller] + len(request.prompt), tokens.total()
-        return sum(min(of_one, own) for of_one in tokens.values()) / all_tokens if all_tokens else 1.0
+        each = (tokens[request.caller] + len(request.prompt)) / request.weight
+        all_tokens = tokens.total()
+        before = sum(min(of_one, each * weights[caller]) for caller, of_one in tokens.items())
+        return before / all_tokens if all_tokens else 1.0
 
-    def _is_within(self, wanted: float, capacity: float, num_callers: int) -> bool:
-        """Return whether a caller stays within its part: others' requests beyond theirs give way to it."""
-        return num_callers > 1 and wanted <= capacity / num_callers
+    def _is_within(self, wanted: float, capacity: float, request: Request, others: Iterable[str]) -> bool:
+        """Return whether the request's caller stays within its part: others' requests beyond theirs give way to it."""
+        weights = sum(self._weights[caller] for caller in others if caller != request.caller)
+        return weights > 0 and wanted <= capacity * request.weight / (weights + request.weight)
 
     def _too_many(self, before: Returns, now: float) -> Refusal | None:
         if self.num_open < self._most_open:
@@ -294,9 +301,7 @@ class Admission:
         if (
             service is ServiceClass.RT
             and num
-            and self._is_within(
-                self._queued_by[request.caller] + 1, bound.requests, len(self._queued_by.keys() | {request.caller})
-            )
+            and self._is_within(self._queued_by[request.caller] + 1, bound.requests, request, self._queued_by)
         ):
             return None
         if num >= bound.requests:
@@ -367,11 +372,10 @@ class Admission:
     def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:
         """Return whether the chat's caller stays within its part of the decode workers' memory, as its chats need on
         average what all do."""
-        num_callers = len(self._open_by.keys() | {request.caller})
-        if num_callers < 2:
+        if not self._open_by.keys() - {request.caller}:
             return False
         own = self._holdings.rt_tokens * self._open_by[request.caller] / self._open_by.total()
-        return self._is_within(own + self._holdings.usual(request), ahead.memory, num_callers)
+        return self._is_within(own + self._holdings.usual(request), ahead.memory, request, self._open_by)
 
 
 def _take(counted: Counter[str], caller: str, number: int) -> None:

@@ -118,6 +118,15 @@ def test_callers_with_as_much_to_do_get_as_much(callers: int) -> None:
     assert min(got) >= 0.8 * max(got)
 
 
+def test_a_caller_of_twice_the_weight_gets_twice_as_much() -> None:
+    device = Device(DEFAULT, replace(ROOMY, max_batch=6))
+    device.ask(*flood("ann", tokens=40), *(replace(one, weight=2) for one in flood("bob", tokens=40)))
+    for _ in range(90):
+        device.step()
+    ann, bob = (sum(number for name, number in device.said.items() if name.startswith(it)) for it in ("ann", "bob"))
+    assert bob == pytest.approx(2 * ann, rel=0.2)
+
+
 @settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(

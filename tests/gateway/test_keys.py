@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.core import NO_KEY_SALT
-from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, Scope, hash_key
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, log_lines
 
@@ -61,6 +61,14 @@ def test_kv_is_shared_within_a_key_alone(text: TextModel) -> None:
     spelled = salts[1]
     assert ask(gateway, ANN, cache_salt=spelled) == 200
     assert gateway.owner.opened[-1].salt not in salts
+
+
+def test_the_weight_of_a_key_goes_with_its_requests(text: TextModel) -> None:
+    heavy = KeyEntry("ann", hash_key(ANN), limits=Limits(weight=3))
+    gateway = Gateway(text, FakeOwner((2,)), keys=KeyRing([heavy, entry("bob", BOB)]))
+    for key in (ANN, BOB):
+        assert ask(gateway, key) == 200
+    assert [request.weight for request in gateway.owner.opened] == [3, 1]
 
 
 def test_without_keys_everybody_is_anonymous(text: TextModel, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,6 +87,13 @@ def test_bounds_of_urgency_are_written_and_read(tmp_path: Path, capsys: pytest.C
     assert (found.limits.least_ttft_ms, found.limits.least_tbt_ms, found.limits.least_priority) == (500, 50, -3)
 
 
+def test_a_weight_is_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys.yaml"
+    ann, bob = made(capsys, "ann", "--file", str(path), "--weight", "3"), made(capsys, "bob", "--file", str(path))
+    found = [key_ring(None, str(path)).caller(key) for key in (ann, bob)]
+    assert [caller.weight for caller in found if caller is not None] == [3, 1]
+
+
 def test_what_people_wrote_in_the_file_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(f"# ours\nkeys:\n  - {{name: old, hash: '{DIGEST}'}}\n")

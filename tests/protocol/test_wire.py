@@ -177,26 +177,26 @@ def test_the_format_is_that_of_its_version() -> None:
 
     A process of the old format must be told that its format is old, not misread what it gets.
     """
-    assert VERSION == 6
+    assert VERSION == 7
     assert encode(TOKENS) == TOKENS_FRAME
     assert encode(COMMIT) == COMMIT_FRAME
     assert schema() == SCHEMA
 
 
 TOKENS_FRAME = (
-    b"\x96\x06\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01"
+    b"\x96\x07\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01"
     b"\x00\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00"
     b"\x00\x94\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc4\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x06\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Co"
-    b"mmit\x94\x98\xdc\x00\x12\xa2r1\xa8gateway0\x02\x93\x01"
+    b"\x96\x07\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Co"
+    b"mmit\x94\x98\xdc\x00\x13\xa2r1\xa8gateway0\x02\x93\x01"
     b"\xcc\xc8\xce\x00\x01\x11p\x91\x05\xdc\x00\x10\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?"
     b"\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00"
     b"\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\xc4\x00\xc0"
     b"\xa0\xc0\xc0\xc0\x10\x91\x02\xa2be\x94\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00"
     b"\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2\xcb@)\x00\x00\x00\x00\x00\x00"
-    b"\xfd\xc0\xa0\xc0\xc0\xc0\x00\x92\x05\t\x92\x04\x00\xc0\x90\x94\x90\x00\xcb\x00\x00\x00\x00\x00\x00"
+    b"\xfd\xc0\xa0\xc0\xc0\xc0\x00\x01\x92\x05\t\x92\x04\x00\xc0\x90\x94\x90\x00\xcb\x00\x00\x00\x00\x00\x00"
     b"\x00\x00\xc4\x00\x90\x00\x00\xa0\xc2"
 )
 SCHEMA = [
@@ -261,7 +261,7 @@ SCHEMA = [
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: Sampling, "
     "max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int, "
     "emitted_at: float | None, salt: str, estimate: Estimate | None, pooling: Pooling | None, adapter: Adapter | None, "
-    "deaths: int)",
+    "deaths: int, weight: int)",
     "Sketch(counts: bytes)",
     "Rejection: too_many_open queue_full too_late infeasible policy given_up culprit",
     "Estimate(mean: int, upper: int)",
@@ -414,7 +414,9 @@ def read_or_refused(frame: bytes) -> None:
     assert repr(again) == repr(envelope)  # NaN is not equal to itself
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 7, -6, True, 6.0, "6", None, [2], {}, 2**64 - 1, "x" * 10_000])
+@pytest.mark.parametrize(
+    "version", [0, 1, 2, 3, 4, 5, 6, 8, -7, True, 7.0, "7", None, [2], {}, 2**64 - 1, "x" * 10_000]
+)
 def test_an_unknown_version_is_named(version: Any) -> None:
     message = refused(packed(version, "x", 1, 1, "AskPages", ASK))
     assert f"speaks {VERSION}" in message

@@ -377,6 +377,15 @@ class TestCallers:
         take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(25)))
         assert refused(found, self.of("bob", rt("one too many"))).reason is Rejection.QUEUED
 
+    def test_a_caller_of_more_weight_waits_for_less_and_has_more_places(self) -> None:
+        found, ahead = self.flooded(50), WorkAhead(prompts_s=5.0, prompt_s=0.1)
+        weighty = replace(self.of("bob", rt("chat")), weight=4)
+        assert found.first_token_s(weighty, ahead) == pytest.approx(0.1 + 5.0 / 50 / 4)
+        take_in(found, *(replace(weighty, id=f"bob-{at}") for at in range(39)))
+        assert found.refusal(replace(weighty, id="40"), IDLE, NOW) is None
+        take_in(found, replace(weighty, id="40"))
+        assert refused(found, replace(weighty, id="41")).reason is Rejection.QUEUED
+
     def test_who_has_gone_has_no_part(self) -> None:
         found, ahead = self.flooded(), WorkAhead(prompts_s=4.0, prompt_s=0.1)
         take_in(found, self.of("bob", rt("bob")))

@@ -14,6 +14,7 @@ are needed for passwords only, because people choose them.
         least_ttft_ms: 500         the shortest time to a first token that it may ask for; any if left out
         least_tbt_ms: 50           likewise between two tokens
         least_priority: 0          the lowest number of `priority`, which goes first; any if left out
+        weight: 2                  of its part, where keys together want more than there is; 1 if left out
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Limits:
     least_ttft_ms: int | None = None
     least_tbt_ms: int | None = None
     least_priority: int | None = None
+    weight: int | None = None
 
     @property
     def logprobs_at_once(self) -> int:
@@ -85,6 +87,10 @@ class Caller:
     scopes: frozenset[Scope] = EVERY_SCOPE
     salt: str = ""  # callers with the same salt share the KV of prompts that begin alike
     limits: Limits = field(default_factory=Limits)
+
+    @property
+    def weight(self) -> int:
+        return 1 if self.limits.weight is None else self.limits.weight
 
     def with_most_open(self, most_open: int) -> Caller:
         """Return the caller with this limit, unless its key sets its own."""

@@ -193,6 +193,7 @@ def _make_request(
         arrival_at=origin.arrival_at,
         priority=body.priority or 0,
         salt=origin.caller.salt_with(body.cache_salt),
+        weight=origin.caller.weight,
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
         adapter=origin.adapter,
     )

@@ -179,6 +179,7 @@ def _made(
             arrival_at=origin.arrival_at,
             priority=body.priority or 0,
             salt=origin.caller.salt_with(body.cache_salt),
+            weight=origin.caller.weight,
             estimate=_ONE,
             pooling=pooling,
             adapter=origin.adapter,
