@@ -228,6 +228,8 @@ def add_key(parser: argparse.ArgumentParser) -> None:
     for flag, limit in (
         ("--requests-per-minute", "most requests in a minute"),
         ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
+        ("--tokens-per-day", "most tokens in a day, UTC"),
+        ("--tokens-per-month", "most tokens in a month, UTC"),
         ("--most-open", "most requests for tokens that are open at once"),
         ("--most-logprobs", "most log-probabilities of answers open at once: choices x tokens x (1 + top_logprobs)"),
         ("--least-ttft-ms", "shortest time to a first token that it may ask for"),

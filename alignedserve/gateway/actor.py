@@ -23,6 +23,7 @@ from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.adapters import Adapters
+from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.certificate import Certificate
 from alignedserve.gateway.access.keys import KeyRing, KeysFile
 from alignedserve.gateway.access.ledger import Ledger, ledger_name
@@ -106,10 +107,11 @@ class Gateway:
         pictures: RequestPictures,
         server: ServerConfig,
         keys_file: KeysFile,
+        budgets: Budgets,
     ) -> None:
         self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
-        self._certificate = _certificate(server)
+        self._certificate, self._budgets = _certificate(server), budgets
         self._server = HttpServer(http_settings(app, self._certificate))
         self._dashboard: Dashboard = app.state.dashboard
         self._halt = Halt()
@@ -121,7 +123,7 @@ class Gateway:
         run_loop(self._serve())
 
     async def _serve(self) -> None:
-        async with self._siblings.listening(), self._pictures.listening():
+        async with self._siblings.listening(), self._pictures.listening(), self._budgets.kept():
             followed = [_follow(self._keys_file.read, "the keys are")]
             if self._certificate is not None:
                 followed.append(_follow(self._certificate.read, "the certificate is"))
@@ -185,7 +187,8 @@ def _job_routes(config: JobsConfig, open_storage: LazyStorage | None, owner: Own
 
 def _ledger(part: Part) -> Ledger:
     """Return the deployment's ledger: a caller's limits hold over all gateways together."""
-    return Ledger(part.shared_memory / ledger_name(part.spec.deployment), int(part.spec.name.rpartition("-")[2]))
+    path, place = part.shared_memory / ledger_name(part.spec.deployment), int(part.spec.name.rpartition("-")[2])
+    return Ledger(path, place, budgets_of(part.config.jobs))
 
 
 def run(part: Part, on_start: OnStart) -> None:
@@ -215,7 +218,8 @@ def run(part: Part, on_start: OnStart) -> None:
     storage = _storage(part, name, settings.keys)
     keeper = ResponseKeeper(storage, part.config.jobs, partial(owner.away_s, Role.JOBS))
     routes, adapters = _job_routes(part.config.jobs, storage, owner), Adapters.for_part(part)
-    app = make_app(owner, text, settings, _ledger(part), routes, traces, keeper, adapters)
+    ledger = _ledger(part)
+    app = make_app(owner, text, settings, ledger, routes, traces, keeper, adapters)
     dashboard: Dashboard = app.state.dashboard
     if storage is not None:
         dashboard.jobs = OpenJobs(storage, owner.now)
@@ -229,7 +233,7 @@ def run(part: Part, on_start: OnStart) -> None:
     app.state.scrapes.owners = others.ask_all
     pictures = request_pictures(part, app.state.metrics.log, owner.now)
     dashboard.all_requests = pictures.of_all
-    gateway = Gateway(app, owner, listener, others, pictures, server, keys_file)
+    gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets)
     on_start(gateway)
     with closing(traces), owner.running():
         gateway.run()

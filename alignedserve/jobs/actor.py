@@ -23,6 +23,7 @@ from alignedserve.config.config import Config
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, ConfigError, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.adapters import Adapters
+from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
@@ -508,7 +509,8 @@ def run(part: Part, on_start: OnStart) -> None:
     traces = traces_to(config.server.otlp_endpoint, model)
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
     keys_file = KeysFile(config.server.api_key, config.server.keys_file)
-    ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER)
+    budgets = budgets_of(config.jobs)
+    ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER, budgets)
     answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)
     pictures = request_pictures(part, metrics.log, owner.now)
     holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation, model)
@@ -517,9 +519,9 @@ def run(part: Part, on_start: OnStart) -> None:
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
     with contextlib.closing(traces), owner.running():
-        run_loop(_serve(runner, siblings(part, metrics.text), pictures))
+        run_loop(_serve(runner, siblings(part, metrics.text), pictures, budgets))
 
 
-async def _serve(runner: JobRunner, others: Siblings, pictures: RequestPictures) -> None:
-    async with others.listening(), pictures.listening():
+async def _serve(runner: JobRunner, others: Siblings, pictures: RequestPictures, budgets: Budgets) -> None:
+    async with others.listening(), pictures.listening(), budgets.kept():
         await runner.serve()

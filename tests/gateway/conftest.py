@@ -21,6 +21,7 @@ from alignedserve.core import NO_OPENING, Logprob, Opening, Request, Role
 from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.gateway import app as gateway_app
 from alignedserve.gateway.access.adapters import Adapters
+from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.responses.keeping import ResponseKeeper
@@ -144,12 +145,13 @@ class Gateway:
         traces: Traces | None = None,
         keeper: ResponseKeeper | None = None,
         adapters: Adapters | None = None,
+        ledger: Ledger | None = None,
         **settings: Any,
     ) -> None:
         self.owner, self.text = owner, text
         given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
         made = GatewaySettings(**given)
-        self.app: FastAPI = make_app(owner, text, made, traces=traces, keeper=keeper, adapters=adapters)
+        self.app: FastAPI = make_app(owner, text, made, ledger, traces=traces, keeper=keeper, adapters=adapters)
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app)

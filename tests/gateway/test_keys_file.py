@@ -43,7 +43,7 @@ def test_a_made_key_opens_and_is_not_in_its_file(tmp_path: Path, capsys: pytest.
     assert first is not None
     assert second is not None
     assert (first.id, first.scopes, first.limits) == ("ann", USUAL_SCOPES, Limits(most_open=MOST_OPEN))
-    assert (second.id, second.scopes, second.limits) == ("bob", frozenset({Scope.BATCH}), Limits(7, 9, 2))
+    assert (second.id, second.scopes, second.limits) == ("bob", frozenset({Scope.BATCH}), Limits(7, 9, most_open=2))
     assert first.salt != second.salt
     assert ring.caller(ann + "x") is ring.caller("") is ring.caller(None) is None
 

@@ -154,6 +154,7 @@ WALL_CLOCK = {
     "engine/profiling.py": "the date of a profile",
     "gateway/app.py": "`created` of the models",
     "gateway/responses/background.py": "windows of jobs",
+    "gateway/access/budgets.py": "days and months of budgets",
     "gateway/batches.py": "windows of jobs",
     "gateway/files.py": "files that expire",
     "gateway/responses/keeping.py": "responses that expire",

@@ -9,6 +9,8 @@ are needed for passwords only, because people choose them.
         scopes: [generate, batch]  what it may ask for; these two if left out
         requests_per_minute: 60    over all gateways together; no limit if left out
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
+        tokens_per_day: 5000000    likewise, from midnight UTC to the next (budgets.py)
+        tokens_per_month: 100000000
         most_open: 32              requests for tokens at once; 256 if left out
         most_logprobs: 200000      of answers open at once: choices x tokens x (1 + top_logprobs); else 1,048,576
         least_ttft_ms: 500         the shortest time to a first token that it may ask for; any if left out
@@ -67,12 +69,18 @@ class Limits:
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
     most_open: int | None = None  # requests for tokens at once
     most_logprobs: int | None = None  # of answers open at once
     least_ttft_ms: int | None = None
     least_tbt_ms: int | None = None
     least_priority: int | None = None
     weight: int | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        return self.tokens_per_day is not None or self.tokens_per_month is not None
 
     @property
     def logprobs_at_once(self) -> int:

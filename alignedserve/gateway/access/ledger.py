@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alignedserve.errors import ArenaTooSmall
+from alignedserve.gateway.access.budgets import Budgets
 from alignedserve.gateway.access.keys import MOST_KEYS
 from alignedserve.locks import LockHeld, open_private, take
 
@@ -70,9 +71,9 @@ class CallerRow:
 class Ledger:
     """A gateway's view of the rows: in a file that several gateways share, or without `path` in its own memory."""
 
-    def __init__(self, path: Path | None = None, place: int = 0) -> None:
+    def __init__(self, path: Path | None = None, place: int = 0, budgets: Budgets | None = None) -> None:
         """`place` is the gateway's number, or JOB_RUNNER."""
-        self.place = place
+        self.place, self.budgets = place, budgets or Budgets()
         size = _NUM_ROWS * _ROW.size
         self.logprobs: Counter[str] = Counter()  # in this process's answers, by caller: they take its memory alone
         self._path, self._is_stuck = path or Path(), False

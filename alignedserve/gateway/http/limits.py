@@ -1,9 +1,9 @@
 """Hold each caller to its limits: requests and tokens in a minute, requests and log-probabilities at once.
 
-    head read     a request of the minute, a place, and whether a token is left
+    head read     a request of the minute, a place, and whether a token is left, of its budgets too
     body read     a place for each other choice, all log-probabilities and all tokens that the body may cost
     choices end   the tokens that it did not use come back; a body that was refused has used none
-    answer ends   the places and the log-probabilities come back
+    answer ends   the places and the log-probabilities come back; the budgets count what was used
 
 A body that sets no limit of output tokens may cost as much as the model's context. It takes USUAL_TOKENS for each
 choice before it begins and the rest as they arrive, and all of its choices together get a minute's worth at most. Where
@@ -29,6 +29,7 @@ from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, CallerRow, Ledger
 from alignedserve.gateway.openai.errors import (
     ApiError,
+    budget_used_up,
     rate_limited,
     too_costly,
     too_many_choices,
@@ -60,6 +61,7 @@ class Tab:
         self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
         self._worked = 0.0  # tokens that other work costs, before they are rounded and limited
         self._tried = 0  # tokens used for trials, which a refusal does not give back
+        self._counted = 0  # tokens that its caller's budgets have counted
         self.is_over = False  # whether a limit of its caller was reached
 
     def enter(self) -> None:
@@ -86,6 +88,9 @@ class Tab:
 
     def need_token(self) -> None:
         """Raise if no token is left."""
+        if (over := self._ledger.budgets.over(self.caller.id, self._limits)) is not None:
+            self.is_over = True
+            raise budget_used_up(*over)
         self._take_tokens(0, least=1)
 
     def hold_places(self, number: int) -> None:
@@ -209,7 +214,11 @@ class Tab:
     def close(self, is_refused: bool = False) -> None:
         """Give back the places, the log-probabilities and the unused tokens: all but those of trials where the body
         was refused."""
-        self._settle(self._tried if is_refused else self._used)
+        used = self._tried if is_refused else self._used
+        self._settle(used)
+        if used != self._counted and self._limits.has_budget:
+            self._ledger.budgets.use(self.caller.id, used - self._counted)
+            self._counted = used
         self._hold_logprobs(-self._logprobs)
         if self._places:
             with self._ledger.row(self.caller.id) as row:

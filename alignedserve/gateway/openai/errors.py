@@ -161,6 +161,14 @@ def rate_limited(limit: str, wait_s: float) -> ApiError:
     return _later(429, message, "rate_limit_exceeded", wait_s)
 
 
+def budget_used_up(budget: str, wait_s: float) -> ApiError:
+    """Return the error for a caller whose day or month is used up, so that no client tries for hours."""
+    message = f"this API key has used its {budget}: there are more in {math.ceil(wait_s / 3600)} h"
+    error = _later(429, message, "insufficient_quota", wait_s)
+    error.headers["x-should-retry"] = "false"
+    return error
+
+
 def too_many_choices(number: int, most: int) -> ApiError:
     """Return the error for a body that the caller's key never allows, so that no client sends it again and again."""
     message = f"the body asks for {number} choices, and this API key may have {most} open at once: send it in parts"

@@ -1,0 +1,123 @@
+"""The tokens that a key may use in a day and in a month."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from alignedserve.gateway.access.budgets import FILE, Budgets
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
+from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.text.text_model import TextModel
+from tests.gateway.conftest import FakeOwner, Gateway
+
+KEYS = {name: f"key-of-{name}" for name in ("ann", "bob")}
+BOTH = Limits(tokens_per_day=100, tokens_per_month=150)
+HOUR_S, DAY_S = 3600.0, 86_400.0
+NOON = datetime(2026, 11, 29, 12, tzinfo=timezone.utc).timestamp()  # November ends on the next day
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_day_ends_at_midnight_and_a_month_with_its_last_day() -> None:
+    clock = Clock()
+    budgets = Budgets(now=clock)
+    budgets.use("ann", 99)
+    assert budgets.over("ann", BOTH) is None
+    budgets.use("ann", 1)
+    assert budgets.over("ann", BOTH) == ("100 tokens in a day", 12 * HOUR_S)
+    assert budgets.over("bob", BOTH) is None
+    assert budgets.over("ann", Limits()) is None
+    clock.now += DAY_S
+    assert budgets.over("ann", BOTH) is None
+    budgets.use("ann", 60)
+    assert budgets.over("ann", BOTH) == ("150 tokens in a month", 12 * HOUR_S)
+    clock.now += DAY_S
+    assert budgets.over("ann", BOTH) is None
+    assert budgets.used("ann") == (0, 0)
+
+
+def test_what_was_used_outlives_the_process_and_is_known_to_others(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = (Budgets(tmp_path / "jobs" / FILE, clock) for _ in range(2))
+    for _ in range(2):
+        one.use("ann", 30)
+        one.exchange()
+    other.use("ann", 5)
+    other.use("bob", 7)
+    other.exchange()
+    assert other.used("ann") == (65, 65)
+    one.exchange()
+    assert (one.used("ann"), one.used("bob")) == ((65, 65), (7, 7))
+    later = Budgets(tmp_path / "jobs" / FILE, clock)
+    later.exchange()
+    clock.now += DAY_S
+    later.exchange()
+    assert later.used("ann") == (0, 65)
+
+
+def test_where_the_file_cannot_be_written_all_is_counted_and_written_later(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    folder.write_text("no folder")
+    budgets = Budgets(folder / FILE, Clock())
+    budgets.use("ann", 30)
+    budgets.exchange()
+    budgets.use("ann", 4)
+    assert budgets.used("ann") == (34, 34)
+    folder.unlink()
+    budgets.exchange()
+    assert budgets.used("ann") == (34, 34)
+    again = Budgets(folder / FILE, Clock())
+    again.exchange()
+    assert again.used("ann") == (34, 34)
+
+
+def test_it_is_written_at_the_end(tmp_path: Path) -> None:
+    async def use() -> None:
+        budgets = Budgets(tmp_path / FILE, Clock())
+        async with budgets.kept():
+            budgets.use("ann", 3)
+
+    asyncio.run(use())
+    again = Budgets(tmp_path / FILE, Clock())
+    again.exchange()
+    assert again.used("ann") == (3, 3)
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    ring = KeyRing([KeyEntry(name, hash_key(key), limits=Limits(tokens_per_day=10)) for name, key in KEYS.items()])
+    return Gateway(text, FakeOwner((5,), (6,), (2,)), keys=ring, ledger=Ledger(budgets=Budgets(now=Clock())))
+
+
+def test_a_key_that_has_used_its_day_is_refused_until_the_next(gateway: Gateway) -> None:
+    def ask(name: str, prompt: list[int], path: str = "/v1/completions") -> tuple[int, dict[str, str], str]:
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 3}
+        answer = gateway.ask("POST", path, json=body, headers={"Authorization": f"Bearer {KEYS[name]}"})
+        return answer.status_code, dict(answer.headers), answer.text
+
+    assert ask("ann", [5] * 5)[0] == 200  # five, and three of output
+    assert ask("ann", [5] * 5)[0] == 200  # a body begins while a token is left
+    status, headers, text = ask("ann", [5])
+    assert (status, headers["retry-after"], headers["x-should-retry"]) == (429, str(int(12 * HOUR_S)), "false")
+    assert "insufficient_quota" in text
+    assert "10 tokens in a day" in text
+    assert ask("bob", [5] * 5)[0] == 200
+
+
+def test_what_was_refused_uses_nothing(gateway: Gateway) -> None:
+    headers = {"Authorization": f"Bearer {KEYS['ann']}"}
+    for _ in range(5):
+        wrong = {"model": "demo", "prompt": [5] * 5, "max_tokens": -1}
+        assert gateway.ask("POST", "/v1/completions", json=wrong, headers=headers).status_code == 400
+    right = {"model": "demo", "prompt": [5] * 5, "max_tokens": 3}
+    assert gateway.ask("POST", "/v1/completions", json=right, headers=headers).status_code == 200
