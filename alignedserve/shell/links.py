@@ -23,6 +23,7 @@ from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.protocol.events import LinkGap, Received
 from alignedserve.protocol.membership import UNNUMBERED, Heard
 from alignedserve.protocol.messages import ROUTER, Message
+from alignedserve.protocol.prompts import SharedPrompts
 from alignedserve.protocol.wire import Envelope, decode, encode
 from alignedserve.shell.link_keys import LinkKeys
 
@@ -72,7 +73,7 @@ class Links:
         self._waker_lock = threading.RLock()  # a signal handler may wake while another handler does
         self._links: dict[str, MemberLink] = {}
         self._ended: dict[str, MemberLink] = {}  # name -> the link before
-        self._heard = Heard(name)
+        self._heard, self._prompts = Heard(name), SharedPrompts()
         self.connect(ROUTER, router)
 
     def _bind(self, address: str) -> None:
@@ -156,7 +157,7 @@ class Links:
 
     def _read(self, frame: bytes, is_launchers: bool = False) -> list[Received | LinkGap]:
         try:
-            envelope = decode(frame, self._most_bytes)
+            envelope = self._prompts.share(decode(frame, self._most_bytes))
         except WireError as error:
             log.warning("%s: %s", self.name, error)
             return []

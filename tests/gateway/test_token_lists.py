@@ -17,6 +17,7 @@ from alignedserve.core import Request
 from alignedserve.gateway.openai.requests import FEW_CHOICES, MOST_CHOICE_TOKENS, MOST_RULE_BYTES
 from alignedserve.gateway.openai.types import MOST_STOP_TOKENS
 from alignedserve.protocol.messages import Submit
+from alignedserve.protocol.prompts import SharedPrompts
 from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
 from alignedserve.text.text_model import TextModel
 from alignedserve.text.token_sets import pack_tokens, unpack_tokens
@@ -37,7 +38,8 @@ def held_bytes(requests: Iterable[Request]) -> int:
     """Return the memory that a part needs for requests which come in a frame each."""
     frames = [encode(Envelope("gateway-0", 1, number, Submit(request))) for number, request in enumerate(requests, 1)]
     tracemalloc.start()
-    held = [decode(frame, MOST_FRAME_BYTES) for frame in frames]
+    prompts = SharedPrompts()
+    held = [prompts.share(decode(frame, MOST_FRAME_BYTES)) for frame in frames]
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(held) == len(frames)
@@ -93,7 +95,10 @@ def test_no_prompt_is_large_for_each_of_many_choices(text: TextModel) -> None:
     assert f"{MOST_CHOICE_TOKENS} is the most" in refused.json()["error"]["message"]
     assert gateway.complete(prompt=[[300] * 2_100] * 8, n=16, max_tokens=1).status_code == 400, "all prompts count"
     assert gateway.owner.opened == []
-    assert gateway.complete(prompt=[300] * (MOST_CHOICE_TOKENS // 128), n=128, max_tokens=1).status_code == 200
+    body = {"model": MODEL, "prompt": [300] * (MOST_CHOICE_TOKENS // 128), "n": 128, "max_tokens": 1}
+    gateway.owner.opened.clear()
+    assert gateway.ask("POST", "/v1/completions", json=body).status_code == 200
+    assert held_bytes(gateway.owner.opened) < MOST_TIMES * len(json.dumps(body))
 
 
 @pytest.mark.parametrize("tokens", [[300], [150_000]])
