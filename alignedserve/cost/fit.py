@@ -6,10 +6,10 @@ least squares in information form). Coordinate descent solves them: each coeffic
 
 Robust: a step that is off by much more than others counts less (Huber), so a page fault has no effect.
 
-Drift: a machine that becomes slower (a neighbour, heat) slows all its steps by about one factor. So each kind of step
-has a `speed`, a factor that follows the newest steps within some tens of them, and the coefficients describe steps at
-speed 1. The coefficients follow slowly, and stay with the profile where recent steps tell nothing: a worker that
-decoded eight requests for an hour still knows how long sixty-four take.
+Drift: where others use the machine, its memory or its cores become slower, and soon quick again. So there is a factor
+for what steps read and one for what they compute, which follow the newest steps within a few of them; the coefficients
+describe steps at factors of 1. The coefficients follow slowly, and stay with the profile where recent steps tell
+nothing: a worker that decoded eight requests for an hour still knows how long sixty-four take.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from copy import copy
 from dataclasses import dataclass
 from math import exp, log
 from operator import mul
+from typing import NamedTuple
 
-from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty, length_of
 from alignedserve.cost.sums import added
 
 Vector = list[float]
@@ -39,20 +40,18 @@ _UNKNOWN = Uncertainty(1.0, 1.0)
 _SMOOTHNESS = 0.03  # a bend as large as a step's time counts like three points that are off by a tenth
 _CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has converged
 
-_PACE, _LEAP = 0.1, 0.25  # share of a surprise that the speed follows, and its most (logarithms)
-_HEARSAY = 0.5  # weight of a surprise in another kind of step: the machine may have changed, or only that kind
+_PACE, _LEAP = 0.5, 0.7  # share of a surprise that the factors follow, and its most (logarithms)
+_STEADY = 0.25  # computing changes so much less than reading does
 _KEEP = 0.99  # share of what was learned that each step of the kind keeps
 _PROFILE_STEPS = 30  # the profile always counts as much as so many steps
 _EAGER = 64  # the first steps of a kind are all learned from,
-_EVERY = 32  # and one in so many of the later ones; the speed follows every step
-_RETELL = 8  # the model takes up a new speed after so many steps
+_EVERY = 32  # and one in so many of the later ones; the factors follow every step
+_RETELL, _MOVED = 8, 0.01  # the model is told again after so many steps, or as soon as a factor has moved by so much
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 # The least uncertainties: few steps were measured, and predictions leave out a token's way to its client.
 _LEAST_P90, _LEAST_TAIL = 0.1, 0.15
-_SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and how many are needed to know the tail
+_SEEN, _ENOUGH = 1024, 50  # steps of each length whose errors are kept, and how many are needed to know the tail
 _DECADES = 2.0  # from one in a hundred to one in ten thousand
-_SHORT = 0.95  # steps shorter than this share of the mean do not count for the tail
-_LENGTH_WEIGHT = 0.02  # weight of the newest step in the mean of predicted times
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,47 +227,74 @@ class OnlineCost:
             others = [point for point in points if point.shape.kind is not kind]
             uncertainty = _uncertainty(own, others) if known is None else known[kind]
             self._kinds[kind] = _Learner(_fit(own, others, remade_token_s), uncertainty)
+        self._factors = self._told = Factors(slowdown, slowdown)
+        self._surprises = {True: 0.0, False: 0.0}  # of the last step that mostly read, and of the last other one
         self._model: CostModel | None = None
-        self.rescale(slowdown)
 
     def copy(self) -> OnlineCost:
         """Return a copy for another worker that knows the same; both share what never changes."""
         other = copy(self)
         other._kinds = {kind: learner.copy() for kind, learner in self._kinds.items()}
+        other._surprises = dict(self._surprises)
         return other
 
     @property
     def model(self) -> CostModel:
         """Return a snapshot, the same one until the next step is learned."""
         if self._model is None:
-            learners = self._kinds.items()
-            coefficients = {kind: learner.coefficients for kind, learner in learners}
+            learners, self._told = self._kinds.items(), self._factors
+            coefficients = {kind: _coefficients(learner.solution).scaled(*self._told) for kind, learner in learners}
             self._model = CostModel(coefficients, {kind: learner.uncertainty for kind, learner in learners})
         return self._model
 
     @property
     def slowdown(self) -> float:
-        """Return how many times as long as profiled steps take now, by the kind that is slowest."""
-        return max(learner.speed for learner in self._kinds.values())
+        """Return how many times as long as in the profile reading takes, or computing if that is more."""
+        return max(self._factors)
 
     def rescale(self, by: float) -> None:
-        """Take all steps to be so many times as long as believed."""
-        for learner in self._kinds.values():
-            learner.log_speed += log(by)
-        self._model = None
+        """Take steps to be so many times as long as believed. What is as quick as in the profile becomes no quicker:
+        short steps, which mostly read, say little of computing."""
+        reading, computing = (max(min(1.0, factor), by * factor) for factor in self._factors)
+        self._factors, self._model = Factors(reading, computing), None
 
     def learn(self, shape: Shape, seconds: float) -> None:
         """Learn from a step of this shape that took so long."""
         if not shape.tokens or seconds <= 0:
             return
-        own = shape.kind
-        predicted = self.model.seconds(shape)
+        model, learner = self.model, self._kinds[shape.kind]
+        predicted = model.seconds(shape)
         if predicted > 0:
-            pace = _PACE * max(-_LEAP, min(_LEAP, log(seconds / predicted)))
-            for kind, learner in self._kinds.items():
-                learner.log_speed += pace if kind is own else _HEARSAY * pace
-        if self._kinds[own].learn(shape, seconds, predicted):
+            surprise = max(-_LEAP, min(_LEAP, log(seconds / predicted)))
+            reads = model.reading_s(shape) / predicted
+            last, self._surprises[reads > 0.5] = self._surprises[reads > 0.5], surprise
+            self._factors = self._factors.after(surprise, last, reads)
+        if learner.learn(shape, seconds, predicted, self._factors) or self._factors.differ_from(self._told):
             self._model = None
+
+
+class Factors(NamedTuple):
+    """How many times as long as in the profile a step takes to read memory, and to compute."""
+
+    reading: float = 1.0
+    computing: float = 1.0
+
+    def after(self, surprise: float, last: float, reads: float) -> Factors:
+        """Return the factors after a step, `reads` of whose time was to be reading, with this surprise (logarithm).
+
+        A step that is off by itself moves nothing: a surprise counts where that of the last such step was to the same
+        side, and then the smaller of both. One time does not tell what of it was reading: the factors take up the
+        surprise by their parts of the time. For example, a step of few tokens that reads for nine tenths of its time
+        tells of reading next to alone, and one of many tokens of both.
+        """
+        if surprise * last <= 0:
+            return self
+        moves, computes = _PACE * min(surprise, last, key=abs), _STEADY * (1 - reads)
+        size = reads * reads + (1 - reads) * computes
+        return Factors(self.reading * exp(moves * reads / size), self.computing * exp(moves * computes / size))
+
+    def differ_from(self, told: Factors) -> bool:
+        return any(abs(one / other - 1) > _MOVED for one, other in zip(self, told, strict=True))
 
 
 class _Learner:
@@ -278,84 +304,70 @@ class _Learner:
         self._pieces = profile.pieces
         self._profile = profile.equations.scaled(_PROFILE_STEPS)
         self._equations = profile.equations.scaled(_PROFILE_STEPS)
-        self.log_speed = 0.0
         self._num_steps = 0
         self.solution = list(profile.solution)
         self._median, self._p90 = uncertainty.median, uncertainty.p90  # errors of predictions
-        self._tail = _Tail()
+        self._tails: dict[int, _Tail] = {}  # by the length of steps
 
     def copy(self) -> _Learner:
         other = copy(self)
         other._equations, other.solution = self._equations.scaled(1.0), list(self.solution)
-        other._tail = self._tail.copy()
+        other._tails = {length: tail.copy() for length, tail in self._tails.items()}
         return other
 
     @property
-    def speed(self) -> float:
-        return exp(self.log_speed)
-
-    @property
-    def coefficients(self) -> Coefficients:
-        speed = self.speed
-        return _coefficients([speed * value for value in self.solution])
-
-    @property
     def uncertainty(self) -> Uncertainty:
-        return Uncertainty(self._median, max(_LEAST_P90, self._p90), self._tail.beyond)
+        tails = {length: tail.beyond for length, tail in self._tails.items() if tail.is_known}
+        return Uncertainty(self._median, max(_LEAST_P90, self._p90), tails)
 
-    def learn(self, shape: Shape, seconds: float, predicted: float) -> bool:
+    def learn(self, shape: Shape, seconds: float, predicted: float, factors: Factors) -> bool:
         """Learn from a step, and return whether predictions change."""
         off_by = error(seconds, predicted)
-        self._tail.add(seconds, predicted)
+        if predicted > 0:
+            self._tails.setdefault(length_of(predicted), _Tail()).add(seconds / predicted - 1)
         self._median, self._p90 = _tracked(self._median, off_by, 0.5), _tracked(self._p90, off_by, 0.9)
         self._num_steps += 1
         if self._num_steps > _EAGER and self._num_steps % _EVERY:
             return self._num_steps % _RETELL == 0
-        row, wanted = features(shape, self._pieces), seconds / self.speed
-        weight = _huber(error(wanted, _dot(row, self.solution))) / wanted**2
+        ones = _vector(Coefficients(1.0, (1.0,) * self._pieces, *(1.0,) * (_REST - 1)).scaled(*factors))
+        row = list(map(mul, features(shape, self._pieces), ones))
+        weight = _huber(error(seconds, _dot(row, self.solution))) / seconds**2
         self._equations.blend(_KEEP, self._profile)
-        self._equations.add(row, wanted, weight)
+        self._equations.add(row, seconds, weight)
         self._equations.descend(self.solution, _SWEEPS_A_STEP)
         return True
 
 
 class _Tail:
-    """The share by which the longest steps, about one in ten thousand, take longer than predicted.
+    """The share by which about one step in ten thousand takes longer than predicted, of steps of about one length.
 
     This is measured, and not derived from the usual errors: what makes a step late (another process, a page fault) is
     not what makes it a little longer. A thousand steps do not show one in ten thousand, so the tail is extrapolated
     from the longest hundredth: where stalls come by chance, each factor of ten adds as much as from one in ten to one
-    in a hundred. Short steps do not count: a stall of some milliseconds is a large share of them, and promises leave
-    room for many times their length.
+    in a hundred. A stall of some milliseconds is a large share of a short step and a small one of a long step, so each
+    length has a tail of its own.
     """
 
-    def __init__(self) -> None:
-        self._mean_s = 0.0
-        self._last: deque[float] = deque()  # errors in the order of the steps; `_ordered` has them sorted
-        self._ordered: list[float] = []
+    def __init__(self, last: Iterable[float] = ()) -> None:
+        self._last = deque(last)  # errors in the order of the steps; `_ordered` has them sorted
+        self._ordered = sorted(self._last)
 
     def copy(self) -> _Tail:
-        other = _Tail()
-        other._mean_s, other._last, other._ordered = self._mean_s, deque(self._last), list(self._ordered)
-        return other
+        return _Tail(self._last)
 
-    def add(self, seconds: float, predicted: float) -> None:
-        if predicted <= 0:
-            return
-        self._mean_s += (_LENGTH_WEIGHT if self._mean_s else 1.0) * (predicted - self._mean_s)
-        if predicted < _SHORT * self._mean_s:
-            return
-        ordered, beyond = self._ordered, seconds / predicted - 1
-        self._last.append(beyond)
-        insort(ordered, beyond)
-        if len(ordered) > _SEEN:
-            del ordered[bisect_left(ordered, self._last.popleft())]
+    def add(self, error: float) -> None:
+        self._last.append(error)
+        insort(self._ordered, error)
+        if len(self._ordered) > _SEEN:
+            del self._ordered[bisect_left(self._ordered, self._last.popleft())]
 
     @property
-    def beyond(self) -> float | None:
+    def is_known(self) -> bool:
+        return len(self._ordered) >= _ENOUGH
+
+    @property
+    def beyond(self) -> float:
         ordered, num = self._ordered, len(self._ordered)
-        if num < _ENOUGH:
-            return None
         p90, p99 = ordered[num * 90 // 100], ordered[num * 99 // 100]
         return max(_LEAST_TAIL, p99 + _DECADES * (p99 - p90), ordered[num * 998 // 1000])
 

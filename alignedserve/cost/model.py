@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate
+from math import frexp
 from operator import mul, sub
 from typing import NamedTuple
 
@@ -101,6 +102,25 @@ class Coefficients:
     bubble: float = 0.0  # γ2
     remade: float = 0.0  # ρ
 
+    def scaled(self, reading: float, computing: float) -> Coefficients:
+        """Return the coefficients where reading memory and computing take so many times as long.
+
+        Steps read the weights, and the K and V of each prefix; what else they take grows with their tokens. The first
+        two tokens go with the weights: nearly all steps have them, so a fit does not tell both apart.
+        """
+        first, *rest = self.token
+        return Coefficients(
+            fixed=reading * self.fixed,
+            token=(reading * first, *(computing * value for value in rest)) if rest else (computing * first,),
+            work=computing * self.work,
+            chunk=computing * self.chunk,
+            cached=reading * self.cached,
+            decode=computing * self.decode,
+            prefix=reading * self.prefix,
+            bubble=reading * self.bubble,
+            remade=computing * self.remade,
+        )
+
 
 _TAIL_OF_P90 = 2.90  # the 99.99 % quantile / the 90 % quantile of normally distributed errors
 
@@ -111,12 +131,24 @@ class Uncertainty:
 
     median: float = 0.0
     p90: float = 0.0
-    tail: float | None = None  # longest steps, short ones left out; None while too few have run
+    tails: Mapping[int, float] = field(default_factory=dict)  # of one step in ten thousand, by how long steps are
 
-    @property
-    def beyond(self) -> float:
-        """Return the share of the prediction by which about one step in ten thousand takes longer."""
-        return _TAIL_OF_P90 * self.p90 if self.tail is None else self.tail
+    def beyond(self, seconds: float) -> float:
+        """Return the share of the prediction by which about one step in ten thousand of this length takes longer.
+
+        Where only steps of another length are known, delays are taken to grow with the root of the time, as the sum of
+        many small ones does.
+        """
+        if not self.tails:
+            return _TAIL_OF_P90 * self.p90
+        wanted = length_of(seconds)
+        nearest = min(self.tails, key=lambda known: abs(known - wanted))
+        return self.tails[nearest] * 2 ** ((nearest - wanted) / 2)
+
+
+def length_of(seconds: float) -> int:
+    """Return a number that steps share whose times are within a factor of two."""
+    return frexp(seconds)[1]
 
 
 # The form that prediction reads: seconds = base[i] + slope[i]·tokens + ..., where i is the bit length of the tokens.
@@ -151,6 +183,15 @@ class CostModel:
 
     def seconds(self, shape: Shape) -> float:
         return _seconds(self.tables, *shape)
+
+    def reading_s(self, shape: Shape) -> float:
+        """Return how much of a step's time is reading memory: weights and KV."""
+        return _seconds(self._reading, *shape)
+
+    @cached_property
+    def _reading(self) -> tuple[_Table, _Table, _Table]:
+        prefill, decode, mixed = (_table(self.coefficients[kind].scaled(1.0, 0.0)) for kind in Kind)
+        return prefill, decode, mixed
 
     @cached_property
     def one_decode(self) -> tuple[float, float]:

@@ -208,7 +208,8 @@ def _named(values: Coefficients) -> dict[str, Any]:
 
 def _profile(tree: Mapping[str, Any]) -> Profile:
     coefficients = {kind: _coefficients(tree["coefficients"][kind.value]) for kind in Kind}
-    uncertainty = {kind: Uncertainty(**_numbers(tree["uncertainty"][kind.value])) for kind in Kind}
+    errors = {kind: _numbers(tree["uncertainty"][kind.value]) for kind in Kind}
+    uncertainty = {kind: Uncertainty(of["median"], of["p90"]) for kind, of in errors.items()}
     links = {Route(name): Link(**_numbers(values)) for name, values in tree["links"].items()}
     return Profile(
         subject=Subject(**tree["subject"]),

@@ -242,7 +242,8 @@ def test_a_snapshot_does_not_change() -> None:
     online = OnlineCost(synthetic(100, seed=0))
     before, shape = online.model, Shape.build([], [100])
     said = before.seconds(shape)
-    online.learn(shape, 1.0)
+    for _ in range(2):
+        online.learn(shape, 1.0)
     assert online.model is not before
     assert before.seconds(shape) == said < online.model.seconds(shape)
 
@@ -273,6 +274,21 @@ def test_a_kind_that_slows_down_is_a_warning_for_the_others() -> None:
     assert 1.2 * before < online.model.seconds(prefill) < 2 * before
 
 
+def test_a_spell_of_slow_memory_is_followed_within_a_few_steps_and_soon_forgotten() -> None:
+    """What steps read takes twice as long meanwhile: a step of few tokens nearly so, one of many hardly longer."""
+    few, many = Shape.build([(8, 0)], [300] * 8), Shape.build([(4000, 0)], [300] * 8)
+    slowed = CostModel({kind: one.scaled(2.0, 1.0) for kind, one in TRUE.coefficients.items()})
+    online = OnlineCost(synthetic(300, seed=0, noise=0.02))
+    for truth in (TRUE, slowed, TRUE):
+        for _ in range(6):
+            online.learn(few, truth.seconds(few))
+            online.learn(many, truth.seconds(many))
+        assert online.model.seconds(few) == pytest.approx(truth.seconds(few), rel=0.1)
+        assert online.model.seconds(many) == pytest.approx(truth.seconds(many), rel=0.1)
+    assert slowed.seconds(few) > 1.8 * TRUE.seconds(few)
+    assert slowed.seconds(many) < 1.4 * TRUE.seconds(many)
+
+
 def test_the_uncertainty_follows_the_errors() -> None:
     online = OnlineCost(synthetic(200, seed=0))
     chance, shape = random.Random(1), Shape.build([], [300] * 8)
@@ -293,27 +309,37 @@ def test_how_far_the_longest_steps_go_is_measured() -> None:
         )
     known = online.model.uncertainty[Kind.MIXED]
     assert known.p90 < 0.2
-    assert 0.75 < known.beyond < 2.2
+    assert 0.75 < known.beyond(steps_s) < 2.2
     for _ in range(2000):
         online.learn(shape, steps_s)
-    assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
+    assert online.model.uncertainty[Kind.MIXED].beyond(steps_s) < 0.2
 
 
 def test_short_steps_do_not_say_how_far_long_steps_go() -> None:
     online = OnlineCost(synthetic(200, seed=0))
-    short, long = Shape.build([(8, 0)], [50]), Shape.build([(256, 0)], [300] * 8)
+    short, long = Shape.build([(8, 0)], [50]), Shape.build([(4000, 0)], [300] * 8)
     for number in range(2000):
         online.learn(long, TRUE.seconds(long))
         online.learn(short, TRUE.seconds(short) * (2.0 if not number % 50 else 1.0))
-    assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
+    known = online.model.uncertainty[Kind.MIXED]
+    assert known.beyond(TRUE.seconds(long)) < 0.2
+    assert known.beyond(TRUE.seconds(short)) > 0.9
+
+
+def test_delays_of_short_steps_are_a_smaller_share_of_steps_that_have_not_run() -> None:
+    online, short = OnlineCost(synthetic(200, seed=0)), Shape.build([(8, 0)], [50])
+    for number in range(200):
+        online.learn(short, TRUE.seconds(short) * (2.0 if not number % 50 else 1.0))
+    known, short_s = online.model.uncertainty[Kind.MIXED], TRUE.seconds(short)
+    assert known.beyond(16 * short_s) == pytest.approx(known.beyond(short_s) / 4)
 
 
 def test_before_enough_steps_the_profile_says_how_far_they_go() -> None:
     online, shape = OnlineCost(synthetic(200, seed=0, noise=0.1)), Shape.build([(64, 0)], [300] * 8)
     online.learn(shape, TRUE.seconds(shape))
     known = online.model.uncertainty[Kind.MIXED]
-    assert known.tail is None
-    assert known.beyond > 2 * known.p90
+    assert not known.tails
+    assert known.beyond(1.0) > 2 * known.p90
 
 
 def test_learning_starts_without_a_profile_too() -> None:
@@ -353,7 +379,7 @@ def test_recorded_steps_that_become_slower() -> None:
         off.append(abs(online.model.seconds(step.shape) / took - 1))
         online.learn(step.shape, took)
     assert median(off[change + 200 :]) < 0.15
-    assert median(off[change : change + 5]) > 0.25  # there was a change to learn
+    assert max(off[change : change + 2]) > 0.25  # there was a change to learn
 
 
 # --- GPUs

@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -25,18 +26,21 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from alignedserve.core import ServiceClass
+from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import Uncertainty
 from alignedserve.lab.benchmarks.common.batches import ENDED, Batches, jsonl
+from alignedserve.lab.benchmarks.common.hog import HoggedTruth, hog
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import VOCAB, llama160m
 from alignedserve.lab.benchmarks.common.report import several
 from alignedserve.lab.benchmarks.common.serving import NAME, Answer, ask, serve
 from alignedserve.lab.benchmarks.common.simulating import recorded, save_load
 from alignedserve.lab.reports.trial import SimulationTrial
-from alignedserve.lab.trials.building import settings_of
+from alignedserve.lab.trials.building import device_of, settings_of
 from alignedserve.loads.figures.request_figures import has_finished
 from alignedserve.loads.records.distribution import percentile
 from alignedserve.loads.records.records import RequestRecord, RunRecord
+from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.run import Simulation
 
 SEED, HEAD_START_S, APART_S = 11, 5.0, 10.0
@@ -202,9 +206,16 @@ class Simulated:
         profile: Path,
         seeds: Sequence[int],
         options: tuple[str, ...] = (),
+        has_hog: bool = False,
     ) -> None:
-        self._profile, self._seeds = profile, seeds
+        self._profile, self._seeds, self._has_hog = profile, seeds, has_hog
         self._trial = SimulationTrial("aligned", profile=str(profile), options=options, gateway_ms=GATEWAY_MS)
+
+    def of_preset(self, preset: str) -> Simulated:
+        """Return the same deployment with this preset."""
+        other = copy(self)
+        other._trial = replace(self._trial, preset=preset)
+        return other
 
     def run(self, load: Load, promise: Promise | None) -> Run:
         runs = [self._of_seed(load, promise, seed) for seed in self._seeds]
@@ -223,7 +234,11 @@ class Simulated:
         streams += [_documents(load)] if load.documents else []
         workload = save_load(self._profile.with_name("load.yaml"), load.seconds, *streams)
         settings = settings_of(replace(self._trial, workload=workload, seed=seed))
-        record = recorded(Simulation(settings))
+        world = World(seed, settings.network, settings.checked)
+        if self._has_hog:
+            hogged = HoggedTruth(cost_profile.load(self._profile).model, seed, lambda: world.agenda.now)
+            settings = replace(settings, timing=replace(device_of(self._trial), truth=hogged))
+        record = recorded(Simulation(settings, world=world))
         chats = [request for request in record.requests if request.service is ServiceClass.RT]
         documents = [request for request in record.requests if request.service is ServiceClass.BE]
         since, until = (record.began_at + share * load.seconds for share in (COUNTED_FROM, 1.0))
@@ -270,6 +285,7 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated")
     parser.add_argument("--speed", type=float, default=1.0, help="simulated: times that steps take")
     parser.add_argument("--off", type=several(float), help="simulated: how far predictions are off, such as 0.04,0.12")
+    parser.add_argument("--hog", action="store_true", help="let another tenant take half of the memory bandwidth")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
     parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
 
@@ -283,13 +299,15 @@ def backend(args: argparse.Namespace, *, is_batch: bool) -> Iterator[Backend]:
             machine = MACHINES[args.machine]
             machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
             save_profile(folder / "steps.json", machine, speed=args.speed)
-            yield Simulated(folder / "steps.json", args.seeds)
+            yield Simulated(folder / "steps.json", args.seeds, has_hog=args.hog)
             return
         if args.url:
             asyncio.run(ask(args.url, [3] * 20, 4))
-            yield (ServedBatch if is_batch else Served)(args.url, priority=args.priority)
+            with hog() if args.hog else nullcontext():
+                yield (ServedBatch if is_batch else Served)(args.url, priority=args.priority)
             return
         model = args.model or llama160m(folder / "model")
         with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
             asyncio.run(ask(deployment.url, [3] * 20, 4))  # what a first request warms up
-            yield (ServedBatch if is_batch else Served)(deployment.url)
+            with hog() if args.hog else nullcontext():
+                yield (ServedBatch if is_batch else Served)(deployment.url)

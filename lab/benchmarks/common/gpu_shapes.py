@@ -110,11 +110,10 @@ def about() -> dict[str, str]:
     return {"gpu": gpu, "torch": torch.__version__, "command": " ".join(sys.argv[1:]), "date": day}
 
 
-def asked(doc: str | None, program: str, parts: Sequence[str], hidden: Sequence[str] = ()) -> tuple[list[str], Model]:
+def asked(doc: str | None, program: str, parts: Sequence[str]) -> tuple[list[str], Model]:
     """Return the parts and the model that the command line names, and print what the figures depend on."""
     parser = command(doc)
-    known = [*parts, *hidden]
-    parser.add_argument("--only", type=several(str, known), default=[*parts], help="parts, with commas (default: all)")
+    parser.add_argument("--only", type=several(str, parts), default=[*parts], help="parts, with commas (default: all)")
     parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
     options = parser.parse_args()
     if DEVICE.type != "cuda" and options.model != "tiny":

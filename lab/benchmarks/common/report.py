@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -58,9 +58,3 @@ def report(
 def status() -> int:
     """Return the exit status of a benchmark: 1 if a figure has missed its goal."""
     return 1 if _missed else 0
-
-
-def print_line(line: Mapping[str, object]) -> None:
-    """Print a line of many figures, each with four digits."""
-    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in line.items()}
-    print(json.dumps(rounded), flush=True)
