@@ -42,7 +42,7 @@ from alignedserve.worker.step.states import State
 
 
 class Intake(CorePart):
-    """Takes candidates in: from the pool in a batch, or offered by a prefill worker."""
+    """Takes candidates in: from the pool in a batch, or offered by a worker that their prompts ran on."""
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
         self._limits, self._policy, self._memory, self._queue = memory.limits, memory.pace.policy, memory, here.queue
@@ -59,11 +59,11 @@ class Intake(CorePart):
     def cancel(self, message: Cancel, frame: Received, now: float) -> None:
         self._cancelled.add(message.request, message.attempt)
 
-    def prefill_worker_joined(self, event: MemberJoined, now: float) -> None:
+    def peer_joined(self, event: MemberJoined, now: float) -> None:
         if self._is_direct and event.member.transport:
             self._candidates.met(event.member)
 
-    def prefill_worker_lost(self, event: MemberLost, now: float) -> None:
+    def peer_lost(self, event: MemberLost, now: float) -> None:
         self._candidates.buffers_lost(event.member)
         self._note_lost(self._candidates.lost(event.member))
 
@@ -94,17 +94,13 @@ class Intake(CorePart):
                 continue
             self._holds.add(key)
             if here.get(name) == attempt:
-                self._has_pages(key, entry, entry.pages)
+                self._candidates.has_pages(key, entry)
+                self._here.transfers.has_pages(key, entry.pages)
             else:
                 found_for = self._batch.tag(entry.num_held, self._here.with_kv) if batch.is_dynamic else 0
                 number = 0 if is_request else self._batch.num_batches
                 over += self._add(entry, None, batch.is_pinned, now, batch=number, found_for=found_for)
         return over
-
-    def _has_pages(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
-        """Note the pool's pages of this attempt; return whether it is a candidate, or is being received."""
-        is_waiting = self._candidates.has_pages(attempt, entry, pages)
-        return is_waiting or self._here.transfers.has_pages(attempt, pages)
 
     def _add(
         self,
@@ -131,14 +127,12 @@ class Intake(CorePart):
         return [PrepareSyntax(entry.request)] if candidate.awaits_syntax else []
 
     def note_copy(self, kept: Kept, frame: Received, now: float) -> list[Command]:
-        """Note that the pool has a copy of what came from a prefill worker: it lacks what is written from now on."""
+        """Note that the pool holds the first pages of a request: it lacks what is written from now on."""
         attempt = (kept.request, kept.attempt)
-        is_here = attempt in self._here.attempts()  # and not only its pairs, until what comes has come
-        having = (*self._here.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
-        running = next((running for running in having if is_here and running.key == attempt), None)
-        is_candidate = self._has_pages(attempt, None, kept.pages)
-        if not (is_here or is_candidate):
+        if attempt not in self._here.attempts():
             return [Send(frame.sender, Release(*attempt))]
+        having = (*self._here.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
+        running = next((running for running in having if running.key == attempt), None)
         self._holds.add(attempt)  # let go of too where what is on its way there is wanted no more
         if running is not None and running.num_lost:
             return self._holds.release(attempt)
@@ -147,7 +141,7 @@ class Intake(CorePart):
             running.kept_in_pool(kept.pages[:full], kept.names[:full])
         return []
 
-    # --- From a prefill worker
+    # --- From another worker
 
     def consider(self, offer: Offer, frame: Received, now: float) -> list[Command]:
         """Take the offer, or decline it. A candidate that is not declined waits its turn at the sender.
@@ -161,10 +155,10 @@ class Intake(CorePart):
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
         if (name, attempt) in self._cancelled:
             return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of it
-        is_taken = offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)
+        is_taken = not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._here.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]
-        return self._add(entry, source, offer.is_pinned, now, has_pool=offer.has_pool)
+        return self._add(entry, source, False, now, has_pool=offer.has_pool)
 
     @property
     def _asked(self) -> list[Attempt]:
@@ -177,7 +171,9 @@ class Intake(CorePart):
     def _has_room_beyond(self, entry: Entry) -> bool:
         """Return whether there is room for this entry and for all candidates that wait already."""
         here, waiting = self._here, self._candidates
-        if self._queue.waiting or here.had_shortage or here.num_seated + len(waiting) >= self._limits.max_batch:
+        if self._queue.waiting or here.had_shortage or here.is_reserved:
+            return False
+        if here.num_seated + len(waiting) >= self._limits.max_batch:
             return False
         is_whole, size = self._policy.room is Room.WHOLE, self._limits.block_size
         entries = (entry, *(candidate.entry for candidate in waiting.waiting))
@@ -241,7 +237,7 @@ class Prefetching:
     def _assigned(self) -> dict[str, list[JoinCandidate]]:
         """Give candidates a partner of the pool's node while there is room; return them by their partners."""
         pool = self._pool.member
-        peers = [] if pool is None else [peer for peer in self._candidates.peers if peer.node == pool.node]
+        peers = [] if pool is None else [peer for peer in self._candidates.holders if peer.node == pool.node]
         if not peers:
             return {}
         used = self._candidates.prefetched_pairs(self._limits.block_size)

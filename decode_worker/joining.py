@@ -221,12 +221,13 @@ class KvReceiving(CorePart):
         self._memory.release(running)
         if not is_wanted:
             return []
+        released = self._holds.release(attempt)
         if transfer.is_prefetched or self._candidates.peer(transfer.source.name) != transfer.source:
             self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
             self._notes.note("lost", attempt)
-            return []
+            return released
         self._notes.note("returned", attempt)
-        return [Send(transfer.source.name, Decline(*attempt, is_failed=True))]
+        return [*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]
 
     # --- Requests on their way here
 

@@ -1,8 +1,10 @@
-"""Requests that leave a decode worker for lack of memory: at once to the pool, or ahead of need to a prefill worker."""
+"""Requests that leave a decode worker: for lack of memory, or because another worker is to go on with them.
+
+Their KV goes to the pool's pages, or directly to the device of another worker.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from alignedserve.core import PreemptionCause
@@ -10,12 +12,15 @@ from alignedserve.decode_worker.arriving import most_ahead
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.pool_traffic import PageWriting, PromptKeeping, is_writable
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
-from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Departure, Occupancy
+from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Occupancy
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, Send, SendKv
+from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvSent, MemberLost, Received
-from alignedserve.protocol.messages import Evict, LetGo, Member, Pull, holder
+from alignedserve.protocol.messages import LetGo, Member, Pull, holder
+from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.offering import Departure, Offering
+from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.step.request import WorkerRequest
@@ -139,14 +144,17 @@ class Preempting:
 class HandingOn:
     """Hands requests on whose prompts have run here, to the decode workers that the router named for them.
 
+        resident ── the worker is reached directly: Offer ──▶ departing (worker/offering.py) ──▶ gone
+           │ ▲                                                   │
+           │ └── Decline, or the worker is lost: it decodes here ┘
+           └── else, pages at hand ──▶ the pool hands it to that worker
+
     Such a request decodes here until the pool has the full pages of its prompt, which are copied beside the steps. So
     it stands still only while the rest is copied, and all of it to the blocks of the other worker.
     """
 
-    def __init__(
-        self, here: Occupancy, preempting: Preempting, writing: PageWriting, prompts: PromptKeeping, page_size: int
-    ) -> None:
-        self._here, self._preempting, self._page_size = here, preempting, page_size
+    def __init__(self, here: Occupancy, leaving: Leaving, writing: PageWriting, prompts: PromptKeeping) -> None:
+        self._here, self._leaving, self._page_size = here, leaving, writing.page_size
         self._writing, self._prompts = writing, prompts
 
     @property
@@ -161,11 +169,13 @@ class HandingOn:
         return is_writable(running, self._page_size) and not (awaits_pages or is_writing)
 
     def hand_on(self, now: float) -> list[Command]:
-        """Let requests leave for which there are pages at hand."""
+        """Let requests leave whose worker is reached directly, or for which there are pages at hand."""
         commands: list[Command] = []
         for running in self.ready:
-            if self._writing.has_pages(running):
-                commands += self._preempting.hand_on(running)
+            if (to := self._leaving.reached(running)) is not None:
+                commands.append(self._leaving.offering.offer(running, to))
+            elif self._writing.has_pages(running):
+                commands += self._leaving.preempting.hand_on(running)
         return commands
 
 
@@ -186,15 +196,23 @@ class Leaving(CorePart):
     """
 
     def __init__(
-        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, preempting: Preempting
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        pool: PoolLink,
+        log: WorkerLog,
+        preempting: Preempting,
+        outputs: Outputs,
     ) -> None:
         self._here, self._candidates, self._departures, self._queue = here, here.candidates, here.departures, here.queue
         self._memory, self._limits, self._steps = memory, memory.limits, memory.steps
         self._order, self._pace, self._holds = memory.order, memory.pace, pool.holds
         self._scheduler, self._context = memory.scheduler, memory.context
-        self._faults, self._decisions, self.preempting = log.faults, log.decisions, preempting
-        self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
-        self._asks_again = False
+        self._faults, self._notes, self._decisions, self.preempting = log.faults, log.notes, log.decisions, preempting
+        peer, left = here.candidates.peer, lambda running, to: self._holds.release(running.key, to)
+        self.offering = Offering(
+            *(here, here.departures, memory, log, outputs, peer, self._stay, left), may_be_declined=True
+        )
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
         self.num_evicted_aside = 0  # requests that left, and whose KV lies on a prefill worker
 
@@ -205,7 +223,7 @@ class Leaving(CorePart):
         """Return whether requests leave ahead of need."""
         policy = self._pace.policy
         allows = policy.evict and policy.prefetch and policy.grows
-        return bool(self._candidates.peers) and allows and not self._here.prompts
+        return bool(self._candidates.holders) and allows and not self._here.prompts
 
     def evict_ahead(self, now: float) -> list[Command]:
         """Let residents leave before a step is planned: a request that leaves is in no step."""
@@ -222,13 +240,10 @@ class Leaving(CorePart):
             to = None if self._is_bound(running) else self._partner_for(running)
             if to is None:
                 break
-            here.move(running, State.DEPARTING)
-            departure = Departure(running, to, self._wait_s)
-            self._departures.add(departure)
+            commands.append(self.offering.begin(Departure(running, to, self._wait_s)))
             how = f"memory is short, its KV goes to {to.name}"
             self._decisions.note(Kind.DISPLACED, running.request, "", len(running.output), why=how)
             here.note_shortage()
-            commands.append(_evict(departure))
             lacking -= self._memory.num_freed((running,))
         return commands
 
@@ -251,7 +266,8 @@ class Leaving(CorePart):
         used = self._candidates.prefetched_pairs(self._limits.block_size)
         for departure in self._departures:
             used[departure.to.name] += len(departure.running.pairs)
-        peers = [peer for peer in self._candidates.peers if self._steps.number >= self._refused_until.get(peer.name, 0)]
+        holders = self._candidates.holders
+        peers = [peer for peer in holders if self._steps.number >= self._refused_until.get(peer.name, 0)]
         best = min(peers, key=lambda peer: (used[peer.name], peer.name), default=None)
         return best if best is not None and used[best.name] + len(running.pairs) <= most else None
 
@@ -259,36 +275,37 @@ class Leaving(CorePart):
     def _wait_s(self) -> float:
         """Return the expected time until a request that leaves now runs again: it joins behind all candidates."""
         left = [self._order.tokens_left(candidate) for candidate in self._candidates.waiting]
-        return self._pace.times.mean_s * sum(left) / max(1, self._here.num_seated)
+        return self._pace.times.mean_s * sum(left) / max(1, self._here.num_seated - 1)
+
+    # --- Requests that are handed on
+
+    def reached(self, running: WorkerRequest) -> Member | None:
+        """Return the worker that the request is to go on to, if its KV can go there directly."""
+        by_pool = self._pace.policy.handoff is Handoff.POOL or not running.kv.can_move
+        return None if by_pool else self._candidates.peer(running.decode)
 
     # --- On their way
 
     def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
-        """Send the KV that a prefill worker pulls; send nothing where the request has gone on."""
-        receiver, number = holder(frame.sender, frame.incarnation), pull.number
-        if number <= self._pulled[receiver]:
-            return []  # the receiver has repeated its Pull
-        self._pulled[receiver] = number
-        departure = self._departures.find((pull.request, pull.attempt))
-        if departure is None or departure.number is not None or departure.to.holder != receiver:
-            return [SendKv(number, receiver, (), ())]
-        departure.number = number
-        running = departure.running
-        return [SendKv(number, receiver, running.pairs, running.kept_tokens)]
+        """Send the KV that another worker pulls; send nothing where the request has gone on."""
+        receiver = holder(frame.sender, frame.incarnation)
+        if self._departures.is_late(receiver, pull.number):
+            return []
+        return [self._departures.send(receiver, pull.number, (pull.request, pull.attempt))]
 
-    def sent(self, event: KvSent, now: float) -> None:
+    def sent(self, event: KvSent, now: float) -> list[Command]:
         departure = self._departures.pulled_as(event.to, event.number)
         if departure is None:
-            return
-        if not departure.is_wanted:
-            self._departures.remove(departure)
-            self._here.move(departure.running, State.GONE)
-            self._memory.give(departure.running.pairs)
-        elif event.ok and self._candidates.peer(departure.to.name) == departure.to:
+            return []
+        if departure.is_offered or not departure.is_wanted:
+            return self.offering.sent(departure, event.ok)
+        self._faults.num_failed_transfers += not event.ok
+        departure.number = None
+        if event.ok and self._candidates.peer(departure.to.name) == departure.to:
             self._arrive(departure, now)
         else:
-            self._stay(departure)
-        self._faults.num_failed_transfers += not event.ok
+            self.offering.stays(departure)
+        return []
 
     def _arrive(self, departure: Departure, now: float) -> None:
         """Make a candidate request of it: it joins again when there is room."""
@@ -305,9 +322,11 @@ class Leaving(CorePart):
 
     def _stay(self, departure: Departure) -> None:
         """Let the request run again."""
-        self._departures.remove(departure)
         here, running = self._here.residents, departure.running
         self._here.move(running, State.RESIDENT)
+        running.decode = ""
+        if departure.is_offered:
+            self._notes.note("joined", running.key)  # the other worker may have said that it has it
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here))
 
     def let_go(self, message: LetGo, frame: Received, now: float) -> None:
@@ -317,51 +336,20 @@ class Leaving(CorePart):
             departure = self._departures.find(attempt)
             if departure is not None and departure.to.name == sender and departure.number is None:
                 self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
-                self._stay(departure)
+                self.offering.stays(departure)
         self._compute_anew(self._candidates.take_evicted(sender, message.attempts))
 
-    def prefill_worker_lost(self, event: MemberLost, now: float) -> None:
-        """Let requests stay that were to go to a member that is lost. The end of a transfer is heard in any case."""
-        peer = event.member
-        for departure in [departure for departure in self._departures.unpulled if departure.to == peer]:
-            self._stay(departure)
-        self._compute_anew(self._candidates.take_evicted(peer.name))
+    def peer_lost(self, event: MemberLost, now: float) -> None:
+        """Let requests stay that were to go to a member that is lost."""
+        self.offering.peer_lost(event.member)
+        self._compute_anew(self._candidates.take_evicted(event.member.name))
 
     def _compute_anew(self, evicted: Iterable[WorkerRequest]) -> None:
         for running in evicted:
             self._queue.put_back(running)
 
-    # --- Requests that are leaving
-
     def drop(self, request: str, attempt: int) -> list[Command]:
-        """Mark requests that leave as not wanted. A request that is being sent has its pairs until that has ended."""
-        commands: list[Command] = []
         for departure in self._departures.wanted:
-            if not departure.running.is_of(request, attempt):
-                continue
-            self._candidates.note_unwanted(departure.to.name, departure.running.key)
-            self._here.move(departure.running, State.GONE if departure.number is None else State.ABANDONED)
-            if departure.number is None:
-                self._departures.remove(departure)
-                self._memory.give(departure.running.pairs)
-            commands += self._holds.release(departure.running.key)
-        return commands
-
-    def ask_again(self) -> None:
-        self._asks_again = True
-
-    def repeat_evictions(self, now: float) -> list[Command]:
-        """Tell prefill workers again of requests that they have not pulled: the order or its answer may be lost."""
-        again, self._asks_again = self._asks_again, False
-        return [_evict(departure) for departure in self._departures.unpulled] if again else []
-
-    def repeat(self, to: str) -> list[Command]:
-        return [_evict(departure) for departure in self._departures.unpulled if departure.to.name == to]
-
-    @property
-    def awaits_answer(self) -> bool:
-        return len(self._departures) > 0
-
-
-def _evict(departure: Departure) -> Command:
-    return Send(departure.to.name, Evict(departure.running.entry((), departure.running.names), departure.wait_s))
+            if departure.running.is_of(request, attempt) and not departure.is_offered:
+                self._candidates.note_unwanted(departure.to.name, departure.running.key)
+        return []

@@ -37,7 +37,7 @@ class PageWriting(CorePart):
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
         self._here, self._candidates, self._queue = here, here.candidates, here.queue
-        self._policy, self._page_size = memory.pace.policy, memory.limits.page_size
+        self._policy, self.page_size = memory.pace.policy, memory.limits.page_size
         self.writer, self._names, self._pages = pool.writer, pool.writer.names, memory.pages
         self._pool, self._holds, self._outputs = pool, pool.holds, outputs
         self._notes, self._decisions = log.notes, log.decisions
@@ -80,11 +80,11 @@ class PageWriting(CorePart):
         """Order a copy of the full pages of a request that waits here from now on, while pages are at hand."""
         if self.target is None or self.writer.num_written(running) or running.num_lost:
             return []
-        full = running.prefix // self._page_size
+        full = running.prefix // self.page_size
         pages = min(full - len(running.known), self.writer.num_at_hand(SPARE))
         if pages <= 0:
             return []
-        tokens = (len(running.known) + pages) * self._page_size
+        tokens = (len(running.known) + pages) * self.page_size
         self._pages.note_in_pool(running)
         return [self.writer.begin(running, self.target, tokens, SPARE, stays=True)]
 
@@ -123,7 +123,7 @@ class PageWriting(CorePart):
         return self._pool.send(self._keep(copy) if copy.has_ended else self._commit(copy))
 
     def _keep(self, copy: Copy, goes_on: bool = False) -> Keep:
-        running, tokens = copy.running, (len(copy.known) + len(copy.pages)) * self._page_size
+        running, tokens = copy.running, (len(copy.known) + len(copy.pages)) * self.page_size
         self.num_kept_pages += len(copy.pages)
         names = self._names.pages_of(running, tokens)[len(copy.known) :] if self._policy.reuse else ()
         return Keep(*running.key, len(copy.known), copy.pages, names, running.request.service, goes_on)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import Role, WorkerLimits
+from alignedserve.core import WORKERS, Role, WorkerLimits
 from alignedserve.decode_worker.arriving import Fetching, Intake, Prefetching, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
 from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
@@ -50,6 +50,7 @@ from alignedserve.protocol.messages import (
     Attempt,
     Batch,
     Cancel,
+    Decline,
     Expect,
     GiveBack,
     Kept,
@@ -87,6 +88,7 @@ def events(core: DecodeCore) -> Events:
         Prefix: (core.prefixes.answered,),
         Batch: (core.intake.take_batch, core.asking.answered),
         Offer: (core.intake.consider,),
+        Decline: (core.leaving.offering.declined,),
         Kept: (core.writing.kept, core.intake.note_copy),
         Prefetched: (core.prefetching.prefetched,),
         LetGo: (core.prefetching.let_go, core.leaving.let_go),
@@ -104,8 +106,8 @@ def events(core: DecodeCore) -> Events:
             core.step_end.step_done,
         ),
         **core.rewriting.events,
-        (MemberJoined, Role.PREFILL): (core.intake.prefill_worker_joined,),
-        (MemberLost, Role.PREFILL): (core.intake.prefill_worker_lost, core.leaving.prefill_worker_lost),
+        **{(MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
+        **{(MemberLost, role): (core.intake.peer_lost, core.leaving.peer_lost) for role in WORKERS},
         (MemberLost, Role.POOL): (
             core.prefixes.pool_lost,
             core.here.pool_lost,
@@ -120,7 +122,7 @@ def events(core: DecodeCore) -> Events:
 def turn(core: DecodeCore) -> tuple[Act, ...]:
     """Return what the core does after each event, in this order."""
     return (
-        core.leaving.repeat_evictions,
+        core.leaving.offering.ask_pending,
         core.joining.seat,
         core.stepping.plan,
         core.keep_answers,
@@ -165,13 +167,13 @@ class DecodeCore(WorkerCore):
         here.queue = queue = PromptQueue(
             here, memory, pace, log.decisions, lambda prompt: pool.holds.release(prompt.key)
         )
-        self.owners = Owners(pace.coming, memory)
+        self.owners = Owners(memory)
         # Seats and memory of requests, and the ways to leave
         self.fetching = Fetching(here, memory, pool, log)
         self.seats = Seats(here, memory, pool, log, self.fetching)
         self.writing = PageWriting(here, memory, pool, log, self.owners.outputs)
         preempting = Preempting(here, memory, pool, log, self.writing)
-        self.leaving = Leaving(here, memory, pool, log, preempting)
+        self.leaving = Leaving(here, memory, pool, log, preempting, self.owners.outputs)
         # Ways for requests to come
         self.intake = Intake(here, memory, pool, log, setup.direct)
         self.prefetching = Prefetching(here, memory, pool)
@@ -183,7 +185,7 @@ class DecodeCore(WorkerCore):
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
         self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
-        handing_on = HandingOn(here, preempting, self.writing, self.prompt_keeping, setup.limits.page_size)
+        handing_on = HandingOn(here, self.leaving, self.writing, self.prompt_keeping)
         parts = self.prefixes, self.seats, self.joining, self.leaving, handing_on
         self.stepping = Stepping(here, memory, *parts, looks_ahead=setup.look_ahead > 0)
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
@@ -202,7 +204,7 @@ class DecodeCore(WorkerCore):
         self.counting = Counting(here, log, memory, pace, queue, *told)
         self.router = RouterLink(here, memory, pool, log, self.owners, self.rate, self.writing.settled)
         coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
-        here.enlist(*coming_parts, self.leaving, self.asking, self.owners, self.router)
+        here.enlist(*coming_parts, self.leaving, self.leaving.offering, self.asking, self.owners, self.router)
         self._compose(events(self), turn(self))
 
     def keep_answers(self, now: float) -> list[Command]:

@@ -132,19 +132,6 @@ class Waiters(ABC):
         """Take and return the requests that go to the worker now."""
 
     @property
-    def step_s(self) -> float:
-        """Return the mean time of a decode step; 0 where promises do not count."""
-        return 0.0
-
-    @property
-    def expected_wait_s(self) -> float | None:
-        """Return the expected time from a commit to the end of the first decode, without the copy to the device.
-
-        None where no request is pinned, however long it waits.
-        """
-        return None
-
-    @property
     def pinned(self) -> Sequence[WaitingEntry]:
         """Return real-time requests that would miss their next tokens if they waited for the next batch."""
         return ()
@@ -231,7 +218,6 @@ class InTime(Waiters):
         self._num_ever = 0
         self._slowest = SlowestAsk()  # a request must be in time even on this worker
         self._mean_wait_s = 0.0  # mean time from commit to hand-out
-        self._mean_step_s = 0.0  # mean step of the worker that asked last
 
     def add(self, waiting: WaitingEntry) -> None:
         super().add(waiting)
@@ -247,7 +233,6 @@ class InTime(Waiters):
         self._slowest.forget(worker)
 
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
-        self._mean_step_s = ask.times.mean_s
         self._slowest.heard(worker, ask)
         self._pin_those_out_of_slack(now)
         places = _RoomLeft(ask, self._pairs_for)
@@ -261,14 +246,6 @@ class InTime(Waiters):
         """Take requests in their order, whatever their lengths: as many as fit, and some ahead."""
         found = list(self._in_order(ask, now)) if ask.requests or ask.ahead else []
         return Handed(pinned, self._with_some_ahead(found, ask, places))
-
-    @property
-    def step_s(self) -> float:
-        return self._mean_step_s
-
-    @property
-    def expected_wait_s(self) -> float | None:
-        return self._wait_s if self._policy.pinning else None
 
     @property
     def _wait_s(self) -> float:

@@ -104,8 +104,6 @@ class PoolCore:
             case Received(message=Spoiled(pages)):
                 for page in pages:
                     self._pages.forget(page)
-            case Received(worker, Commit(is_there=True) as commit, incarnation):
-                commands += self._keep_too(holder(worker, incarnation), commit)
             case Received(worker, Commit(entry, num_known, to), incarnation):
                 commands += self._commit(worker, holder(worker, incarnation), entry, num_known, to, now)
             case Received(worker, Keep() as keep, incarnation):
@@ -117,8 +115,8 @@ class PoolCore:
                 if room.requests or room.wants_batch or room.ahead:  # otherwise the worker has no room any more
                     self._asks[worker] = room
                 self._has_changed = True
-            case Received(worker, Release(request, attempt)):
-                self._release(worker, request, attempt)
+            case Received(worker, Release(request, attempt, to)):
+                commands += self._release(worker, request, attempt, to)
             case Received(message=Cancel(request, attempt)):
                 commands += self._cancel(request, attempt)
             case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
@@ -239,7 +237,7 @@ class PoolCore:
 
     def _lease(self, worker: str, service: ServiceClass, pages: tuple[int, ...]) -> Command:
         number = self._page_asks[service].pop(worker).ask.number
-        return Send(worker, LeasePages(pages, number, service, self._waiting.expected_wait_s, self._waiting.step_s))
+        return Send(worker, LeasePages(pages, number, service))
 
     def _recall(self) -> list[Command]:
         """Ask workers to return spare pages; tell each worker once per lease."""
@@ -279,28 +277,6 @@ class PoolCore:
         self.rewriting.waits(request.id)
         self._has_changed = True
         return []
-
-    def _keep_too(self, by: str, commit: Commit) -> list[Command]:
-        """Keep a copy of a request that a decode worker got from a prefill worker, as if it had been handed out here.
-
-        The pool drops the copy where it comes too late for the request, or for that worker.
-        """
-        entry, request = commit.entry, commit.entry.request
-        new, names = entry.pages[commit.num_known :], entry.names[commit.num_known :]
-        held = self._take_prefix(entry, commit.num_known)
-        is_late = commit.to not in self._decode_workers or self._latest(request.id) >= request.attempt
-        taken_back = held != entry.pages[: commit.num_known]
-        if is_late or taken_back or (request.id, request.attempt) in self._cancelled:
-            self._pages.give_back(by, new)
-            if held:
-                self._pages.free_entry(request.id)
-            return []
-        if not held:
-            self._forget(request.id)
-        self._pages.adopt(by, new, request.id, names, request.service)
-        entry = replace(entry, pages=self._pages.pages_of(request.id))
-        self._out[request.id] = (commit.to, entry)
-        return [Send(commit.to, Kept(*_attempt(entry), entry.pages, entry.names))]
 
     def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
         """Return the full pages of a request that its worker gives back; the last page is written anew, with more."""
@@ -455,12 +431,17 @@ class PoolCore:
         worker, out = self._out.get(told.request, ("", None))
         return [Send(worker, told)] if out is not None and out.request.attempt == told.attempt else []
 
-    def _release(self, worker: str, request: str, attempt: int) -> None:
+    def _release(self, worker: str, request: str, attempt: int, to: str) -> list[Command]:
+        """Free the pages of a request that has left a worker, or hold its first pages for the worker that it is at."""
         if self._is_out(worker, request, attempt):
             del self._out[request]
             self._pages.free_entry(request)
         elif self._held.get(request) == (worker, (request, attempt)):
+            if to in self._decode_workers:
+                self._held[request] = to, (request, attempt)
+                return [Send(to, Kept(request, attempt, self._pages.pages_of(request)))]
             self._let_go_of_prefix(request)
+        return []
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
         self._cancelled.add(request, attempt)

@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.core import Entry, units_for
-from alignedserve.prefill_worker.handing_on import Candidates, Offers, PromptRequests
+from alignedserve.prefill_worker.handing_on import PromptRequests
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull, holder
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.setup import running_of
@@ -69,7 +70,7 @@ class Buffers(CorePart):
     def __init__(self, here: PromptRequests, memory: DeviceMemory, pool: PoolLink, log: WorkerLog) -> None:
         self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
         self._here, self._faults = here, log.faults
-        self._queue, self._candidates = here.queue, here.candidates
+        self._queue, self._peers = here.queue, here.peers
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
@@ -92,7 +93,7 @@ class Buffers(CorePart):
 
     def prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
         sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
-        decode = self._candidates.peer(sender)
+        decode = self._peers.get(sender)
         for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
             attempt = attempt_of(entry.request)
             if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
@@ -168,7 +169,7 @@ class Buffers(CorePart):
 
     def evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
         sender, entry = frame.sender, message.entry
-        decode, attempt = self._candidates.peer(sender), attempt_of(entry.request)
+        decode, attempt = self._peers.get(sender), attempt_of(entry.request)
         here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
         if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # the order is repeated
             if here.receiving is not None:
@@ -259,23 +260,25 @@ class DecodePeers:
     transfers between two workers run in order.
     """
 
-    def __init__(self, candidates: Candidates, offers: Offers, buffers: Buffers, direct: bool) -> None:
+    def __init__(self, here: PromptRequests, offering: Offering, buffers: Buffers, direct: bool) -> None:
         """`direct` says whether KV goes from device to device."""
-        self._candidates, self._offers, self._buffers, self._direct = candidates, offers, buffers, direct
+        self._peers, self._departures, self._offering = here.peers, here.departures, offering
+        self._buffers, self._direct = buffers, direct
         self._pulls: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of the receiver -> Pulls that wait
 
     def joined(self, event: MemberJoined, now: float) -> None:
         if self._direct and event.member.transport:
-            self._candidates.meet(event.member)
+            self._peers.meet(event.member)
 
-    def lost(self, event: MemberLost, now: float) -> list[Command]:
+    def lost(self, event: MemberLost, now: float) -> None:
         self._pulls.pop(event.member.holder, None)
         self._buffers.lose_decode(event.member)
-        return self._offers.lose_decode(event.member)
+        self._peers.lose(event.member)
+        self._offering.peer_lost(event.member)
 
     def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
         receiver = holder(frame.sender, frame.incarnation)
-        if self._candidates.is_late(receiver, pull.number):
+        if self._departures.is_late(receiver, pull.number):
             return []
         self._pulls.setdefault(receiver, deque()).append((pull.number, (pull.request, pull.attempt)))
         return self._answer(receiver)
@@ -288,7 +291,8 @@ class DecodePeers:
         if buffer is not None:
             self._buffers.end_sending(buffer, event.ok)
             return []
-        return self._offers.end_transfer(event.to, event.number, event.ok)
+        departure = self._departures.pulled_as(event.to, event.number)
+        return [] if departure is None else self._offering.sent(departure, event.ok)
 
     def _answer(self, receiver: str) -> list[Command]:
         """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""
@@ -301,4 +305,4 @@ class DecodePeers:
         buffer = self._buffers.find(attempt)
         if buffer is not None:
             return self._buffers.send(buffer, receiver, number)
-        return self._offers.send(receiver, number, attempt)
+        return [self._departures.send(receiver, number, attempt)]

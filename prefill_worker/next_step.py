@@ -97,11 +97,8 @@ class NextStep:
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
 
     def make_place(self, now: float) -> list[Command]:
-        """Let buffers and written candidates go where the prompt that has waited longest lacks memory."""
-        if not self._queue.waiting:
-            return []
-        pairs = self._queue.pairs_for_first
-        return [*self._buffers.make_place(pairs), *self._offers.make_place(pairs)]
+        """Let buffers go where the prompt that has waited longest lacks memory."""
+        return self._buffers.make_place(self._queue.pairs_for_first) if self._queue.waiting else []
 
     def begin(self, now: float) -> list[Command]:
         """Begin the next step if none is in flight, and nothing comes before it.
@@ -171,7 +168,7 @@ class NextStep:
             seats,
             self._memory.by_chunk(self._policy),
             self._room_for,
-            self._long_classes,
+            self._has_long,
             spare_pages=self._writing.spare_pages if self._queue.waiting else 0,
             pages=self._pages,
             next_pages=NextPages(self._pages, self._prompts.seated if self._queue.waiting else ()),
@@ -185,10 +182,9 @@ class NextStep:
         """Return how many tokens a prompt gets pairs for when it is seated as a whole."""
         return self._memory.to_hold(running, running.num_tokens)
 
-    def _long_classes(self) -> set[ServiceClass]:
-        """Return the classes of the long prompts that are unfinished here, which they are until they are committed."""
-        here = self._here.occupants()
-        return {running.request.service for running in here if running.num_tokens >= self._policy.long_prompt}
+    def _has_long(self) -> bool:
+        """Return whether a long prompt is unfinished here, which it is until it is committed."""
+        return any(running.num_tokens >= self._policy.long_prompt for running in self._here.occupants())
 
     def _make_room(self, now: float) -> bool:
         """Take the pairs of the last prompt where nothing can run, and nothing under way gives memory back."""

@@ -8,7 +8,7 @@ for them.
 from __future__ import annotations
 
 from alignedserve.core import ServiceClass, units_for
-from alignedserve.prefill_worker.handing_on import Commits, Offers, PromptRequests
+from alignedserve.prefill_worker.handing_on import Commits, PromptRequests
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import CopiedOut, MemberLost, Received
@@ -29,12 +29,10 @@ class PoolWriting(CorePart):
         memory: DeviceMemory,
         pool: PoolLink,
         commits: Commits,
-        offers: Offers,
         prompts: RunningPrompts,
     ) -> None:
         self._here, self._pool, self._memory, self._writer = here, pool, memory, pool.writer
-        self._queue, self._candidates, self._commits = here.queue, here.candidates, commits
-        self._offers, self._prompts, self._known = offers, prompts, here.known
+        self._queue, self._commits, self._prompts, self._known = here.queue, commits, prompts, here.known
         self._asked_for: dict[WorkerRequest, None] = {}  # real-time prompts that run, and for which pages were asked
         self._answered_by = 0.0  # until then the next step waits for pages for a chat that is through
 
@@ -49,10 +47,7 @@ class PoolWriting(CorePart):
         copy = self._writer.end_copy(event.number)
         if copy is None:
             return []
-        candidate = self._candidates.find_copied(copy.running)
-        if candidate is None:
-            return self._commits.end_copy(copy)
-        return self._offers.end_copy(candidate, event.number, copy)
+        return self._commits.end_copy(copy)
 
     # --- Acts
 
@@ -62,7 +57,6 @@ class PoolWriting(CorePart):
         if pool is None:
             return []
         commands = [command for service in ServiceClass for command in self._write_through(pool, service)]
-        commands += self._offers.write(pool, self.spoken_for)
         commands += self._write_parts(pool)
         for service in ServiceClass:
             asks = self._writer.ask(pool, service, self._need(service))

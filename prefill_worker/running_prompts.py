@@ -1,7 +1,7 @@
 """Prompts that have block pairs and are not through: they fetch what the pool knows of them, and run chunk by chunk.
 
 seated ──▶ fetching (known pages to pairs) ──▶ running ──┬─▶ ended: one token was enough
-   └── nothing known ───────────────────────────▲        └─▶ through: offered, or committed (offering.py)
+   └── nothing known ───────────────────────────▲        └─▶ through: committed, or offered (handing_on.py)
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult, units_for
 from alignedserve.explain.decisions import Kind
-from alignedserve.prefill_worker.handing_on import Offers, PromptRequests
+from alignedserve.prefill_worker.handing_on import Commits, PromptRequests
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn
 from alignedserve.protocol.messages import Member
-from alignedserve.worker.arriving import Prefixes
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.owners import Owners
@@ -32,15 +31,14 @@ class RunningPrompts(CorePart):
         pool: PoolLink,
         log: WorkerLog,
         owners: Owners,
-        prefixes: Prefixes,
-        offers: Offers,
+        commits: Commits,
     ) -> None:
         self._here = here
         self._pool, self._memory, self._pages, self._writer = pool, memory, memory.pages, pool.writer
         self._pace, self._decisions = memory.pace, log.decisions
         self._owners, self._notes, self._faults = owners, log.notes, log.faults
         self._counts, self._dropping = log.counts, memory.dropping
-        self._queue, self._prefixes, self._offers, self._known = here.queue, prefixes, offers, here.known
+        self._queue, self._commits, self._known = here.queue, commits, here.known
         self.num_reused_tokens = 0
         self.num_spoiled_pages = 0
 
@@ -131,9 +129,7 @@ class RunningPrompts(CorePart):
         commands: list[Command] = []
         for running, finish in self._owners.emitted(plan.chunks, result, self._here.prompts.get, began_at, now):
             if finish is None:
-                others = len(self._here.prompts) > 1 or self.is_fetching
-                is_busy = bool(self._queue.waiting or others or self._prefixes.asking)
-                commands += self._offers.take(running, is_busy, now)
+                self._commits.add(running)
             else:
                 self._give_up(running)
                 self._notes.note_end(running)

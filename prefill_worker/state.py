@@ -59,8 +59,8 @@ def events(core: PrefillCore) -> Events:
         Expect: (core.arrivals.expect, core.expectations.expect),
         Cancel: (core.arrivals.cancel,),
         Prefix: (core.prefixes.answered,),
-        LeasePages: (core.offers.leased, core.writing.leased),
-        Decline: (core.offers.declined,),
+        LeasePages: (core.writing.leased,),
+        Decline: (core.offers.offering.declined,),
         Prefetch: (core.buffers.prefetch,),
         Evict: (core.buffers.evict,),
         Pull: (core.peers.pulled,),
@@ -82,7 +82,6 @@ def events(core: PrefillCore) -> Events:
             core.prefixes.pool_lost,
             core.here.pool_lost,
             core.commits.pool_lost,
-            core.offers.pool_lost,
             core.writing.pool_lost,
         ),
     }
@@ -92,7 +91,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
     """Return what the core does after each event, in this order."""
     return (
         core.step.make_place,
-        core.offers.offer_again,
+        core.offers.offering.ask_pending,
         core.buffers.announce_again,
         core.offers.offer_all,
         core.writing.write,
@@ -116,17 +115,17 @@ class PrefillCore(WorkerCore):
         self.here = here = PromptRequests(pool, log.notes)
         self.memory = memory = DeviceMemory(setup.limits, steps, blocks_for(setup.limits, pace))
         memory.connect(pool.writer, pace)
-        self.owners = owners = Owners(pace.coming, memory)
+        self.owners = owners = Owners(memory)
         here.queue = queue = PromptQueue(here, memory, pace, log.decisions, here.known.leave)
         self.prefixes = prefixes = Prefixes(here, pool, queue, policy.reuse)
         self.arrivals = Arrivals(here, policy, log.decisions, prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self._pass_on)
         self.commits = commits = Commits(here, memory, pool, log, owners)
         self.offers = offers = Offers(here, memory, pool, log, owners, commits)
-        self.prompts = prompts = RunningPrompts(here, memory, pool, log, owners, prefixes, offers)
-        self.writing = writing = PoolWriting(here, memory, pool, commits, offers, prompts)
+        self.prompts = prompts = RunningPrompts(here, memory, pool, log, owners, commits)
+        self.writing = writing = PoolWriting(here, memory, pool, commits, prompts)
         self.buffers = buffers = Buffers(here, memory, pool, log)
-        self.peers = DecodePeers(here.candidates, offers, buffers, setup.direct)
+        self.peers = DecodePeers(here, offers.offering, buffers, setup.direct)
         self.step = NextStep(here, memory, pool, log, prefixes, prompts, commits, offers, buffers, writing)
         self.step_end = StepEnd(memory, pace, queue, prompts, log)
         self.rate = PromptRate(pace, steps, queue, lambda: prompts.seated, lambda: prefixes.asking)
@@ -135,7 +134,18 @@ class PrefillCore(WorkerCore):
         self.router = RouterLink(here, memory, pool, log, self.owners, self.rate)
         self.counting = Counting(here, log, memory, pace, queue, lambda: prompts.running, self._coming)
         here.enlist(
-            *(self.arrivals, prompts, queue, prefixes, commits, offers, self.writing, self.buffers, owners, self.router)
+            *(
+                self.arrivals,
+                prompts,
+                queue,
+                prefixes,
+                commits,
+                offers.offering,
+                self.writing,
+                self.buffers,
+                owners,
+                self.router,
+            )
         )
         self._compose(events(self), turn(self))
 

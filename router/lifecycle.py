@@ -5,7 +5,8 @@ ends in one of the four last states. Frames may be lost or come late, so a reque
 that a decode worker has a request before it hears that a pool had it.
 
 The table is the only place that says which transitions exist. A transition that it does not have is a bug, and raises
-`IllegalTransition` with the request's story. docs/architecture.md shows the table as a picture, which `diagram` draws.
+`IllegalTransition` with the request's story. docs/reference/states.md shows the table as a picture,
+which `diagram` draws.
 """
 
 from __future__ import annotations

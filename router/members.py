@@ -33,7 +33,6 @@ from alignedserve.protocol.roads import Road, road_between
 
 _OF_WORKERS = (Role.ROUTER, Role.POOL, *OWNERS)
 _OF_OWNERS = (Role.ROUTER, Role.POOL, *WORKERS)
-_PEERS: Mapping[Role, Role] = MappingProxyType({Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL})
 _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
     {
         Role.GATEWAY: (*_OF_OWNERS, *OWNERS),
@@ -98,10 +97,11 @@ class Roll:
         return [Send(member.name, self._for(member, known[role])) for role in known for member in self.members(role)]
 
     def _peers(self, member: Member) -> list[Member]:
-        role = _PEERS.get(member.role)
-        if role is None or not member.transport:
+        """Return the workers of the other kind that KV goes to and from directly."""
+        if member.role not in WORKERS or not member.transport:
             return []
-        return [peer for peer in self.members(role) if road_between(member, peer) is not Road.HOST]
+        others = [worker for worker in self.members(*WORKERS) if worker.kind is not member.kind]
+        return [worker for worker in others if road_between(member, worker) is not Road.HOST]
 
     def _known_to(self, role: Role) -> tuple[Member, ...]:
         return tuple(self.members(*_TOLD_OF[role]))
@@ -154,10 +154,11 @@ class Recovery:
     def hold(self, key: Attempt, member: Member) -> None:
         """Remember which member holds an attempt, as its owner may still declare it.
 
-        Where two members claim the attempt, a decode worker is the later place.
+        Where two members claim the attempt, a decode worker is the later place, and of two the one that does not lend.
         """
         held = self._held.get(key)
-        if self.is_on and (held is None or held.role is not Role.DECODE):
+        is_earlier = held is None or held.role is not Role.DECODE or (held.lends and member.role is Role.DECODE)
+        if self.is_on and is_earlier:
             self._held[key] = member
 
     def holder(self, key: Attempt) -> Member | None:

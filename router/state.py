@@ -503,7 +503,8 @@ class RouterCore:
         if self._recovery.is_on:
             self._recovery.hold(key, member)
             return []
-        others = (other.name for other in self._roll.members(Role.PREFILL) if other != member)
+        workers = self._roll.members(*WORKERS)
+        others = (worker.name for worker in workers if worker.kind is Role.PREFILL and worker != member)
         return [Send(name, Cancel(*key)) for name in (member.name, *others)]
 
     # --- Inquiries

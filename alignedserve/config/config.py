@@ -101,10 +101,8 @@ class Config:
 
     @property
     def lends(self) -> bool:
-        """Return whether prefill workers decode what is near them while they have room: KV goes through the pool then,
-        as between decode workers."""
-        by_pool = self.transport in (TransportName.AUTO, TransportName.HOST)
-        return self.policy.helps and by_pool and not self.topology.colocated
+        """Return whether prefill workers decode what is near them while they have room."""
+        return self.policy.helps and not self.topology.colocated
 
     @property
     def verifies_pages(self) -> bool:

@@ -1,7 +1,7 @@
 """Presets: schedules by name, ours and other systems', to be compared on real workers and simulated.
 
 A preset replaces defaults; `--set path=value`, a file and a variable outweigh it. `alignedserve presets` prints all of
-them. The comment beside each preset cites its paper and says what settings cannot express of the system.
+them. A comment cites the paper, and `differs` says what settings cannot express of the system.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Preset:
     about: str
     settings: PresetSettings
     source: str = "ours"  # where it is described
+    differs: str = ""  # what of that is missing or done in another way
 
 
 _FCFS: PresetSettings = {
@@ -134,18 +135,21 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "Orca: by arrival, 8 in a step, whole prompts beside decodes; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "engine.max_batch": 8, "engine.max_step_tokens": 8192},
             source="Orca §4.1, §4.2",
+            differs="8,192 tokens are reserved for each request, or all of a smaller device",
         ),
-        # Sarathi-Serve (OSDI 24) §4.3, Algorithm 3: leaves out how its budget is found (by profiling, for each TBT).
+        # Sarathi-Serve (OSDI 24) §4.3, Algorithm 3.
         "sarathi": Preset(
             "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
             {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "engine.max_step_tokens": 512},
             source="Sarathi-Serve §4.3",
+            differs="its budget is 512; how it is found (by profiling, for each TBT) is missing",
         ),
-        # DeepSpeed-FastGen (2024) §3.B, dynamic SplitFuse: leaves out that it never recomputes (it takes in no more).
+        # DeepSpeed-FastGen (2024) §3.B, dynamic SplitFuse.
         "fastgen": Preset(
             "DeepSpeed-FastGen: the same 512 tokens filled by splitting and composing prompts; memory chunk by chunk",
             {**_FCFS, **_RECOMPUTES, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
             source="DeepSpeed-FastGen §3",
+            differs="it recomputes where its paper admits no request",
         ),
         # FastServe (2023) §4.1 skip-join MLFQ, §4.2 swapping, with the memory that BROS §7 and ALISE §4 give it: it is
         # built on Orca. Its ablation is --set schedule.evict=false, which recomputes.
@@ -153,6 +157,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "FastServe: five levels by service, lower ones swapped out for higher ones; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.scheduler": "fastserve", "engine.max_step_tokens": 8192},
             source="FastServe §4.1, §4.2",
+            differs="8,192 tokens are reserved for each request. A request is swapped out when its memory is wanted, "
+            "not ahead of that, and comes back by arrival. 32 prompt tokens count as a step of service; no "
+            "request rises with age",
         ),
         # DistServe (OSDI 24) §4.3: both kinds first come, first served; decode workers pull KV when they have room, and
         # prefill workers keep it until then.
@@ -162,6 +169,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             | {"schedule.handoff": "device", "schedule.prefetch": False}
             | {"topology": "1+1", "transport": "collective"},
             source="DistServe §4.3",
+            differs="its search for the number of workers and their parallelism is missing",
         ),
         # BROS compares with this (§6.1): two queues, whose steps take turns.
         "round-robin": Preset(
@@ -175,12 +183,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_NEW, "schedule.scheduler": "tgi", "schedule.chunking": "none", "schedule.waiting_ratio": 1.2}
             | {"engine.max_step_tokens": 8192},
             source="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
+            differs="memory is given when a prompt waits for its step, not with the step",
         ),
-        # ALISE and FastServe compare with it; they swap the request served most, here it is recomputed.
+        # ALISE and FastServe compare with it.
         "mlfq": Preset(
             "five levels by tokens already served, no prediction; the request served most is recomputed",
             {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.scheduler": "mlfq"},
             source="ALISE §4.1; FastServe §4.1",
+            differs="a request that leaves for lack of memory is recomputed, not swapped",
         ),
         # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory, the candidate batch and
         # requests that leave on the prefill worker), §3.4 (which request leaves). No deadlines: no request is pinned.
@@ -198,13 +208,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "transport": "collective",
             },
             source="AlignedServe §3.2-3.4",
+            differs="a batch slides to the tightest lengths near it; the longest wait of a node is 30 s",
         ),
-        # BROS §4.2 (packing), §5 (blocks from both ends). Prompts run in chunks beside decodes,
-        # which its vLLM did not.
+        # BROS §4.2 (packing), §5 (blocks from both ends).
         "bros": Preset(
             "BROS: urgent real-time first, best-effort in what is left; blocks from both ends",
             {**_BROS, "schedule.blocks": "bidirectional"},
             source="BROS §4.2, §5",
+            differs="prompts run in chunks beside decodes, which its vLLM did not. Steps take up to 256 requests from "
+            "the start, and one token is due at a time: its B_curr, which grows from 128, its token groups, "
+            "and documents that take the place of a chat in a step are missing",
         ),
         # Its own ablation (BROS §7.4): a request that gives up its memory is recomputed.
         "bros-plain": Preset(
@@ -218,6 +231,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "ALISE: five levels by predicted time; lower ones are swapped out for higher ones, as int8",
             {**_ALISE, "kvpool.compression": "int8"},
             source="ALISE §3.1, §3.2",
+            differs="a prompt's time counts as a step per 32 tokens, not by a fit. Pages become int8 in the pool, "
+            "behind the copy. The limit M is what memory and seats hold; requests of one level, whose EWT the "
+            "paper makes equal, take nothing from each other. Age counts from arrival, so that a request that "
+            "rose stays",
         ),
         "alise-defer": Preset(
             "ALISE /Defer: newcomers wait until there is memory for their whole output",
@@ -229,12 +246,15 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_ALISE, **_RECOMPUTES},
             source="ALISE §4.3",
         ),
-        # Apt-Serve §4.2, §5. A request that is hidden becomes KV by projection once there is memory, where its paper
-        # computes it anew; in a step of decodes with memory for all of them no request changes.
+        # Apt-Serve §4.2, §5. In a step of decodes with memory for all of them no request changes.
         "apt-serve": Preset(
             "Apt-Serve: memory to the requests pending longest for it, as KV or hidden vectors; steps of one type",
             _APT_SERVE,
             source="Apt-Serve §4.2, §5",
+            differs="hidden becomes KV by projection, where the paper computes it again; a pair for each seated "
+            "request stays free. Models without hidden vectors need --set schedule.cache=kv, which is "
+            "apt-serve-kv. How its ablation FCFS keeps hidden vectors the paper does not say: vllm-fcfs keeps "
+            "none",
         ),
         "apt-serve-kv": Preset(
             "Apt-Serve with KV only: the choice of requests alone",
@@ -246,13 +266,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_APT_SERVE, "schedule.chunking": "fixed", "engine.max_step_tokens": 512},
             source="Apt-Serve §6.7",
         ),
-        # AccelGen §4.2 to §4.4. Leaves out preemption times (nothing measures them), and that an urgent request takes
-        # the memory of the request with most slack: memory goes by arrival, and an urgent request takes another's place
-        # in the step only.
+        # AccelGen §4.2 to §4.4. Nothing measures preemption times; memory goes by arrival.
         "accelgen": Preset(
             "AccelGen: budget by the tightest deadline, order by slack, best fit of tokens and memory; its formulas",
             _ACCELGEN,
             source="AccelGen §4.2, §4.3, §4.4",
+            differs="preemption times are missing; an urgent request takes another's place in the step, not its memory",
         ),
         # Without the first of its methods prompts are whole and run alone, as in the vLLM that it was built on.
         "accelgen-no-chunk": Preset(
@@ -278,5 +297,6 @@ DEFAULT = "aligned"
 
 def preset(name: str) -> Preset:
     if name not in PRESETS:
-        raise ConfigError(f"there is no preset {name!r:.40}: there are {', '.join(PRESETS)}{hint(name, PRESETS)}")
+        meant = hint(name, PRESETS) or f": there are {', '.join(PRESETS)}"
+        raise ConfigError(f"there is no preset {name!r:.40}{meant}")
     return PRESETS[name]

@@ -336,7 +336,7 @@ class ScheduleConfig:
     )
     helps: bool = experiment(
         DEFAULT_POLICY.helps,
-        "decode workers take prompts that pile up; where KV goes by the pool, prefill workers decode, too",
+        "decode workers take prompts that pile up, and prefill workers decode, too",
     )
     refuse_ttfts: float = setting(
         DEFAULT_POLICY.refuse_ttfts,

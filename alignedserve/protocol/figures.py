@@ -134,6 +134,26 @@ class Garbage:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """What a GPU does, whoever uses it; None: its driver does not tell."""
+
+    busy: float | None  # share of the time in which a kernel ran
+    used_bytes: int | None
+    total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFigures:
+    """What all processes of a machine, or of a container, do together."""
+
+    busy_cores: float | None  # in use since the figures before; None: these are the first
+    cores: int
+    used_bytes: int
+    total_bytes: int
+    gpus: tuple[GpuFigures, ...] = ()  # none: there is none, or no driver that tells
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessFigures:
     """The facts that the kernel and Python have about a process."""
 
@@ -146,3 +166,4 @@ class ProcessFigures:
     garbage: tuple[Garbage, ...] = ()  # the youngest generation first
     fell_back: tuple[Fallback, ...] = ()  # what it does otherwise, since something does not work there
     weights: str = ""  # how it keeps those of its model, and what that costs
+    machine: MachineFigures | None = None  # that the process runs on

@@ -143,6 +143,8 @@ class Retire:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
+    """An owner hands a request to the router."""
+
     request: Request
     sketch: Sketch | None = None  # None where its length is not to be predicted
 
@@ -360,9 +362,6 @@ class LeasePages:
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
     service: ServiceClass = ServiceClass.RT
-    wait_s: float | None = None  # from a commit until the first decode is done, without the copy; None: no request is
-    # pinned, however long it waits
-    step_s: float = 0.0  # of a decode step, on average
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,25 +429,22 @@ class Commit:
     entry: Entry
     num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
     to: str = ""  # the decode worker that gets the request, where it cannot wait for a batch
-    is_there: bool = False  # its KV goes to that worker directly; the pool keeps it too
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A prefill worker offers a prompt that is done, whose KV it has, to a decode worker that it can send KV to.
+    """A prefill worker offers a request whose prompt is done, and whose KV it has, to a decode worker of its peers.
 
     It sends the offer again until the receiver answers: with Pull once it has room for the request, or with Decline.
     """
 
     entry: Entry  # without pages
-    is_pinned: bool = False  # it cannot wait in the pool: take it, whatever room there is
-    has_pool: bool = True  # the sender's node has a pool; without a pool the request waits there and is not declined
+    has_pool: bool = True  # the sender has another way for the request; without, it waits there and is not declined
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """A decode worker declines an offer: it has no room, or the KV did not come. The prefill worker hands the request
-    to the pool."""
+    """A decode worker declines an offer: it has no room, or the KV did not come."""
 
     request: str
     attempt: int
@@ -505,7 +501,7 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The pool tells the decode worker that has the request already that these pages hold its KV too."""
+    """The pool tells the decode worker that has the request that it holds these pages for it, its first tokens."""
 
     request: str
     attempt: int
@@ -559,10 +555,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A worker tells that the request has left it; its pages are free."""
+    """A worker tells that the request has left it; its pages are free, or held for the worker that has it now."""
 
     request: str
     attempt: int
+    to: str = ""  # that worker, where its KV has gone there directly
 
 
 @dataclass(frozen=True, slots=True)

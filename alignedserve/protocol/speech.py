@@ -66,7 +66,7 @@ log = logging.getLogger("alignedserve.links")
 
 _OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowledge, Missed)
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
-_WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Pull, Decisions)
+_WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Offer, Pull, Decisions)
 _OF_ROUTER = (
     *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
     Decisions,
@@ -81,7 +81,7 @@ _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
         Role.GATEWAY: frozenset((*_OWNER, AskDecisions)),
         Role.JOBS: frozenset(_OWNER),
         Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
-        Role.PREFILL: frozenset((*_WORKER, Expect, Offer, Prefetched, LetGo)),
+        Role.PREFILL: frozenset((*_WORKER, Expect, Prefetched, LetGo)),
         Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, Prefetch, Evict, AskBatch, Keep)),
     }
 )

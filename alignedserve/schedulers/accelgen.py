@@ -38,9 +38,9 @@ class AccelGen(Scheduler):
         ranks = ranks_of(view, None, step)
         for is_rt in BOTH:
             urgent = line.urgent(at.now, at.times.most_s, is_rt)
-            step.add(in_turn(ranks.urgent(is_rt), step.seatable(urgent, not is_rt)), is_rt)
+            step.add(in_turn(ranks.urgent(is_rt), step.seatable(urgent, not is_rt)))
         for is_rt in BOTH:
-            step.add(ranks.decodes(is_rt), is_rt)
+            step.add(ranks.decodes(is_rt))
         for is_rt in BOTH:
             later = line.later(at.now, at.times.most_s, is_rt)
             prompts = in_turn(ranks.prompts(is_rt), step.seatable(later, not is_rt))
@@ -60,7 +60,7 @@ class AccelGenNoBatch(AccelGen):
     """Its ablation /Batch (§6.3): prompts go strictly by slack."""
 
     def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
-        step.add(prompts, is_rt)
+        step.add(prompts)
 
 
 class AccelGenNoOrder(Scheduler):
@@ -89,8 +89,6 @@ class EqualStep(AlignedStep):
     """A step in which chats and documents are equal, but for the block of tokens that a chat's prompt gets."""
 
     blocks_all = StepBuilder.blocks_all
-    is_blocked_by = StepBuilder.is_blocked_by
-    ends_choice = StepBuilder.ends_choice
 
 
 def paper_budget(view: StepView) -> int:

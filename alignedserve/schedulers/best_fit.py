@@ -122,7 +122,7 @@ class BestFit(Aligned):
         if is_rt:
             add_best_fit(step, ((key[1:3], running) for key, running in prompts))  # by priority and slack
         else:
-            step.add(prompts, is_rt)
+            step.add(prompts)
 
 
 def add_best_fit(

@@ -45,7 +45,7 @@ class Scheduler(ABC):
         if view.prompts or view.waiting or len(decodes) > min(at.room, self.batch):
             return None
         found = all_of(decodes, (), at)
-        return found if found.predicted_s <= self.bounds(view).all_s / at.caution(Kind.DECODE) else None
+        return found if found.predicted_s <= self.bounds(view).careful_s(at, Kind.DECODE) else None
 
     @property
     def batch(self) -> int:
@@ -76,10 +76,10 @@ class Scheduler(ABC):
             return False
         if not self.bounds_steps:
             return True
-        one_s, both_s = at.caution(Kind.DECODE) * steps_s[1], at.caution(Kind.DECODE) * sum(steps_s)
-        gaps = [(running, one_s) for running in decodes] + [(running, both_s) for running in paused]
-        is_kept = all(gap_s <= running.request.slo.tbt_s for running, gap_s in gaps if running.promise.is_rt)
-        return both_s <= at.calm_s and is_kept
+        gaps = [(running, steps_s[1]) for running in decodes] + [(running, sum(steps_s)) for running in paused]
+        of_rt = [(gap_s, running.request.slo.tbt_s) for running, gap_s in gaps if running.promise.is_rt]
+        is_kept = all(gap_s <= at.careful_s(tbt_s, Kind.DECODE) for gap_s, tbt_s in of_rt)
+        return sum(steps_s) <= at.calm_s and is_kept
 
     # --- The order
 

@@ -89,7 +89,7 @@ class Grouping(str, Enum):
 class Handoff(str, Enum):
     """The rule for where a prompt goes when a prefill worker has finished it."""
 
-    ROOM = "room"  # straight to a decode worker that has room; else it waits in the pool
+    ROOM = "room"  # straight from a worker that decodes too to one that has room; else it waits in the pool
     POOL = "pool"  # always to the pool, where it waits for its batch (AlignedServe §3.5)
     DEVICE = "device"  # it stays on its device until a decode worker has room and pulls it (DistServe §4.3)
 
@@ -146,7 +146,7 @@ class Policy:
     age_s: float = AGE_S  # a best-effort request rises a level when it is unserved for so long
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
     window_s: float = 0.75  # width in slack of the windows in which the best fit chooses (gamma)
-    long_prompt: int = 4096  # tokens; with slo chunking only one so long prompt is unfinished at a time
+    long_prompt: int = 4096  # tokens; with AccelGen's rules only one so long prompt is unfinished at a time
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     compression: Compression = Compression.OFF
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
@@ -206,6 +206,11 @@ class Policy:
         take those first that are soonest through (ALISE §3.1).
         """
         return self.scheduler.is_accelgen
+
+    @cached_property  # read at every step
+    def runs_one_long_prompt(self) -> bool:
+        """Return whether only one prompt of `long_prompt` tokens or more is unfinished at a time (AccelGen §4.2)."""
+        return self.scheduler.is_accelgen and self.chunking is Chunking.SLO
 
     @cached_property  # read at every step
     def pairs(self) -> PlainPairs:

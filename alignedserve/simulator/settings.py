@@ -63,7 +63,7 @@ class Settings:
     @property
     def lends(self) -> bool:
         """Return whether prefill workers decode what is near them while they have room."""
-        return self.policy.helps and not (self.topology.colocated or self.direct)
+        return self.policy.helps and not self.topology.colocated
 
 
 def members_of(settings: Settings) -> dict[str, Role]:

@@ -71,7 +71,7 @@ def chosen_for(place: Place, device: torch.device) -> ChosenTransport:
     config = place.config
     if config.topology.colocated:
         return ChosenTransport(TransportName.HOST, "there is no other worker to send to")
-    if config.lends:
+    if config.lends and config.transport in (TransportName.AUTO, TransportName.HOST):
         return ChosenTransport(TransportName.HOST, "prefill workers decode too, and hand requests on by the KV pool")
     is_open = config.transport is TransportName.AUTO
     if is_open and config.why_host is not None:

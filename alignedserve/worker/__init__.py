@@ -13,6 +13,7 @@ device.py       The block pairs of a device as the parts share them, and what is
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
 pool.py         The pool as a worker knows it: which member it is, and for which requests it keeps pages.
 page_writer.py  What a worker writes to the pool: the pages that it has leased, the copies to them.
+offering.py     Requests whose KV goes directly to another worker, which pulls it.
 owners.py       What a worker has emitted: sent to the owners once a step, kept until they have it.
 reporting.py    What a worker tells the router: requests that moved on, the work that is left, figures for metrics.
 """

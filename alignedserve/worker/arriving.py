@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from alignedserve.core import StepPlan, units_for
+from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, PrepareSyntax
 from alignedserve.protocol.events import MemberLost, Received, SyntaxReady
@@ -46,17 +46,15 @@ class PromptQueue(CorePart):
         self.waiting = WaitingPrompts(pace.policy, memory.pages)
         self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, pace
         self._decisions, self._release = decisions, release
-        self._came_in_step: list[WorkerRequest] = []  # real-time prompts that came since the step in flight began
-        self._num_came_in_step = 0  # prompts of both classes
+        self._came_in_step = self._rt_came_in_step = 0  # prompts since the step in flight began; the real-time ones
 
     def admit(self, running: WorkerRequest, now: float) -> None:
         """Add a new prompt that is to run."""
         self._add(running)
         self._pace.prompt_came(running, now)
         if self._steps.running is not None:
-            self._num_came_in_step += 1
-            if running.promise.is_rt:
-                self._came_in_step.append(running)
+            self._came_in_step += 1
+            self._rt_came_in_step += running.promise.is_rt
         self._memory.reconsider()
 
     def add_again(self, prompts: Iterable[WorkerRequest]) -> None:
@@ -94,23 +92,15 @@ class PromptQueue(CorePart):
     @property
     def num_old_rt(self) -> int:
         """Return how many real-time prompts wait that were here when the step in flight was chosen."""
-        return self.waiting.num_rt - len(self._came_in_step)
+        return self.waiting.num_rt - self._rt_came_in_step
 
     @property
     def num_old(self) -> int:
         """Return the same of all prompts."""
-        return len(self.waiting) - self._num_came_in_step
+        return len(self.waiting) - self._came_in_step
 
-    def hold_up(self, plan: StepPlan, seconds: float, find: Callable[[str], WorkerRequest | None], now: float) -> None:
-        """Note for the prompts that came during this step how long best-effort work in it held them up."""
-        self._num_came_in_step = 0
-        if not self._came_in_step:
-            return
-        in_step = (find(part.request) for part in plan.parts)
-        if any(running is not None and not running.promise.is_rt for running in in_step):
-            for running in self._came_in_step:
-                running.held_up_s = min(seconds, now - running.request.arrival_at)
-        self._came_in_step.clear()
+    def step_ended(self) -> None:
+        self._came_in_step = self._rt_came_in_step = 0
 
     @property
     def pairs_for_first(self) -> int:

@@ -18,7 +18,6 @@ from alignedserve.protocol.events import MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Attempt, Output, Resend, Tokens
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.part import REFRESH, CorePart
-from alignedserve.worker.step.arrival_forecast import ArrivalForecast
 from alignedserve.worker.step.request import WorkerRequest
 
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
@@ -131,9 +130,9 @@ Emitted: TypeAlias = Iterator[tuple[WorkerRequest, FinishReason | None]]
 class Owners(CorePart):
     """Gives the requests of a step their tokens, and the owners what is new."""
 
-    def __init__(self, coming: ArrivalForecast, memory: DeviceMemory) -> None:
+    def __init__(self, memory: DeviceMemory) -> None:
         self.outputs = Outputs()
-        self._coming, self._pages, self._dropping = coming, memory.pages, memory.dropping
+        self._pages, self._dropping = memory.pages, memory.dropping
 
     def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
         return [*self.outputs.resend(asked)]
@@ -184,8 +183,6 @@ class Owners(CorePart):
                 self._dropping.drop(running)
             token, finish = tokens.get(request), None
             if token is not None:
-                if not running.output and running.promise.is_rt:
-                    self._coming.learn(running, now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR

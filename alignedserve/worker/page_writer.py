@@ -186,7 +186,6 @@ class Copy:
     has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
     stays: bool = False  # the request stays here, and is to be found by these full pages
     tokens: int = 0  # that are copied between two steps
-    is_written: bool = False  # the copy has ended, and its pages are not handed on yet
 
     @property
     def has_left(self) -> bool:
@@ -229,7 +228,7 @@ class PageWriter:
     @property
     def num_between_steps(self) -> int:
         """Return how many tokens are still to be copied before the next step begins."""
-        return sum(copy.tokens for copy in self._copies.values() if not copy.is_written)
+        return sum(copy.tokens for copy in self._copies.values())
 
     @property
     def awaits_the_pool(self) -> bool:
@@ -282,7 +281,6 @@ class PageWriter:
         tokens: int,
         service: ServiceClass,
         has_ended: bool = False,
-        aside: bool = False,
         stays: bool = False,
     ) -> CopyOut:
         """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough."""
@@ -295,9 +293,9 @@ class PageWriter:
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
         )
         written = running.tokens(running.num_lost, tokens)
-        self._copies[self._copy_number].tokens = 0 if aside else max(0, len(written) - start)
+        self._copies[self._copy_number].tokens = max(0, len(written) - start)
         pairs = pairs_in_place(running.kv, self._block_size)
-        return CopyOut(self._copy_number, pool.holder, pairs, pages, written, start, aside)
+        return CopyOut(self._copy_number, pool.holder, pairs, pages, written, start)
 
     def end_copy(self, number: int) -> Copy | None:
         """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
@@ -362,15 +360,6 @@ class PageWriter:
             part.wanted = False
         self.take_back(replace(written, pages=tuple(page for page in written.pages if page not in busy)))
 
-    def keep(self, number: int, copy: Copy) -> None:
-        """Keep a copy that has ended: its pages are to be handed on later, or taken back."""
-        copy.is_written = True
-        self._copies[number] = copy
-
-    def settle(self, copy: Copy) -> None:
-        """Forget a copy that was kept: its pages are handed on now, or taken back."""
-        self._copies = {number: other for number, other in self._copies.items() if other is not copy}
-
     def hand_on(self, copy: Copy) -> None:
         """Count the pages of a copy as the pool's."""
         self._leases[copy.lease].note_handed_on()
@@ -396,7 +385,6 @@ class PageWriter:
         """
         for lease in self._leases.values():
             lease.lose()
-        self._copies = {number: copy for number, copy in self._copies.items() if not copy.is_written}
         self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
         self._parts.clear()
         self._written.clear()

@@ -58,12 +58,13 @@ class PoolHolds:
         if attempt in self:
             del self._attempts[attempt[0]]
 
-    def release(self, attempt: Attempt) -> list[Command]:
-        """Tell the pool that this attempt needs its pages no longer, where it keeps any."""
+    def release(self, attempt: Attempt, to: str = "") -> list[Command]:
+        """Tell the pool that this attempt needs its pages no longer here, where it keeps any. `to` is the worker that
+        has the attempt from now on."""
         if self._pool.member is None or attempt not in self:
             return []
         del self._attempts[attempt[0]]
-        return self._pool.send(Release(*attempt))
+        return self._pool.send(Release(*attempt, to))
 
     def release_all(self, attempts: Iterable[Attempt]) -> list[Command]:
         return [command for attempt in attempts for command in self.release(attempt)]

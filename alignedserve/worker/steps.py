@@ -53,7 +53,7 @@ class StepEnd:
         result, seconds = event.result, event.seconds
         self._memory.reconsider()  # time has passed, so another prompt may be the first
         ended, runs = self._steps.end(), self._runs
-        self._queue.hold_up(ended.plan, seconds, runs.find, now)
+        self._queue.step_ended()
         for pairs in ended.free:
             self._memory.give(pairs)
         if not ended.counts:

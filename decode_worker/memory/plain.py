@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.core import ServiceClass, WorkerLimits, units_for
+from alignedserve.core import WorkerLimits, units_for
 from alignedserve.decode_worker.memory.folding import Folding
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.requests.serving_order import CandidateOrder
@@ -80,12 +80,10 @@ class PlainMemory(DeviceMemory):
         tokens = room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
         return self.to_hold(running, tokens)
 
-    def long_classes(self) -> set[ServiceClass]:
-        """Return the classes of the long prompts that are unfinished here."""
-        unfinished = [*self._here.prompts.values()]
-        if self._policy.scheduler.is_accelgen:  # AccelGen: a long request holds up others until it ends
-            unfinished += self._here.residents.values()
-        return {running.request.service for running in unfinished if running.num_tokens >= self._policy.long_prompt}
+    def has_long(self) -> bool:
+        """Return whether a long request is here: it holds up other long prompts until it ends (AccelGen §4.2)."""
+        here = (*self._here.prompts.values(), *self._here.residents.values())
+        return any(running.num_tokens >= self._policy.long_prompt for running in here)
 
     def seat(self, running: WorkerRequest, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
         """Give the request memory for `tokens`; return whether there was enough."""
@@ -123,7 +121,7 @@ class PlainMemory(DeviceMemory):
             seats,
             self.by_chunk(self._policy),
             self.room_for,
-            self.long_classes,
+            self.has_long,
             self.pages,
             self.next_pages(waiting),
         )

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Entry, units_for
+from alignedserve.core import Entry, Role, units_for
 from alignedserve.protocol.messages import Attempt, Expect, Member
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import Promise
@@ -76,7 +76,7 @@ class JoinCandidate:
 
 class CandidateLists:
     def __init__(self) -> None:
-        self._peers: dict[str, Member] = {}  # name -> prefill worker that can send KV here
+        self._peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
         self._requests: list[JoinCandidate] = []  # in the order in which they are to join
         self._batch: list[JoinCandidate] = []  # members of the candidate batch, in the order in which they are to join
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
@@ -125,20 +125,21 @@ class CandidateLists:
     def waiting(self) -> Iterable[JoinCandidate]:
         return (*self._requests, *self._batch)
 
-    # --- Prefill workers
+    # --- Workers that KV goes to and from directly
 
     def met(self, peer: Member) -> None:
         self._peers[peer.name] = peer
 
     @property
-    def peers(self) -> list[Member]:
-        return list(self._peers.values())
+    def holders(self) -> list[Member]:
+        """Return the prefill workers that can hold KV for this one: those that decode too have no memory for that."""
+        return [peer for peer in self._peers.values() if peer.role is Role.PREFILL]
 
     def peer(self, name: str) -> Member | None:
         return self._peers.get(name)
 
     def lost(self, peer: Member) -> list[Attempt]:
-        """Forget this prefill worker, and return the candidates whose KV went with it.
+        """Forget this worker, and return the candidates whose KV went with it.
 
         A request that had to leave is not among them: it is computed anew (leaving.py). The end of a transfer is heard
         in any case."""
@@ -181,19 +182,14 @@ class CandidateLists:
                 else:
                     candidate.evicted.expect(told.estimate, policy, now)
 
-    def has_pages(self, attempt: Attempt, entry: Entry | None, pages: tuple[int, ...]) -> bool:
-        """Note the pool's pages of this attempt, and return whether it waits here."""
+    def has_pages(self, attempt: Attempt, entry: Entry) -> None:
+        """Note the pool's pages of this attempt if it waits here, and has no more KV by now than they hold."""
         for candidate in self.waiting:
-            if candidate.key == attempt:
-                if candidate.evicted is None:  # else it has more KV by now than these pages hold
-                    if entry is not None:  # what was compiled is kept by the sampling that came first
-                        sampling = candidate.entry.request.sampling
-                        entry = replace(entry, request=replace(entry.request, sampling=sampling))
-                    candidate.entry = entry or replace(candidate.entry, pages=pages)
-                    candidate.source = None if candidate.partner is None else candidate.source
-                    candidate.has_pool = True  # its node may have had none when it was offered: another has started
-                return True
-        return False
+            if candidate.key == attempt and candidate.evicted is None:
+                sampling = candidate.entry.request.sampling  # what was compiled is kept by the one that came first
+                candidate.entry = replace(entry, request=replace(entry.request, sampling=sampling))
+                candidate.source = None if candidate.partner is None else candidate.source
+                candidate.has_pool = True  # its node may have had none when it was offered: another has started
 
     def drop(self, request: str, attempt: int) -> list[Attempt]:
         """Remove the request up to this attempt; return the attempts that were here."""

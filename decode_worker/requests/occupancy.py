@@ -7,7 +7,7 @@ and keep the blocks until then, wanted or not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from alignedserve.core import Chunk
@@ -15,67 +15,10 @@ from alignedserve.decode_worker.requests.candidates import CandidateLists, JoinC
 from alignedserve.protocol.commands import Command, ReceiveKv, Send
 from alignedserve.protocol.messages import Attempt, Member, Pull
 from alignedserve.worker.arriving import PromptQueue
+from alignedserve.worker.offering import Departures
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-
-
-@dataclass(eq=False)
-class Departure:
-    running: WorkerRequest  # with its pairs
-    to: Member
-    wait_s: float  # until it is back, as was expected
-    number: int | None = None  # of the transfer, once it is pulled
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.running.state is State.DEPARTING
-
-    @property
-    def is_unpulled(self) -> bool:
-        """Return whether it is wanted and its receiver has not pulled it yet."""
-        return self.is_wanted and self.number is None
-
-
-class Departures:
-    def __init__(self) -> None:
-        self._departures: list[Departure] = []
-
-    def __iter__(self) -> Iterator[Departure]:
-        return iter(self._departures)
-
-    def __len__(self) -> int:
-        return len(self._departures)
-
-    def add(self, departure: Departure) -> None:
-        self._departures.append(departure)
-
-    def remove(self, departure: Departure) -> None:
-        self._departures.remove(departure)
-
-    @property
-    def wanted(self) -> list[Departure]:
-        return [departure for departure in self._departures if departure.is_wanted]
-
-    @property
-    def unpulled(self) -> list[Departure]:
-        return [departure for departure in self._departures if departure.is_unpulled]
-
-    def find(self, attempt: Attempt) -> Departure | None:
-        """Return the departure of this attempt, if it is wanted."""
-        return next((departure for departure in self.wanted if departure.running.key == attempt), None)
-
-    def pulled_as(self, receiver: str, number: int) -> Departure | None:
-        """Return the departure that this holder has pulled under this number."""
-        found = (
-            departure for departure in self._departures if (departure.to.holder, departure.number) == (receiver, number)
-        )
-        return next(found, None)
-
-    def attempts_to(self, member: str) -> set[Attempt]:
-        """Return the attempts on their way to the member of this name."""
-        return {departure.running.key for departure in self.wanted if departure.to.name == member}
-
 
 # Until the pairs of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
 AHEAD_STEPS = 4
@@ -163,13 +106,11 @@ class IncomingTransfers:
             transfer.running.key == attempt and transfer.source.name == source for transfer in self._transfers.values()
         )
 
-    def has_pages(self, attempt: Attempt, pages: tuple[int, ...]) -> bool:
-        """Note the pool's pages of this attempt, and return whether it is being received."""
+    def has_pages(self, attempt: Attempt, pages: tuple[int, ...]) -> None:
+        """Note the pool's pages of this attempt if it is being received."""
         for transfer in self.wanted:
             if transfer.running.key == attempt:
                 transfer.pages = pages
-                return True
-        return False
 
     def pool_lost(self) -> None:
         for transfer in self._transfers.values():

@@ -25,12 +25,13 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
@@ -84,15 +85,15 @@ class Load:
     def trial(self, rate: float, cluster: str = "2xcolocated") -> SimulationTrial:
         return SimulationTrial("aligned", f"{self.workload},first_s={self.seconds}", cluster, 0, rate, GPU)
 
-    def beside_documents(self, path: Path) -> str:
+    def beside_documents(self, path: Path, documents: Mapping[str, object] = MappingProxyType(LOTS)) -> str:
         """Write the same requests with documents beside them, and return the name of the file."""
         endless = {} if self.workload.startswith("trace:") else {"rate": 1.0, "num_requests": 100_000}
-        return save_load(path, self.seconds, {**endless, **self.stream()}, LOTS)
+        return save_load(path, self.seconds, {**endless, **self.stream()}, {**documents})
 
     def stream(self) -> dict[str, object]:
         """Return the chats as a stream of a workload's file."""
         kind, _, keys = self.workload.partition(":")
-        own = {"path": keys} if kind == "trace" else dict(pair.split("=") for pair in keys.split(","))
+        own = {"path": keys} if kind in ("trace", "lengths") else dict(pair.split("=") for pair in keys.split(","))
         return {"name": "chats", "kind": kind, **own}
 
 

@@ -8,15 +8,12 @@ has of a prompt's beginning (held.py): it gets the prompt, unless another is thr
 From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
 decode worker has most room: the KV travels there by the collective transport, and the request stays there.
 
-Where KV goes by the pool, prefill workers decode, too: they *lend* their memory and their time. Then a request goes on
-only where that is worth it, and else stays where its KV is. So roles follow the load:
+Prefill workers decode, too, unless the policy keeps them apart: they *lend* their memory and their time. Then a request
+goes on only where that is worth it, and else stays where its KV is. So roles follow the load:
 
     prompts pile up    decode workers take prompts: of chats where they have room, of documents where they have no chats
     decodes pile up    requests stay on the workers of their prompts, and those that had to leave come back to any
     no prefill worker  decode workers take all prompts
-
-Where KV goes from device to device, decode workers that have room take prompts of chats that pile up, and no others:
-these would keep requests waiting that are in the pool already.
 """
 
 from __future__ import annotations

@@ -93,6 +93,24 @@ def test_a_short_prompt_runs_before_the_decodes_of_one_that_holds_all_seats(deco
     assert device.said == {"bob": 2, **{f"ann{at}": 40 for at in range(15)}}
 
 
+def test_late_chats_go_on_however_many_guests_come_one_after_the_other() -> None:
+    """Each guest wants one token, so none ever decodes, and there is one whenever a step is planned. Steps take longer
+    than a gap may, so the host's chats are late, and nothing of theirs is due."""
+    points = [Point(Shape.build([(size, 0)]), 1e-3 + 1e-5 * size) for size in SIZES]
+    points += [Point(Shape.build(prefixes=[8] * size), 1e-3 + 1e-3 * size) for size in SIZES]
+    limits = replace(ROOMY, max_batch=16, max_step_tokens=64)
+    device = Device(DEFAULT, limits, step_s=0.3, cost=OnlineCost(points))
+    device.ask(*flood("ann", number=12, tokens=200))
+    for _ in range(15):
+        device.step()
+    before = device.said["ann0"]
+    for number in range(60):
+        device.ask(of("bob", make_request(f"bob{number}", RT, tokens=1, at=device.now)))
+        device.step()
+    assert sum(device.said[f"bob{number}"] for number in range(60)) >= 58
+    assert device.said["ann0"] >= before + 30
+
+
 def test_what_yields_is_promised_again_when_there_is_room() -> None:
     device = Device(DEFAULT, ROOMY)
     device.ask(*flood("ann", SEATS + 1, tokens=200), of("bob", make_request("bob", RT, tokens=3)))

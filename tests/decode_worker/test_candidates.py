@@ -59,8 +59,9 @@ def progress(commands: Sequence[Command], stage: str) -> list[tuple[str, int]]:
     ]
 
 
-def offered(worker: DecodeCore, entry: Entry, is_pinned: bool = False) -> list[Command]:
-    return worker.handle(said("prefill-0", Offer(entry, is_pinned)), 0.0)
+def offered(worker: DecodeCore, entry: Entry, stays: bool = False) -> list[Command]:
+    """`stays` says that it waits at the prefill worker, which has no other way for it."""
+    return worker.handle(said("prefill-0", Offer(entry, has_pool=not stays)), 0.0)
 
 
 def received(worker: DecodeCore, number: int = 1, intact: bool = True) -> list[Command]:
@@ -89,14 +90,14 @@ def test_numbers_rise_for_each_life_of_each_sender(worker: DecodeCore) -> None:
     assert sent(offered(worker, IN_B), "prefill-0") == [Pull(2, "b", 0)]
 
 
-def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> None:
-    """Pinned requests wait for a seat, the most urgent first, and the pool is told of no room meanwhile."""
+def test_without_room_it_is_declined_if_its_sender_has_another_way(worker: DecodeCore) -> None:
+    """Others wait for a seat, the most urgent first, and the pool is told of no room meanwhile."""
     offered(worker, IN_A)
     offered(worker, IN_B)
     assert sent(offered(worker, IN_C), "prefill-0") == [Decline("c", 0)]
-    assert not sent(offered(worker, replace(IN_C, due=None), is_pinned=True), "prefill-0")
+    assert not sent(offered(worker, replace(IN_C, due=None), stays=True), "prefill-0")
     soon = entry(replace(request("d"), slo=replace(IN_A.request.slo, tbt_s=0.01)), ())
-    assert offered(worker, soon, is_pinned=True) == []
+    assert offered(worker, soon, stays=True) == []
     assert sorted(worker.attempts) == [(name, 0) for name in "abcd"], "both ends list them"
     commands = received(worker, 1, intact=False)
     assert Pull(3, "d", 0) in sent(commands, "prefill-0")
@@ -106,7 +107,7 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
 def test_nothing_is_taken_from_an_unreachable_worker() -> None:
     core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
     core.handle(MemberJoined(member("prefill-0")), 0.0)
-    assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+    assert sent(offered(core, IN_A, stays=True), "prefill-0") == [Decline("a", 0)]
 
 
 def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
@@ -114,7 +115,7 @@ def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
     core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
     for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(neighbour), 0.0)
-    assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+    assert sent(offered(core, IN_A, stays=True), "prefill-0") == [Decline("a", 0)]
     pinned = Batch((replace(IN_B, pages=(7,)),), is_pinned=True)
     (copy,) = [command for command in core.handle(said("pool-0", pinned), 0.0) if isinstance(command, CopyIn)]
     assert copy.pages == (7,)
@@ -166,7 +167,7 @@ class TestSaidAgain:
 
 def test_a_worker_that_retires_takes_no_offer(worker: DecodeCore) -> None:
     worker.handle(said(ROUTER, Retire("decode-0", 1)), 0.0)
-    assert sent(offered(worker, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+    assert sent(offered(worker, IN_A, stays=True), "prefill-0") == [Decline("a", 0)]
 
 
 class TestThePoolKeepsItToo:
@@ -181,7 +182,7 @@ class TestThePoolKeepsItToo:
 
     def test_what_did_not_come_is_copied_from_there(self, worker: DecodeCore) -> None:
         offered(worker, IN_A)
-        worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
+        worker.handle(said("pool-0", Batch((replace(IN_A, pages=(5,)),))), 0.0)
         commands = received(worker, intact=False)
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
         assert worker.log.faults.num_failed_transfers == 1
@@ -189,7 +190,7 @@ class TestThePoolKeepsItToo:
 
     def test_what_did_not_come_is_not_copied_from_a_pool_that_has_started_again(self, worker: DecodeCore) -> None:
         offered(worker, IN_A)
-        worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
+        worker.handle(said("pool-0", Batch((replace(IN_A, pages=(5,)),))), 0.0)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
         worker.handle(MemberJoined(replace(POOL_MEMBER, incarnation=2)), 0.0)
         assert sent(received(worker, intact=False), "prefill-0") == [Decline("a", 0, is_failed=True)]
@@ -218,7 +219,7 @@ class TestFailures:
 
     def test_a_request_that_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:
         for waiting_entry in (IN_A, IN_B, IN_C):
-            offered(worker, waiting_entry, is_pinned=True)
+            offered(worker, waiting_entry, stays=True)
         assert progress(worker.handle(MemberLost(PREFILL), 0.0), "lost") == [("c", 0)]
 
     def test_cancelled_its_pairs_wait_for_the_end_of_the_transfer(self, worker: DecodeCore) -> None:
@@ -253,7 +254,7 @@ class TestWhoCannotWait:
 
     def test_gets_the_memory_of_a_document_when_the_step_has_ended(self) -> None:
         core = self.busy()
-        assert not sent(offered(core, IN_A, is_pinned=True), "prefill-0"), "a step runs"
+        assert not sent(offered(core, replace(IN_A, due=Due(0.02)), stays=True), "prefill-0"), "a step runs"
         commands = self.stepped(core, 1)
         assert sent(commands, "prefill-0") == [Pull(1, "a", 0)]
         assert core.counts.preemptions == 1
@@ -262,7 +263,7 @@ class TestWhoCannotWait:
 
     def test_the_gateways_hear_why_the_document_had_to_leave(self) -> None:
         core = self.busy()
-        offered(core, IN_A, is_pinned=True)
+        offered(core, replace(IN_A, due=Due(1.51)), stays=True)
         told = sent(self.stepped(core, 1, now=1.5), ROUTER)
         (load,) = [message.worker for message in told if isinstance(message, Figures) and message.worker is not None]
         assert load.preempted == (Preempted(PreemptionCause.REAL_TIME, ServiceClass.BE, keeps_kv=False, number=1),)
@@ -271,14 +272,14 @@ class TestWhoCannotWait:
 
     def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
         core = self.busy(limits=replace(self.SMALL, num_pairs=8))
-        assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Pull(1, "a", 0)]
+        assert sent(offered(core, replace(IN_A, due=Due(0.02)), stays=True), "prefill-0") == [Pull(1, "a", 0)]
         assert core.counts.preemptions == 0
 
     def test_gets_nothing_of_chats(self) -> None:
         core = self.busy()
-        offered(core, IN_A, is_pinned=True)
-        offered(core, IN_B, is_pinned=True)
-        offered(core, IN_C, is_pinned=True)
+        offered(core, replace(IN_A, due=Due(0.02)), stays=True)
+        offered(core, replace(IN_B, due=Due(0.02)), stays=True)
+        offered(core, replace(IN_C, due=Due(0.02)), stays=True)
         assert sent(self.stepped(core, 1), "prefill-0") == [Pull(1, "a", 0), Pull(2, "b", 0)]
         assert core.counts.preemptions == 2
         assert ("c", 0) in core.attempts
@@ -293,6 +294,6 @@ class TestWhoCannotWait:
 
     def test_waits_where_nobody_goes_by_promises(self) -> None:
         core = self.busy(Policy(SchedulerName.FCFS))
-        offered(core, IN_A, is_pinned=True)
+        offered(core, replace(IN_A, due=Due(0.02)), stays=True)
         self.stepped(core, 1)
         assert core.counts.preemptions == 0

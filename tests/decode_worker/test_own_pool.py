@@ -130,10 +130,11 @@ def pair(
     copying: CopyCost = FREE_COPIES,
     token_s: float | None = None,
     copies_beside: bool = False,
+    direct: bool = False,
 ) -> Pair:
     """`token_s` is what a prompt token takes by the cost model, where that knows any times."""
     cost = None if token_s is None else OnlineCost([Point(shape, token_s * shape.tokens) for shape in SHAPES])
-    setup = WorkerSetup(limits, policy, cost, copying, root=b"model", copies_beside=copies_beside)
+    setup = WorkerSetup(limits, policy, cost, copying, root=b"model", direct=direct, copies_beside=copies_beside)
     made = Pair(decode_core(setup), PoolCore(pages, limits.block_size, policy))
     made.hears(MemberJoined(member("decode-0")), "pool-0")
     made.hears(MemberJoined(POOL_MEMBER))

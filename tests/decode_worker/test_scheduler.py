@@ -331,7 +331,7 @@ def test_whatever_comes_all_holds(name: str, look_ahead: int) -> None:
     of = {"policy": POLICIES[name], "look_ahead": look_ahead}
     machine = type(f"Scheduling_{name.replace(' ', '_')}_{look_ahead}", (Scheduling,), of)
     reached.clear()
-    examples, steps = (300, 80) if SOAK else (12, 50)
+    examples, steps = (300, 80) if SOAK else (8, 50)
     form = settings(max_examples=examples, stateful_step_count=steps)
     run_state_machine_as_test(machine, settings=form)
     wanted = (*REACHED.get(name, ()), *(["ahead"] if look_ahead else []))

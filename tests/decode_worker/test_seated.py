@@ -113,8 +113,8 @@ class Kept(RuleBasedStateMachine):
         real_time = [running for running in self.decodes if running.promise.is_rt]
         counted = [running for running in real_time if not (dropped and running.promise.is_late(self.now))]
         view = StepView(self.decodes, (), WaitingPrompts(self.policy), at, seating(0, at))
-        kept_s = step_bounds(view, self.seated).all_s
-        assert kept_s == pytest.approx(step_bounds(view._replace(decodes=counted)).all_s, abs=ROUNDING_S)
+        kept_s = step_bounds(view, self.seated).prompts_s
+        assert kept_s == pytest.approx(step_bounds(view._replace(decodes=counted)).prompts_s, abs=ROUNDING_S)
 
     def ranked(self) -> Iterable[Ranked]:
         seated, most_s = self.seated, self.times.most_s

@@ -14,11 +14,11 @@ from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
     AskPages,
+    Batch,
     Cancel,
     Commit,
     Decline,
     GiveBack,
-    Kept,
     LeasePages,
     Message,
     Offer,
@@ -135,14 +135,6 @@ def test_without_pages_at_hand_it_waits_where_it_is(worker: Worker) -> None:
     assert D in worker.core.attempts
 
 
-def test_a_document_that_a_new_pool_has_meanwhile_stays_in_that_pool(worker: Worker) -> None:
-    """The node had no pool when the document was offered: it was committed when a pool had started again."""
-    assert not worker.is_pulled(worker.is_offered(document("d")))
-    worker.hears(said("pool-0", Kept("d", 0, (5, 6))))
-    assert not worker.is_pulled(worker.gets_pages(20, 21))
-    assert D in worker.core.attempts
-
-
 def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
     """A, B and C have some pairs, and D needs as many as are left."""
     spare = worker.core.memory.blocks.num_free
@@ -168,7 +160,7 @@ def test_a_request_without_its_pages_is_computed_anew(worker: Worker) -> None:
 def test_a_request_that_does_not_arrive_and_that_a_new_pool_has_takes_no_seat(worker: Worker) -> None:
     """It has pairs for its prompt alone: with memory for the whole output it would have decoded beyond them."""
     is_coming(worker)
-    worker.hears(said("pool-0", Kept(*D, (5, 6))))
+    worker.hears(said("pool-0", Batch((replace(document("d"), pages=(5, 6)),))))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=False))
     assert not [command for command in commands if isinstance(command, CopyIn)]
     for name in "abc":

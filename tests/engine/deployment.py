@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import Fold, Request, ServiceClass, WorkerLimits, units_for
+from alignedserve.core import Fold, Request, Role, ServiceClass, WorkerLimits, units_for
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
@@ -37,7 +37,7 @@ from alignedserve.protocol.commands import (
     Work,
 )
 from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
-from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
+from alignedserve.protocol.messages import ROUTER, Member, Prefill, Tokens
 from alignedserve.scheduling.policy import Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
 from alignedserve.worker.setup import WorkerSetup
@@ -100,6 +100,7 @@ class Deployment:
     now: float = 0.0
     num_folds: int = 0
     num_folded_out: int = 0  # copies to the pool of requests that had folded
+    num_sent: int = 0  # requests whose KV went from worker to worker
     num_without_slots: int = 0  # requests that went back to the pool with some of their tokens from the host
 
     @property
@@ -111,7 +112,8 @@ class Deployment:
     def asks(self, request: Request) -> None:
         self.outputs[request.id] = []
         to = "prefill-0" if "prefill-0" in self.cores else "decode-0"
-        self.tell(to, Received(ROUTER, Prefill(request), 1))
+        goes_on = "decode-0" if isinstance(self.cores[to], DecodeCore) and to != "decode-0" else ""
+        self.tell(to, Received(ROUTER, Prefill(request, goes_on), 1))
 
     def tell(self, to: str, event: Event) -> None:
         said = deque([(to, event)])
@@ -127,6 +129,7 @@ class Deployment:
                             self.outputs[output.request] += output.tokens
                     case command if isinstance(command, Work | Transfer):
                         self.num_folds += isinstance(command, FoldKv)
+                        self.num_sent += isinstance(command, SendKv) and bool(command.pairs)
                         if isinstance(command, CopyOut):
                             self.num_folded_out += len({*command.pairs}) < len(command.pairs)
                         self.num_without_slots += isinstance(command, CopySlots) and bool(command.saved)
@@ -174,18 +177,20 @@ def deployed(
     pairs: int = PAIRS,
     capture: Capture | None = None,
     copies_beside: bool = False,
+    lends: bool = False,
 ) -> Iterator[Deployment]:
     """Make the deployment, with the arena in the directory, or no pool where there are no pages; `cost` is the decode
     worker's cost model, and `pairs` are its; `direct`: from device to device; `reach`: the window of all layers; and
     `fold` of some. Where there is a `capture`, all workers replay their decode steps; with `copies_beside` copies from
-    the pool are late by some steps."""
+    the pool are late by some steps; where it `lends`, the prefill worker decodes, too."""
     limits = replace(LIMITS, num_pairs=pairs, reach=reach, fold=fold)
     setup = WorkerSetup(limits, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     setup = replace(setup, copies_beside=copies_beside)
     cores: dict[str, Any] = {"decode-0": decode_core(setup)}
     if topology == "1+1":
         limits = replace(limits, num_pairs=prefill_pairs)
-        cores["prefill-0"] = PrefillCore(WorkerSetup(limits, policy, root=b"model", direct=direct))
+        of_prefill = replace(setup, limits=limits, cost=None)
+        cores["prefill-0"] = decode_core(of_prefill) if lends else PrefillCore(replace(of_prefill, look_ahead=0))
     path = directory / "arena"
     num_pairs = {"decode-0": pairs, "prefill-0": prefill_pairs}
     engines = {
@@ -221,12 +226,19 @@ def deployed(
             arenas.enter_context(closing(arena))
             for name, worker_hands in hands.items():
                 worker_hands.meet(POOL_MEMBER)
-                for joined in (POOL_MEMBER, *(replace(member(of), transport="beside") for of in hands if of != name)):
+                for joined in (POOL_MEMBER, *(_worker(of, lends) for of in hands if of != name)):
                     if direct or joined is POOL_MEMBER:
                         made.tell(name, MemberJoined(joined))
+                if lends:
+                    made.tell("pool-0", MemberJoined(_worker(name, lends)))
         yield made
         for worker_hands in hands.values():
             worker_hands.part_from(POOL_MEMBER)
+
+
+def _worker(name: str, lends: bool) -> Member:
+    worker = replace(member(name), transport="beside")
+    return replace(worker, role=Role.DECODE, lends=True) if lends and name.startswith("prefill") else worker
 
 
 def _pages(engine: Engine, pages: int) -> tuple[Extents, PageBytes]:

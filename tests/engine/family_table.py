@@ -34,7 +34,7 @@ from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.test_int8_kv import Rounding
 from tests.engine.test_ranks import Both
-from tests.engine.transformers_families import SERVED, make
+from tests.engine.transformers_families import REFUSED, SERVED, make
 from tests.models import (
     bloom,
     deepseek_v2,
@@ -246,6 +246,15 @@ def table(found: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def refused() -> str:
+    """Return the refused families by reason, as part of the engine's line says it."""
+    families: dict[str, list[str]] = {}
+    for family, (_, why) in REFUSED.items():
+        families.setdefault(why, []).append(family)
+    rows = (f"| {why} | {', '.join(sorted(named))} |\n" for why, named in sorted(families.items()))
+    return "\n## Refused\n\n| why | `model_type` |\n| --- | --- |\n" + "".join(rows)
+
+
 DIVERGENCE = "## What forms cost"
 HEAD = """\
 # Families
@@ -253,14 +262,14 @@ HEAD = """\
 Tiny random models of each family, by `model_type`, were tried with each feature in fp32:
 `python -m tests.engine.family_table` writes this page. **yes**: greedy output equals that of transformers, token for
 token, with prompts in chunks and requests together. **no**: the engine refuses it in a line. [Models](models.md) says
-what each feature does, which keys of `config.json` a family may have, and which families are refused.
+what each feature does, and which keys of `config.json` a family may have.
 
 """
 
 
 def page(found: Sequence[Row], before: str) -> str:
     """Return the page, with the section that `python -m lab.benchmarks.accuracy --page` keeps as it was before."""
-    return HEAD + table(found) + "".join(before.partition(f"\n{DIVERGENCE}\n")[1:])
+    return HEAD + table(found) + refused() + "".join(before.partition(f"\n{DIVERGENCE}\n")[1:])
 
 
 def main() -> None:

@@ -133,6 +133,6 @@ def test_gpu_quantised_counts_what_a_step_reads() -> None:
 
 def test_gpu_quantised_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["gpu_quantised", "--only", "layers"])
+    monkeypatch.setattr("sys.argv", ["gpu_quantised"])
     with pytest.raises(SystemExit, match="no GPU"):
         gpu_quantised.main()

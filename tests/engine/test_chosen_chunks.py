@@ -20,7 +20,7 @@ from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
-from tests.conftest import examples
+from tests.conftest import SOAK, examples
 from tests.engine.driver import prompt_of
 from tests.models import MODELS
 from tests.reference import Tally, compare
@@ -42,16 +42,18 @@ SHAPES = [
     for decodes in (0, 1, 3)
 ]
 NUM_OUTPUT, PAIRS, BLOCK = 6, 12, 16
+# Chunks of any length are cut for all models by test_engine.py: here it matters who chooses them.
+NAMES = [*MODELS] if SOAK else ["mha-tied", "mistral", "opt", "deepseek-v2", "gemma2"]
 
 
 @given(
-    name=st.sampled_from([*MODELS]),
+    name=st.sampled_from(NAMES),
     policy=st.sampled_from(POLICIES),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     ttfts_s=st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5),
     budget=st.integers(3, 64),
 )
-@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_greedy_output_with_any_budgets(
     folder_of: Callable[[str], Path],
     engine_of: Callable[[Path, int], Engine],

@@ -18,6 +18,7 @@ from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from alignedserve.kvpool.arena.arena import Arena
+from tests.conftest import examples
 from tests.engine.driver import Driver, Live, prompt_of
 from tests.models import MAX_POSITIONS, STORED, VOCAB
 from tests.reference import CLOSE, Tally, compare
@@ -28,15 +29,15 @@ BLOCK_SIZES = [1, 4, 16]
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple)
 
 # The engine and the references are made once, the driver anew for each example.
-shared = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared = settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_a_prompt_in_one_chunk(folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally) -> None:
     for seed, tokens in enumerate([1, 2, 15, 16, 17, 64, 100]):
         driver = Driver(engine_of(folder, 16), seed)
-        live = driver.start("r", prompt_of(seed, tokens), 40)
+        live = driver.start("r", prompt_of(seed, tokens), 20)  # so many reach another block
         driver.prefill(live)
-        compare(reference_of(folder), live.prompt, driver.generate(live, 40), tally, f"{folder.name}, {tokens} tokens")
+        compare(reference_of(folder), live.prompt, driver.generate(live, 20), tally, f"{folder.name}, {tokens} tokens")
 
 
 @pytest.mark.parametrize("name", STORED)

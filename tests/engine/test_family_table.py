@@ -6,7 +6,7 @@ import re
 
 import transformers
 
-from tests.engine.family_table import FEATURES, OWN, PAGE, rows, table
+from tests.engine.family_table import FEATURES, OWN, PAGE, refused, rows, table
 from tests.engine.transformers_families import SERVED
 
 
@@ -20,6 +20,10 @@ def test_a_row_says_what_works_and_why_the_rest_is_refused() -> None:
     assert f"| gpt2 | transformers | {' | '.join('yes' if reason is None else 'no' for reason in gpt2.refusals)} |" in (
         table([qwen3, gpt2])
     )
+
+
+def test_the_page_names_what_is_refused() -> None:
+    assert refused() in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_has_a_row_for_each_family() -> None:

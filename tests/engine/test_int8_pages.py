@@ -24,7 +24,7 @@ from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
-from demo_conversations import conversations
+from tests.demo_conversations import conversations
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "alignedserve" / "demo_model"

@@ -119,7 +119,7 @@ def test_what_they_say_is_what_they_say_alone(
     [
         ("1+1", 2, 0, LEAVING | {"written ahead"}),
         ("1+1", 3, 1, LEAVING | {"written ahead"}),
-        ("colocated", 6, 0, {"preemption", "eviction to the pool", "fetched", "kept"}),
+        ("colocated", 4, 0, {"preemption", "eviction to the pool", "fetched", "kept"}),
     ],
 )
 def test_with_copies_beside_the_steps_too(
@@ -147,3 +147,23 @@ def test_with_copies_beside_the_steps_too(
         held = deployment.decodes.held
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
         assert wanted - happened(deployment.decodes) == set()
+
+
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_what_a_prefill_worker_that_decodes_hands_on_is_said_as_it_is_said_alone(
+    folder_of: Callable[[str], Path], reference_of: Callable[[Path], Any], tmp_path: Path, look_ahead: int
+) -> None:
+    """Requests decode there first, then on the other worker, or to their end where that has no room."""
+    folder, tally = folder_of("gqa-untied"), Tally()
+    made = deployed(folder, "1+1", PLAIN, tmp_path, None, True, PREFILL_PAIRS, look_ahead=look_ahead, lends=True)
+    with made as deployment:
+        requests = asked(deployment, 2)
+        for request in requests:
+            assert len(deployment.outputs[request.id]) == request.max_tokens
+            compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, "handed on")
+        tally.check()
+        assert 0 < deployment.num_sent < len(requests)
+        assert {*happened(deployment.decodes)} >= {"kept"}, "answers are kept behind the prompts that the other had"
+        for name in ("prefill-0", "decode-0"):
+            held = deployment.cores[name].held
+            assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)

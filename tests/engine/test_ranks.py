@@ -31,7 +31,7 @@ LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
 MIXTURES = ("mixtral", "gpt-oss", "qwen2-moe", "olmoe", "dots1")
 SAMPLED = ("mha-tied", "gemma2", "deepseek-v2", "mixtral")  # whatever the model, rank 0 has all logits and draws
 PROMPTS = ((0, 21), (1, 5), (2, 40))
-TOKENS = 8
+TOKENS = 8 if SOAK else 5
 
 
 class Both:

@@ -41,7 +41,7 @@ def folder(folder_of: Callable[[str], Path], name: str) -> Path:
         ("colocated", SHARED, "gqa-untied", 15),
         ("colocated", LITTLE_KEPT, "opt", 14),
         ("colocated", FCFS, "gqa-untied", 7),
-        ("1+1", SHARED, "gqa-untied", 7),
+        ("1+1", SHARED, "gqa-untied", 3),
         ("1+1", LITTLE_KEPT, "opt", 3),
     ],
 )

@@ -11,10 +11,22 @@ from alignedserve.core import Due, Entry, ServiceClass
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import MemberJoined, MemberLost, TimerFired
-from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Cancel, Commit, Kept, LeasePages, Message, Release
+from alignedserve.protocol.messages import (
+    AskBatch,
+    AskPages,
+    AskPrefix,
+    Batch,
+    Commit,
+    Keep,
+    Kept,
+    LeasePages,
+    Message,
+    Prefix,
+    Release,
+)
 from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.scheduling.slo import StepTimes
-from tests.samples import entry, member, next_attempt, request, said
+from tests.samples import entry, member, request, said
 
 SLOW = StepTimes(0.5, 0.5)
 FULL = AskBatch(0, 0, times=SLOW)
@@ -45,8 +57,8 @@ def sent(commands: Sequence[Command], to: str) -> list[Message]:
     return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
-def committed(pool: PoolCore, entry: Entry, to: str, is_there: bool = False) -> list[Command]:
-    return pool.handle(said("prefill-0", Commit(entry, 0, to, is_there)), 0.0)
+def committed(pool: PoolCore, entry: Entry, to: str) -> list[Command]:
+    return pool.handle(said("prefill-0", Commit(entry, 0, to)), 0.0)
 
 
 def lease(pool: PoolCore, worker: str, service: ServiceClass) -> tuple[int, ...]:
@@ -124,68 +136,38 @@ class TestRequestsThatCannotWait:
         assert not sent(committed(pool, IN_A, "decode-1"), "decode-1")
 
 
-def test_workers_hear_with_their_pages_how_long_it_takes(pool: PoolCore) -> None:
-    (lease,) = sent(pool.handle(said("prefill-1", AskPages(1, 1)), 0.0), "prefill-1")
-    assert lease == LeasePages((4,), 1, wait_s=0.5, step_s=0.5)
-    (lease,) = sent(
-        pool_with(Policy(grouping=Grouping.FCFS)).handle(said("prefill-1", AskPages(1, 1)), 0.0), "prefill-1"
-    )
-    assert lease == LeasePages((4,), 1, wait_s=None)
+class TestHeldForAnotherWorker:
+    """The request's KV went from worker to worker directly; the pool holds its prompt's pages for it all the time."""
 
+    @pytest.fixture
+    def holding(self, pool: PoolCore) -> PoolCore:
+        pool.handle(said("prefill-0", Keep("a", 0, 0, (0,), (17,), ServiceClass.RT, goes_on=True)), 0.0)
+        assert pool.held_for == {"prefill-0": {("a", 0)}}
+        return pool
 
-class TestKeptForADecodeWorker:
-    """The request's KV went to the decode worker directly."""
+    def goes_on(self, pool: PoolCore, to: str = "decode-1") -> list[Command]:
+        return pool.handle(said("prefill-0", Release("a", 0, to)), 0.0)
 
-    def test_it_is_out_there_until_it_is_released(self, pool: PoolCore) -> None:
-        before = pool.held
-        assert committed(pool, IN_A, "decode-1", is_there=True) == [Send("decode-1", Kept("a", 0, (0,)))]
-        assert pool.held["entries"] == before["entries"] + 1
-        assert not sent(pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0), "decode-0"), "it does not wait"
-        pool.handle(said("decode-1", Release("a", 0)), 0.0)
-        assert pool.held == before
+    def test_that_one_hears_of_them_and_frees_them(self, holding: PoolCore) -> None:
+        assert self.goes_on(holding) == [Send("decode-1", Kept("a", 0, (0,)))]
+        assert holding.held_for == {"decode-1": {("a", 0)}}
+        holding.handle(said("prefill-0", Release("a", 0)), 0.0)
+        assert holding.held_for == {"decode-1": {("a", 0)}}, "what its worker before says counts no more"
+        holding.handle(said("decode-1", Release("a", 0)), 0.0)
+        assert not holding.held_for
 
-    def test_in_place_of_an_earlier_attempt(self, pool: PoolCore) -> None:
-        committed(pool, IN_A, "")
-        held = pool.held
-        again = replace(IN_A, request=next_attempt(IN_A.request), pages=(1,))
-        assert committed(pool, again, "decode-1", is_there=True) == [Send("decode-1", Kept("a", 1, (1,)))]
-        assert pool.held == held
+    def test_its_answer_is_kept_behind_them(self, holding: PoolCore) -> None:
+        self.goes_on(holding)
+        (leased,) = lease(holding, "decode-1", ServiceClass.RT)
+        holding.handle(said("decode-1", Keep("a", 0, 1, (leased,), (18,), ServiceClass.RT)), 0.0)
+        asked = holding.handle(said("decode-0", AskPrefix("next", 0, (17, 18), ServiceClass.RT)), 0.0)
+        assert sent(asked, "decode-0") == [Prefix("next", 0, (0, leased))]
 
-    def test_it_may_come_back_with_more(self, pool: PoolCore) -> None:
-        committed(pool, IN_A, "decode-1", is_there=True)
-        pool.handle(said("decode-1", AskPages(1, 1)), 0.0)
-        longer = replace(IN_A, output=(7, 8), pages=(4,))
-        pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0)
-        returned = pool.handle(said("decode-1", Commit(longer)), 0.0)
-        assert sent(returned, "decode-0") == [Batch((longer,), is_pinned=True)]
-
-    def test_a_chat_that_cannot_wait_has_a_claim_to_memory_where_it_had_to_leave(self, pool: PoolCore) -> None:
-        committed(pool, IN_A, "decode-1", is_there=True)
-        pool.handle(said("decode-1", AskPages(1, 1)), 0.0)
-        pool.handle(said("decode-1", AskBatch(0, 1, times=SLOW)), 0.0)
-        longer = replace(IN_A, output=(7, 8), pages=(4,))
-        returned = pool.handle(said("decode-1", Commit(longer)), 0.0)
-        assert sent(returned, "decode-1") == [Batch((longer,), is_pinned=True)]
-
-    def test_for_a_worker_that_has_gone_it_is_not_kept(self, pool: PoolCore) -> None:
-        before = pool.held
-        pool.handle(MemberLost(member("decode-1")), 0.0)
-        assert committed(pool, IN_A, "decode-1", is_there=True) == []
-        assert pool.held == before
-        assert 0 not in pool.pages.leased_to("prefill-0.1")
-
-    def test_nor_what_was_cancelled(self, pool: PoolCore) -> None:
-        before = pool.held
-        pool.handle(said("router", Cancel("a", 0)), 0.0)
-        assert committed(pool, IN_A, "decode-1", is_there=True) == []
-        assert pool.held == before
-
-    def test_nor_what_came_back_already_or_a_later_attempt_of(self, pool: PoolCore) -> None:
-        """The decode worker ran out of room, and released the request before the pool heard that it was there."""
-        for here in (IN_A, replace(IN_B, request=next_attempt(IN_B.request))):
-            committed(pool, here, "")
-            late = replace(here, request=replace(here.request, attempt=0), pages=(2,))
-            held = pool.held
-            assert committed(pool, late, "decode-1", is_there=True) == []
-            assert pool.held == held
-            pool.handle(said("prefill-0", AskPages(1, 2, kept=(0, 1))), 0.0)
+    @pytest.mark.parametrize("is_lost", [False, True])
+    def test_for_a_worker_that_has_gone_nothing_is_held(self, holding: PoolCore, is_lost: bool) -> None:
+        if is_lost:
+            self.goes_on(holding)
+        holding.handle(MemberLost(member("decode-1")), 0.0)
+        if not is_lost:
+            assert not sent(self.goes_on(holding), "decode-1")
+        assert not holding.held_for

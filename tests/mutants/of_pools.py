@@ -25,7 +25,10 @@ POOL = (
     Mutant(
         "released prefix stays held",
         _STATE,
-        "if self._held.get(request) == (worker, (request, attempt)):\n    self._let_go_of_prefix(request)",
+        "if to in self._decode_workers:\n"
+        "    self._held[request] = to, (request, attempt)\n"
+        "    return [Send(to, Kept(request, attempt, self._pages.pages_of(request)))]\n"
+        "self._let_go_of_prefix(request)",
         "",
         "A worker that lets go of a prompt leaves the pool holding the pages of its prefix.",
     ),
@@ -63,13 +66,6 @@ POOL = (
         "self._pages.forget(page)",
         "",
         "Other prompts get a page that does not hold what its name says.",
-    ),
-    Mutant(
-        "copy of an older attempt kept",
-        _STATE,
-        "commit.to not in self._decode_workers or self._latest(request.id) >= request.attempt",
-        "commit.to not in self._decode_workers",
-        "The pool takes a copy for the attempt that it has already.",
     ),
     Mutant(
         "pages of a lost answer stay leased",

@@ -130,7 +130,7 @@ ROUTER = (
     Mutant(
         "first holder wins",
         _RECOVERY,
-        "held is None or held.role is not Role.DECODE",
+        "held is None or held.role is not Role.DECODE or (held.lends and member.role is Role.DECODE)",
         "held is None",
         "A new router takes the member that answered first for the one that has the request.",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_OFFERING, _DECODE, _WORKER = "prefill_worker/handing_on.py", "decode_worker", "alignedserve/worker"
+_OFFERING, _DECODE, _WORKER = "alignedserve/worker/offering.py", "decode_worker", "alignedserve/worker"
 
 _NAMED = f"{_WORKER}/step/named_blocks.py"
 
@@ -78,29 +78,29 @@ PREFILL = (
     Mutant(
         "failed transfer counts as sent",
         _OFFERING,
-        "candidate.is_here and (ok or candidate.is_kept)",
-        "candidate.is_here",
+        "if not is_ok:\n    return [self._asks(departure)]",
+        "",
         "A request whose transfer failed is forgotten.",
     ),
     Mutant(
         "declined while it is sent",
         _OFFERING,
-        "candidate.is_declined = True",
+        "departure.is_declined = True",
         "",
-        "A request that was declined while it was sent goes to no pool.",
+        "A request that was declined while it was sent goes on nowhere.",
     ),
     Mutant(
         "prompts go to a pool from which no worker decodes",
-        _OFFERING,
-        "pool is None or not self._candidates.has_peer_on(pool.node)",
-        "pool is None",
+        "prefill_worker/handing_on.py",
+        "keeps or pool is None or (not self._peers.has_one_on(pool.node))",
+        "keeps or pool is None",
         "Requests are committed to a pool that no decode worker reads.",
     ),
     Mutant(
         "repeated pull sent again",
-        "prefill_worker/handing_on.py",
-        "number <= self._last[receiver]",
-        "number < self._last[receiver]",
+        _OFFERING,
+        "number <= self._pulled[receiver]",
+        "number < self._pulled[receiver]",
         "A Pull that comes twice is answered twice.",
     ),
     Mutant(
@@ -130,13 +130,6 @@ PREFILL = (
         "return self._answer(event.source)",
         "return []",
         "A worker waits until its time-out for KV that it pulled back before its arrival was known.",
-    ),
-    Mutant(
-        "pages of a dropped candidate kept",
-        _OFFERING,
-        "self._writer.take_back(written)",
-        "",
-        "Pages that were written for a request that has gone stay leased.",
     ),
 )
 
@@ -192,11 +185,12 @@ DECODE = (
     ),
     Mutant(
         "pairs freed while they are sent",
-        f"{_DECODE}/leaving.py",
+        _OFFERING,
         "if departure.number is None:\n"
-        "    self._departures.remove(departure)\n"
-        "    self._memory.give(departure.running.pairs)",
-        "self._departures.remove(departure)\nself._memory.give(departure.running.pairs)",
+        "    self.remove(departure)\n"
+        "else:\n"
+        "    self._here.move(departure.running, State.ABANDONED)",
+        "self.remove(departure)",
         "Pairs of a request that leaves and is cancelled are free while they are sent.",
     ),
     Mutant(
@@ -244,7 +238,7 @@ DECODE = (
     Mutant(
         "failed pull forgotten",
         f"{_DECODE}/joining.py",
-        "[Send(transfer.source.name, Decline(*attempt, is_failed=True))]",
+        "[*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]",
         "[]",
         "The sender of KV that did not arrive is not told.",
     ),
@@ -257,7 +251,7 @@ DECODE = (
     ),
     Mutant(
         "evicted request seated from another's KV",
-        f"{_DECODE}/leaving.py",
+        _OFFERING,
         "departure is None or departure.number is not None or departure.to.holder != receiver",
         "departure is None or departure.number is not None",
         "KV goes to a later life of the worker than that which was to have it.",

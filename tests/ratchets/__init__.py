@@ -2,6 +2,7 @@
 
 paths.py           The hot paths: what runs on each.
 choices.py         Choices of steps among thousands of waiting prompts.
+requests.py        Requests for them.
 lives.py           Whole lives of requests, as a router's core hears of them.
 counting.py        Counts the lines of the project's Python that run.
 counts.json        What each path took when it was last accepted.

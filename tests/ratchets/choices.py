@@ -9,7 +9,6 @@ from itertools import islice
 
 from alignedserve.core import KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.lab.benchmarks.common.requests import LENGTHS, lengths, request
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Policy, Room
@@ -19,6 +18,7 @@ from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, Seating, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from tests.ratchets.requests import LENGTHS, lengths, request
 
 BLOCK, STEP_TOKENS, PAIRS = 16, 2048, 32_768
 # About an RTX PRO 6000 with Llama-3.1-8B: 11 ms for a step, 40 us for a prompt token, 0.1 us for a token of a prefix.
@@ -53,7 +53,7 @@ def choice(
     policy = scheduler.policy
     at = StepContext(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
     by_chunk = policy.room is Room.CHUNKS
-    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, set)
+    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, bool)
     prompts: list[WorkerRequest] = []
     for prompt in list(islice(waiting if policy.is_plain else (), 8)):  # the worker seats them in the order of arrival
         prompt.kv = KvForm(blocks.take(-(-prompt.num_tokens // BLOCK)) or ())

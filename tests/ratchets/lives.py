@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 from alignedserve.core import Request, Role, ServiceClass
-from alignedserve.lab.benchmarks.common.requests import request
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received, TimerFired
 from alignedserve.protocol.messages import (
@@ -21,6 +20,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.sketch import sketch_of
+from tests.ratchets.requests import request
 
 _REPORTS = 4  # requests that a decode worker gets between two reports
 

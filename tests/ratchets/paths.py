@@ -12,7 +12,6 @@ from types import MappingProxyType
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.lab.benchmarks.common.requests import request
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.owner.core import OwnerCore
@@ -29,6 +28,7 @@ from tests.gateway.conftest import FakeOwner, Gateway
 from tests.ratchets.choices import choose, drawn
 from tests.ratchets.counting import Lines
 from tests.ratchets.lives import Deployment, submits
+from tests.ratchets.requests import request
 
 _TOKENS = 32  # of a stream, and of a frame
 

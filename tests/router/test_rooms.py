@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from alignedserve.core import Retention, Role
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Member, Members
 from alignedserve.protocol.roads import Endpoint
-from alignedserve.router.members import Roll
+from alignedserve.router.members import Recovery, Roll
 from alignedserve.router.placing.ranking import Rooms
 from tests.samples import ROUTER_MEMBER, member
 
@@ -42,9 +44,13 @@ class TestRooms:
         assert rooms.choose(range(3)) == ""
 
 
-def test_workers_with_a_transport_are_told_of_each_other() -> None:
-    roll = Roll(ROUTER_MEMBER)
-    with_one = [replace(member(name), transport="there") for name in ("prefill-0", "decode-0")]
+@pytest.mark.parametrize("lends", [False, True])
+def test_workers_of_two_kinds_with_a_transport_are_told_of_each_other(lends: bool) -> None:
+    """A prefill worker that lends itself is to others a decode worker; what it hands on goes to those that do not."""
+    roll, prefill = Roll(ROUTER_MEMBER), member("prefill-0")
+    if lends:
+        prefill = replace(prefill, role=Role.DECODE, lends=True)
+    with_one = [replace(worker, transport="there") for worker in (prefill, member("decode-0"))]
     for command in (*with_one, member("prefill-1"), member("decode-1")):
         roll.add(command)
     told = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
@@ -104,3 +110,13 @@ def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
         assert told(pool) == {decode.name}
         assert told(decode) == {pool.name, prefill.name}
     assert told(prefill) == {"decode-0", "decode-1"}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_that_claim_a_request_the_one_that_it_was_handed_on_to_has_it(first: int) -> None:
+    """Until the sender of its KV hears of the end of the transfer, both do, to a router that has just started."""
+    claims = [replace(member("prefill-0"), role=Role.DECODE, lends=True), member("decode-0")]
+    recovery = Recovery(0.0)
+    for claiming in (claims[first], claims[1 - first]):
+        recovery.hold(("a", 0), claiming)
+    assert recovery.holder(("a", 0)) == claims[1]

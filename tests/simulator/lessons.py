@@ -11,7 +11,6 @@ from enum import Enum
 from random import Random
 
 from alignedserve.core import Sampling, ServiceClass, Slo
-from alignedserve.lab.benchmarks.common.requests import request
 from alignedserve.lab.benchmarks.common.simulating import recorded
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
@@ -25,6 +24,7 @@ from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.simulator.predicting import Knowledge
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
+from tests.ratchets.requests import request
 
 MEANS = (25, 75, 225, 675)  # output of each kind, in tokens
 MOST = 2048

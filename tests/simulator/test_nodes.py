@@ -14,7 +14,6 @@ from alignedserve.lab.fuzzing.scenario_drawing import draw_narrow_scenario
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads.workload.visit import Arrival
-from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.machines.faults import draw_faults
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
@@ -38,6 +37,7 @@ def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one(
     taken = 0
     for seed in (45, 93, 108):  # among the first seeds in which there are too few seats for the documents
         scenario = on_nodes(seed)
+        scenario = replace(scenario, policy=replace(scenario.policy, helps=False))  # prefill workers run prompts alone
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
         taken += sum(
@@ -77,8 +77,8 @@ def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> Non
     settings = replace(settings_of(SimulationTrial("aligned", "chat", cluster="3+2")), nodes=2, direct=True)
     simulation = Simulation(settings, asked)
     assert not simulation.run().problems
-    workers = [process.core for process in simulation.world.processes if isinstance(process.core, PrefillCore)]
+    workers = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     reused = sum(
-        core.prompts.num_reused_tokens + core.memory.pages.num_shared_tokens for core in workers
+        core.counts.reused_tokens + core.memory.pages.num_shared_tokens for core in workers
     )  # of the pool, of the device
     assert reused >= 0.8 * 20 * 1800

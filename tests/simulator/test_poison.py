@@ -19,7 +19,7 @@ from alignedserve.simulator.machines.faults import Poison
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
-from tests.conftest import SOAK
+from tests.conftest import SOAK, examples
 
 MANY = WorkerLimits(num_pairs=4_000, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
 LIMITS = WorkerLimits(num_pairs=80, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
@@ -27,7 +27,7 @@ TOPOLOGIES = ("colocated", "2xcolocated", "1+1", "2+1", "1+2", "2+2")
 MOST_DEATHS = SUSPECT_DEATHS + 1
 
 generated = settings(
-    max_examples=2_000 if SOAK else 25,
+    max_examples=2_000 if SOAK else examples(25),
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -35,7 +35,8 @@ OF_RIGHT_AND_WRONG = pytest.mark.parametrize(
     "lesson",
     [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT] if SOAK else [Lesson.REVERSED, Lesson.LEARNT],
 )
-SEEDS, CHATS = (2, 600) if SOAK else (1, 400)
+IN_SOAK = pytest.mark.skipif(not SOAK, reason="the same decisions, where memory is short, are tried in each run")
+SEEDS, CHATS, WINDOWS = (2, 600, 200) if SOAK else (1, 240, 120)
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
 SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.025, 10
@@ -52,7 +53,7 @@ def documents(lesson: Lesson, tokens: int | None = None) -> RunRecord:
 @cache
 def windows(lesson: Lesson) -> RunRecord:
     """Play documents of which not all can end within their windows."""
-    asked = arrivals(200, ServiceClass.BE, 0, rate=15.0, slo=Slo(jct_s=WINDOW_S))
+    asked = arrivals(WINDOWS, ServiceClass.BE, 0, rate=15.0, slo=Slo(jct_s=WINDOW_S))
     return played(settings_of_cluster("2xcolocated"), lesson, list(asked))
 
 
@@ -96,6 +97,7 @@ def preempted(record: RunRecord) -> int:
     return sum(request.num_preempted for request in record.requests)
 
 
+@IN_SOAK
 @WRONG
 def test_documents_end_as_early_and_are_preempted_as_seldom(lesson: Lesson) -> None:
     wrong, none = documents(lesson), documents(Lesson.NOTHING)
@@ -116,6 +118,7 @@ def test_documents_behind_a_prefill_worker_end_as_early(lesson: Lesson) -> None:
     assert completion_s(behind_prefill(lesson)) <= SLOWER * completion_s(behind_prefill(Lesson.NOTHING))
 
 
+@IN_SOAK
 @WRONG
 def test_documents_whose_pages_are_compressed_end_as_early(lesson: Lesson) -> None:
     assert completion_s(compressed(lesson)) <= SLOWER * completion_s(compressed(Lesson.NOTHING))

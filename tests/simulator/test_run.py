@@ -79,7 +79,7 @@ def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str
 
 
 def test_many_requests() -> None:
-    number = 5000 if SOAK else 400
+    number = 5000 if SOAK else 200
     summary = simulate(Settings(topology=Topology.parse("2+2"), workload=Workload(number, rate=100.0)))
     assert (summary.problems, summary.num_finished) == ((), number)
 

@@ -206,7 +206,7 @@ def test_an_oracle_is_as_wrong_as_a_real_predictor() -> None:
 
 @pytest.mark.parametrize(("source", "in_order"), [(Predictions.LMSYS, 0.78), (Predictions.SHAREGPT, 0.92)])
 def test_drawn_predictions_have_the_measured_order_and_coverage(source: Predictions, in_order: float) -> None:
-    """Measured: the shares that tools/compile_predictions.py prints of its sources."""
+    """Measured: the shares of the published pairs that the tables were compiled from."""
     table, draw = prediction_table(source), Random(1)
     edges = (1, *table.edges, round(1.5 * table.edges[-1]))
     lengths = [draw.randint(*draw.choice(list(pairwise(edges)))) for _ in range(3000)]

@@ -139,16 +139,16 @@ APART = ScheduleConfig(helps=False)  # prefill workers only run prompts
 
 @pytest.mark.parametrize(
     ("transport", "schedule", "lends"),
-    [("auto", None, True), ("host", None, True), ("auto", APART, False), ("collective", None, False)],
+    [("auto", None, True), ("host", None, True), ("auto", APART, False), ("collective", None, True)],
 )
-def test_by_the_pool_go_requests_of_prefill_workers_that_decode(
+def test_by_the_pool_go_requests_of_prefill_workers_that_decode_unless_a_direct_road_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, transport: str, schedule: ScheduleConfig | None, lends: bool
 ) -> None:
     Gpus(monkeypatch, 2, reach=True)
     worker_part = part(transport=TransportName(transport), schedule=schedule or ScheduleConfig())
     assert worker_part.config.lends is lends
     chosen = chosen_for(worker_part, torch.device("cuda"))
-    assert chosen.why.startswith("prefill workers decode too") is lends
+    assert chosen.why.startswith("prefill workers decode too") is (lends and transport != "collective")
     worker_part.links.close()
 
 

@@ -53,7 +53,6 @@ class WorkerRequest:
     vector: bytes = b""  # where it asks for that
     came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
     decode: str = ""  # the decode worker that the router named for it
-    held_up_s: float = 0.0  # that it waited when it came, for a step with best-effort work
     batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
     story: list[State] = field(default_factory=lambda: [State.NEW])  # its states so far (states.py)
     history: History | None = field(init=False)  # what its sampling needs of it

@@ -2,7 +2,7 @@
 
 A request is in one state at a time. It changes with `WorkerRequest.becomes`, which raises `IllegalTransition` with the
 request's story where the table has no such transition; the worker's list of its requests (worker/requests.py) follows.
-docs/architecture.md shows the table as a picture, which `diagram` draws.
+docs/reference/states.md shows the table as a picture, which `diagram` draws.
 
 For example, a prompt on a colocated worker: NEW, ASKING, WAITING, FETCHING, PROMPT, RESIDENT, KEPT, GONE.
 """
@@ -29,8 +29,7 @@ class State(Enum):
     LEAVING = "leaving"  # its KV is copied to the pool, where it goes on
     CANDIDATE = "candidate"  # its KV is in the pool or on a prefill worker, and it waits for room here
     RECEIVING = "receiving"  # has blocks, and its KV comes from a prefill worker's device
-    DEPARTING = "departing"  # has blocks, and its KV goes to a prefill worker, if that has room
-    OFFERED = "offered"  # its prompt has run, and it waits for a decode worker to pull its KV
+    DEPARTING = "departing"  # has blocks, and its KV goes to another worker, if that has room
     KEPT = "kept"  # has ended, and has blocks until its answer is in the pool
     ABANDONED = "abandoned"  # nobody wants it any more, but a copy or a transfer still uses its blocks
     GONE = "gone"  # ended, handed on or dropped: it has nothing here
@@ -58,8 +57,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         },
         State.PROMPT: {
             State.RESIDENT: "first token",
-            State.THROUGH: "first token, goes by the pool",
-            State.OFFERED: "first token, a decode worker is named",
+            State.THROUGH: "first token, on a prefill worker",
             State.LEAVING: "preempted",
             State.WAITING: "gives way to other prompts",
             State.GONE: "ended or cancelled",
@@ -81,15 +79,16 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         },
         State.RESIDENT: {
             State.LEAVING: "preempted",
-            State.DEPARTING: "memory will be short",
+            State.DEPARTING: "handed on, or memory will be short",
             State.KEPT: "ended",
             State.GONE: "ended or cancelled",
         },
         State.DEPARTING: {
             State.CANDIDATE: "sent",
             State.RESIDENT: "refused or failed",
+            State.THROUGH: "declined",
             State.ABANDONED: "cancelled",
-            State.GONE: "cancelled",
+            State.GONE: "sent to where it goes on",
         },
         State.LEAVING: {
             State.WAITING: "no pages, or the pool was lost",
@@ -99,14 +98,9 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         },
         State.THROUGH: {
             State.LEAVING: "pages at hand",
-            State.OFFERED: "no pool is of use",
+            State.DEPARTING: "no pool is of use",
             State.WAITING: "gives its place to a chat",
             **_GONE,
-        },
-        State.OFFERED: {
-            State.THROUGH: "declined",
-            State.LEAVING: "declined, and being written",
-            State.ABANDONED: "pulled or cancelled",
         },
         State.KEPT: {State.GONE: "answer in the pool"},
         State.ABANDONED: {State.GONE: "copy or transfer ended"},

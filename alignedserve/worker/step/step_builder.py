@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from heapq import merge
 from math import inf
 
-from alignedserve.core import Chunk, ServiceClass
-from alignedserve.cost.model import StepEstimate
+from alignedserve.core import Chunk
+from alignedserve.cost.model import Kind, StepEstimate
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Rank
 from alignedserve.worker.step.ranks import key_of
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, StepView, estimate_of, shape_of
+from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, estimate_of, shape_of
 from alignedserve.worker.step.waiting_prompts import Ranked
 
 
@@ -30,7 +30,16 @@ class StepBounds:
     """R: the most time that the coming step may take."""
 
     decodes_s: float = inf  # for decodes of chats, so that none of them is late
-    all_s: float = inf  # for prompts of chats too, those that are here and those that are still to come
+    prompts_s: float = inf  # for prompts of chats too
+    about_s: float = inf  # for documents, so that chats which are still to come find a short step
+
+    def careful_s(self, at: StepContext, kind: Kind = Kind.MIXED) -> float:
+        """Return the most time that a step with documents is to take by its prediction.
+
+        A step that takes longer than predicted makes each chat here late that it was to be just in time for; a chat
+        that is still to come seldom comes in just that step.
+        """
+        return min(at.careful_s(self.prompts_s, kind), self.about_s)
 
 
 UNBOUNDED = StepBounds()
@@ -40,11 +49,11 @@ class StepBuilder:
     def __init__(self, view: StepView, bounds: StepBounds, budget: int, most: int) -> None:
         """`budget` is the most prompt tokens of the step, `most` the most requests."""
         at, seating = view.at, view.seating
-        careful = at.caution()
         self.at, self.seating, self.policy = at, seating, at.policy
         self.decodes_s = bounds.decodes_s  # the most time of the step: beside decodes of chats,
-        self.prompts_s = min(bounds.decodes_s, at.joins_s) / careful  # beside their prompts,
-        self.bound_s = min(bounds.all_s, at.joins_s) / careful  # and beside all others
+        joins_s = at.careful_s(at.joins_s)
+        self.prompts_s = min(at.careful_s(bounds.decodes_s), joins_s)  # beside their prompts,
+        self.bound_s = min(bounds.careful_s(at), joins_s)  # and beside all others
         self.budget = budget
         self.tokens, self.seats = at.room, most  # that are left
         self.decodes: list[WorkerRequest] = []
@@ -53,12 +62,12 @@ class StepBuilder:
         self.has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
         self._look = view.waiting.look
         self._cuts = at.policy.chunking is not Chunking.NONE
-        self._long_prompt = at.policy.long_prompt if at.policy.chunking is Chunking.SLO else inf
-        self._long: set[ServiceClass] | None = None  # classes of the long prompts that are unfinished
+        # One long prompt at a time (ERA, AccelGen §4.2).
+        self._long_prompt = at.policy.long_prompt if at.policy.runs_one_long_prompt else inf
+        self._has_long: bool | None = None  # whether one is unfinished
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
-        self._is_full = False  # a document did not fit: no other is added
         self._first: set[int] = set()  # decodes that came before all others
         seating.has_time_to_project = lambda tokens: self.estimate.with_remade(tokens) <= self.bound_s
 
@@ -75,14 +84,6 @@ class StepBuilder:
     def blocks_all(self, running: WorkerRequest) -> bool:
         """Return whether a request that waits for memory blocks requests of both classes."""
         return True
-
-    def is_blocked_by(self, unfinished: ServiceClass, prompt: WorkerRequest, is_urgent: bool) -> bool:
-        """Return whether an unfinished long prompt of this class blocks another long prompt (ERA, AccelGen §4.2)."""
-        return not is_urgent
-
-    def ends_choice(self, running: WorkerRequest) -> bool:
-        """Return whether no document is added after this decode, which does not fit."""
-        return False
 
     def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
         """Return whether `most` tokens of a prompt run where only `size` fit, and decodes are late for it."""
@@ -123,15 +124,11 @@ class StepBuilder:
             return ()
         return [running for running in decodes if id(running) not in self._first] if self._first else decodes
 
-    def add(self, ranked: Iterable[Ranked], is_rt: bool | None = None) -> None:
-        """Add what fits of requests of one class, or of both."""
+    def add(self, ranked: Iterable[Ranked]) -> None:
+        """Add what fits of these requests."""
         for key, running in ranked:
-            if self.tokens <= 0 or (self._is_full and is_rt is False):
+            if self.tokens <= 0 or self.seats <= 0:
                 return
-            if self.seats <= 0 and (self._is_full or running.promise.is_rt):
-                if is_rt:
-                    return
-                continue
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def add_one_alone(self, seated: Iterable[Ranked], waiting: Iterable[Ranked]) -> None:
@@ -167,9 +164,7 @@ class StepBuilder:
 
     def _add_decode(self, running: WorkerRequest) -> None:
         estimate, prefix, remade = self.estimate, running.num_held, running.num_remade
-        is_late = estimate.with_decode(prefix, remade) > (self.decodes_s if running.promise.is_rt else self.bound_s)
-        if is_late or not self.seats:
-            self._is_full = self._is_full or self.ends_choice(running)
+        if estimate.with_decode(prefix, remade) > (self.decodes_s if running.promise.is_rt else self.bound_s):
             return
         seating = self.seating
         # Decodes have a place for their token; a prompt that is recomputed may lack one.
@@ -214,7 +209,7 @@ class StepBuilder:
         self.has_cut |= size < most
         if size:
             if not running.pairs and running.num_tokens >= self._long_prompt:
-                self._long_classes.add(running.request.service)
+                self._has_long = True
             self.seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
             self.estimate.add_chunk(size, running.num_held)
@@ -249,15 +244,11 @@ class StepBuilder:
             return False
         if self._lacks_memory(running) or not self.seating.may_seat(running):
             return True
-        if running.num_tokens < self._long_prompt:
+        if is_urgent or running.num_tokens < self._long_prompt:
             return False
-        return any(self.is_blocked_by(unfinished, running, is_urgent) for unfinished in self._long_classes)
-
-    @property
-    def _long_classes(self) -> set[ServiceClass]:
-        if self._long is None:
-            self._long = self.seating.long_classes()
-        return self._long
+        if self._has_long is None:
+            self._has_long = self.seating.has_long()
+        return self._has_long
 
     def _most_in_step(self, running: WorkerRequest) -> int:
         """Return how many tokens of a prompt the step has places for. A prompt that runs whole takes as many as it has,

@@ -394,20 +394,16 @@ class WaitingPrompts:
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
         """Return the most time that the prompts that wait leave for a step (slo.step_room_s).
 
-        A prompt that could not even run its next chunk in time, which takes `chunk_s`, binds only if all of it in one
-        step would be in time; else not at all. Such prompts are at the front, and where there are more than a few,
-        those behind them will hardly make it either.
+        A prompt that could not even run its next chunk in time, which takes `chunk_s`, does not bind. Such prompts are
+        at the front, and where there are more than a few, those behind them will hardly make it either.
         """
-        from_s, bound = now - self._times.most_s, inf  # a step that is still to come is in their slack
+        from_s = now - self._times.most_s  # a step that is still to come is in their slack
         first = bisect_left(self._in_time, (from_s + chunk_s(1),))
-        for place in islice(self._in_time, max(0, first - _HOPELESS), first + _HOPELESS):
-            room_s, ahead = float(place[0]) - from_s, place[-1].num_ahead
-            if room_s >= chunk_s(min(ahead, self._chunk)):
-                return min(bound, room_s)
-            left_s = place[-1].promise.due_at(now) - now - place[-1].fetch_s
-            if chunk_s(ahead) <= left_s < bound and not place[-1].promise.is_late(now):
-                bound = left_s
-        return bound
+        for place in islice(self._in_time, first, first + _HOPELESS):
+            room_s = float(place[0]) - from_s
+            if room_s >= chunk_s(min(place[-1].num_ahead, self._chunk)):
+                return room_s
+        return inf
 
     @property
     def least_ttft_s(self) -> float:

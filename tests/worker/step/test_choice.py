@@ -257,11 +257,11 @@ class TestTheNearest:
 
 
 class TestLongPrompts:
-    LONG = Policy(long_prompt=200)
+    LONG = Policy(SchedulerName.ACCELGEN, long_prompt=200)
 
     def test_one_at_a_time(self) -> None:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240), chat("c", 0.8, 30)]
-        assert ran(select([], [], prompts, moment(self.LONG), 100)) == [("c", 30), ("b", 240)]
+        assert dict(ran(select([], [], prompts, moment(self.LONG), 100))) == {"a": 250, "c": 30}
 
     def test_no_prompt_starts_before_the_running_prompt_is_through(self) -> None:
         runs = chat("runs", 0.8, 250)
@@ -272,19 +272,21 @@ class TestLongPrompts:
         runs = chat("runs", 0.8, 250)
         runs.prefix = 240
         found = select([], [runs], [chat("b", 0.0395, 240)], moment(self.LONG), 100)
-        assert ran(found) == [("b", 240), ("runs", 10)]
+        assert dict(ran(found)) == {"b": 240, "runs": 10}
 
-    def test_a_long_document_holds_no_long_chat_back(self) -> None:
-        """A long chat holds a long document back, and two documents each other."""
-        begun, at = document("begun", 240), moment(self.LONG)
-        assert "b" in dict(ran(select([], [begun], [chat("b", 0.8, 240)], at, 100)))
-        assert "d" not in dict(ran(select([], [begun], [document("d", 240)], at, 100)))
-        assert "d" not in dict(ran(select([], [chat("begun", 0.8, 240)], [document("d", 240)], at, 100)))
+    def test_short_prompts_wait_for_no_long_one(self) -> None:
+        found = select([], [chat("begun", 0.8, 240)], [document("short")], moment(self.LONG), 100)
+        assert "short" in dict(ran(found))
+
+    def test_the_default_lets_long_prompts_run_together(self) -> None:
+        at = moment(replace(self.LONG, scheduler=SchedulerName.ALIGNED))
+        found = select([], [document("begun", 240)], [document("d", 240)], at, 100)
+        assert dict(ran(found)).keys() == {"begun", "d"}
 
     def test_several_with_a_fixed_budget(self) -> None:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240)]
         fixed = replace(self.LONG, chunking=Chunking.FIXED)
-        assert ran(select([], [], prompts, moment(fixed), 100)) == [("b", 240), ("a", 250)]
+        assert dict(ran(select([], [], prompts, moment(fixed), 100))) == {"a": 250, "b": 240}
 
 
 class TestTheBudget:
@@ -350,7 +352,7 @@ def chosen(
     prompts: Sequence[WorkerRequest], waiting: WaitingPrompts, blocks: Blocks, policy: Policy, now: float
 ) -> PlannedStep:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
-    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, set)
+    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, bool)
     found = choose((), prompts, waiting, at, room)
     for running in (*prompts, *found.admitted):
         running.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == running.request.id)
@@ -448,7 +450,7 @@ def pool_seating(blocks: Blocks, at: StepContext, spare: int, idle: list[WorkerR
         1000,
         by_chunk,
         lambda running: running.num_tokens,
-        set,
+        bool,
         spare_pages=spare,
         pages_for=pages_of,
         idle=list(idle),

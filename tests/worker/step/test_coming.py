@@ -8,10 +8,14 @@ from math import inf
 import pytest
 
 from alignedserve.core import KEY_SALT_SIZE, ServiceClass, Slo
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Uncertainty, length_of
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.step.arrival_forecast import COUNTED, LONGEST_S, MOST, SHORTEST_S, ArrivalForecast
+from alignedserve.scheduling.slo import StepTimes
+from alignedserve.worker.step.arrival_forecast import COUNTED, LONGEST_S, SHARE, SHORTEST_S, ArrivalForecast
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.step_builder import StepBounds
+from alignedserve.worker.step.view import StepContext
 from tests.samples import request
 
 
@@ -26,7 +30,7 @@ def test_nothing_is_bound_before_a_request_came_and_long_after() -> None:
     known.count(coming(1.0, ServiceClass.BE), 0.1, 0.0)
     assert known.bound_s(0.0) == inf
     known.count(coming(1.0), 0.1, 0.0)
-    assert known.bound_s(1.0) == MOST * 0.9
+    assert known.bound_s(1.0) == SHARE * 0.9
     assert known.bound_s(LONGEST_S) == inf
 
 
@@ -47,7 +51,7 @@ def test_the_request_with_least_to_spare_counts() -> None:
     known.count(coming(0.5), 0.3, 1.0)
     known.count(coming(2.0), 0.1, 2.0)
     known.count(coming(0.5), 0.6, 3.0)  # late whatever the worker does
-    assert known.bound_s(4.0) == MOST * (0.5 - 0.3)
+    assert known.bound_s(4.0) == SHARE * (0.5 - 0.3)
 
 
 def test_a_kind_that_comes_no_more_is_forgotten_though_others_go_on_coming() -> None:
@@ -55,9 +59,9 @@ def test_a_kind_that_comes_no_more_is_forgotten_though_others_go_on_coming() -> 
     known.count(coming(0.25), 0.0, 0.0)
     for number in range(COUNTED - 1):
         known.count(coming(1.0), 0.0, 1.0 + number)
-        assert known.bound_s(1.0 + number) == MOST * 0.25
+        assert known.bound_s(1.0 + number) == SHARE * 0.25
     known.count(coming(1.0), 0.0, 30.0)
-    assert known.bound_s(30.0) == MOST * 1.0
+    assert known.bound_s(30.0) == SHARE * 1.0
 
 
 def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
@@ -68,7 +72,7 @@ def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
     assert known.bound_s(last + 19.9) < inf  # ten times the interval between two arrivals
     assert known.bound_s(last + 20.1) == inf
     known.count(coming(1.0), 0.0, last + 21.0)  # the silence ended the earlier history
-    assert known.bound_s(last + 21.0) == MOST * 1.0
+    assert known.bound_s(last + 21.0) == SHARE * 1.0
 
 
 def test_requests_of_a_burst_are_expected_for_some_time_after_it() -> None:
@@ -79,46 +83,10 @@ def test_requests_of_a_burst_are_expected_for_some_time_after_it() -> None:
     assert known.bound_s(7.0 + SHORTEST_S) == inf
 
 
-def began(known: ArrivalForecast, ttft_s: float, late_s: float, held_up_s: float = 10.0) -> None:
-    running = coming(ttft_s)
-    running.held_up_s = held_up_s
-    known.learn(running, running.request.arrival_at + ttft_s + late_s)
-
-
-def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in_time() -> None:
-    known = ArrivalForecast()
-    known.count(coming(1.0), 0.0, 0.0)
-    began(known, 1.0, 0.001)
-    once = known.bound_s(0.0)
-    assert once < MOST
-    for _ in range(100):
-        began(known, 1.0, 1.0)
-    least = known.bound_s(0.0)
-    assert 0 < least < once
-    for _ in range(49):  # fifty arrivals, of which one is late
-        began(known, 1.0, -0.1)
-    began(known, 1.0, 0.1)
-    assert known.bound_s(0.0) <= least * 1.05
-    for _ in range(400):
-        began(known, 1.0, -0.1)
-    assert known.bound_s(0.0) == MOST
-
-
-def test_a_request_that_would_have_been_late_in_any_case_changes_nothing() -> None:
-    known = ArrivalForecast()
-    known.count(coming(1.0), 0.0, 0.0)
-    began(known, 1.0, 0.2, held_up_s=0.0)
-    began(known, 1.0, 0.2, held_up_s=0.1)
-    assert known.bound_s(0.0) == MOST
-    began(known, 1.0, 0.2, held_up_s=0.3)
-    assert known.bound_s(0.0) < MOST
-
-
-def test_a_request_with_much_time_is_not_held_to_what_requests_with_little_taught() -> None:
-    known = ArrivalForecast()
-    known.count(coming(1.0), 0.0, 0.0)
-    for _ in range(100):
-        began(known, 0.25, 0.1)
-    assert known.bound_s(0.0) == MOST * 1.0
-    known.count(coming(0.25), 0.0, 1.0)
-    assert known.bound_s(1.0) < MOST * 0.25
+def test_only_for_chats_that_are_here_a_step_ends_with_certainty() -> None:
+    """One step in ten thousand takes half longer than predicted."""
+    known = Uncertainty(tails={length_of(0.075): 0.5})
+    cost = CostModel(dict.fromkeys(Kind, Coefficients()), dict.fromkeys(Kind, known))
+    at = StepContext(0.0, cost, StepTimes(), 512, 16, 64, Policy(), 64)
+    assert StepBounds(prompts_s=0.09).careful_s(at) == pytest.approx(0.06)
+    assert StepBounds(prompts_s=0.09, about_s=0.05).careful_s(at) == 0.05

@@ -66,12 +66,11 @@ def waits(these: Sequence[WorkerRequest], at: StepContext) -> WaitingPrompts:
 
 
 def seating(free: int, at: StepContext, seated: Sequence[WorkerRequest] = (), seats: int = 1000) -> Seating:
-    def long_classes() -> set[ServiceClass]:
-        prompts = [running for running in seated if not running.decodes]
-        return {running.request.service for running in prompts if running.num_tokens >= at.policy.long_prompt}
+    def has_long() -> bool:
+        return any(running.num_tokens >= at.policy.long_prompt for running in seated if not running.decodes)
 
     by_chunk = at.policy.room is Room.CHUNKS
-    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, long_classes)
+    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, has_long)
 
 
 def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> WorkerRequest:
@@ -153,14 +152,6 @@ class TestTheBound:
         found = select([chat("hopeless", 0.001, output=3), chat("rt", 0.0115, output=3)], [], [], moment())
         assert ran(found) == [("hopeless", 1)] or ran(found) == [("rt", 1)]
         assert found.predicted_s <= 0.0115
-
-    def test_a_request_that_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
-        """The chat would be late with average chunks and steps as long as the longest lately; one step is in time."""
-        at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
-        for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
-            found = select([document("d0", output=3)], [*prompts, document("d", 400)], waiting, at, free=100)
-            assert ("rt", 400) in ran(found)
-            assert found.predicted_s <= 0.0601
 
     def test_a_request_that_is_still_to_come_binds_documents_and_no_chats(self) -> None:
         at = moment()
@@ -333,47 +324,6 @@ class TestDocumentsAmongThemselves:
         by_slack = ran(select([], *split, moment(self.PAPER, room=700), free=200))
         assert by_slack[0][0] == "hasty"
         assert ran(select([], *split, moment(room=700), free=200))[0][0] == "patient"
-
-
-class TestLongPrompts:
-    """Tests which long prompts start while another is unfinished (ERA), by their classes."""
-
-    POLICY = Policy(long_prompt=200)
-
-    def unfinished(self, service: ServiceClass) -> WorkerRequest:
-        begun = chat("begun", 0.9, prompt=220) if service is ServiceClass.RT else document("begun", prompt=220)
-        begun.prefix = 200
-        return begun
-
-    def waiting(self, service: ServiceClass, is_urgent: bool) -> WorkerRequest:
-        if service is ServiceClass.RT:
-            return chat("waits", 0.039 if is_urgent else 0.9, prompt=220)
-        return document("waits", prompt=220, jct_s=0.2 if is_urgent else 1000.0)
-
-    @pytest.mark.parametrize(
-        ("unfinished", "waiting", "is_urgent", "starts"),
-        [
-            (ServiceClass.RT, ServiceClass.RT, False, False),
-            (ServiceClass.RT, ServiceClass.RT, True, True),
-            (ServiceClass.RT, ServiceClass.BE, False, False),
-            (ServiceClass.RT, ServiceClass.BE, True, True),
-            (ServiceClass.BE, ServiceClass.RT, False, True),
-            (ServiceClass.BE, ServiceClass.RT, True, True),
-            (ServiceClass.BE, ServiceClass.BE, False, False),
-            (ServiceClass.BE, ServiceClass.BE, True, True),
-        ],
-    )
-    def test_a_document_holds_no_chat_back_and_nothing_holds_urgent_prompts(
-        self, unfinished: ServiceClass, waiting: ServiceClass, is_urgent: bool, starts: bool
-    ) -> None:
-        found = select(
-            [], [self.unfinished(unfinished)], [self.waiting(waiting, is_urgent)], moment(self.POLICY), free=100
-        )
-        assert ("waits" in dict(ran(found))) is starts
-
-    def test_short_prompts_wait_for_no_long_one(self) -> None:
-        found = select([], [self.unfinished(ServiceClass.RT)], [document("short")], moment(self.POLICY), free=100)
-        assert "short" in dict(ran(found))
 
 
 class TestTheOrder:

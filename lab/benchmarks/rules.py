@@ -1,0 +1,217 @@
+"""Measure what each rule of the default scheduler is worth: runs without it, against the same runs with it.
+
+    python -m lab.benchmarks.rules --seeds 0                          # hours of a core with all three seeds
+    python -m lab.benchmarks.rules --rules budget,gaps --mixes 'chats lots,tight' --clusters 1+1
+
+Each rule is one function, which is replaced by what it says where it has nothing to say. A rule that says nothing in a
+run is not run without: what it is worth there is 0. Mixes are those of promises.py, with fewer seconds: RTX 4090 with
+Llama-3.1-8B, two colocated workers, or a prefill and a decode worker with 0.6 times their chats. `tight` and `rare` are
+a CPU with promises of 0.3 s and 60 ms, to 4 chats a second and to one in 2 s.
+
+    alone      chats at 1.5 times the capacity
+    documents  at 0.7 times the capacity, beside 32 documents of 1,600 tokens in flight
+    lots       at the capacity, beside lots of 32 shorter documents
+
+A line says the share of chats that keep all promises, or the tokens of documents in a second while chats come: without
+the rule (`value`), with it (`baseline`), and by seed what the rule brings, in points or percent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from statistics import mean
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from alignedserve.core import ServiceClass
+from alignedserve.decode_worker.memory.plain import RecentNeed
+from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
+from alignedserve.lab.benchmarks.common.report import command, several
+from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, save_load
+from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, Load, loads, num_kept
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.loads.figures.request_figures import requests_of_class
+from alignedserve.schedulers import aligned
+from alignedserve.schedulers.near_lengths import NearLengths
+from alignedserve.worker.step.arrival_forecast import ArrivalForecast
+from alignedserve.worker.step.view import StepContext
+
+Function = Callable[..., Any]
+
+
+def always(value: object) -> Callable[[Function], Function]:
+    return lambda _real: lambda *_args: value
+
+
+@dataclass(frozen=True)
+class Rule:
+    off: Callable[[Function], Function]  # from the rule's function makes that which says nothing
+    places: tuple[tuple[Any, str], ...]  # whose attribute it is; the same function in each
+
+
+RULES: Mapping[str, Rule] = {
+    "saturating documents": Rule(
+        lambda _real: lambda _self, step: step.budget, ((aligned.Aligned, "documents_budget"),)
+    ),
+    "after a slow step": Rule(lambda _real: lambda bound, *_: bound, ((aligned, "after_slow_step_s"),)),
+    "few gaps": Rule(always(False), ((aligned, "are_few_gaps"),)),
+    "gaps": Rule(always(False), ((aligned, "is_worth_gaps"),)),
+    "first block": Rule(always(False), ((aligned.AlignedStep, "may_exceed"),)),
+    "documents decode first": Rule(
+        lambda real: lambda *args: [running for running in real(*args) if running.promise.is_rt],
+        ((aligned, "first_decodes"),),
+    ),
+    "budget": Rule(lambda _real: lambda at: at.room, ((aligned, "prompt_budget"),)),
+    "memory stays free": Rule(always(0), ((RecentNeed, "spare_pairs"),)),
+    "chats to come": Rule(always(inf), ((ArrivalForecast, "bound_s"),)),
+    "chats handed on": Rule(always(inf), ((ArrivalForecast, "joins_s"),)),
+    "near lengths": Rule(lambda _real: lambda _self, found, _view: found, ((NearLengths, "choose"),)),
+    "another key": Rule(always(inf), ((aligned, "unnoticed_s"),)),
+    "caution": Rule(always(1.0), ((StepContext, "caution"),)),
+}
+
+DOCUMENTS = {
+    "name": "documents",
+    "service": "be",
+    "prompt": "lognormal:1600:1200:8000",
+    "output": "exp:150:600",
+    "arrivals": "closed",
+    "in_flight": 32,
+    "replace": True,
+    "num_requests": 100_000,
+}
+SECONDS = 20
+WORTH = {"chats in time, points": 0.5, "documents, %": 1.0}  # at least, for a rule to stay
+CLUSTERS = {"2xcolocated": 1.0, "1+1": ONE_PLUS_ONE}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kept: float  # share of chats
+    documents: float  # tokens in a second while chats come
+    said: frozenset[str] = frozenset()  # rules that had something to say
+
+
+@contextmanager
+def without(rule: Rule) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name in rule.places:
+            stack.enter_context(patch.object(owner, name, rule.off(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def heard(rules: Sequence[str]) -> Iterator[set[str]]:
+    """Let all rules hold, and note those that have something to say."""
+    said = set[str]()
+
+    def listening(name: str, real: Function) -> Function:
+        off = RULES[name].off(real)
+
+        def listen(*args: Any) -> Any:
+            found = real(*args)
+            if name not in said and found != off(*args):
+                said.add(name)
+            return found
+
+        return listen
+
+    with ExitStack() as stack:
+        for name in rules:
+            for owner, attribute in RULES[name].places:
+                stack.enter_context(patch.object(owner, attribute, listening(name, getattr(owner, attribute))))
+        yield said
+
+
+def outcome(rules: Sequence[str], trial: SimulationTrial, left_out: str | None) -> Outcome:
+    with without(RULES[left_out]) if left_out else heard(rules) as said:
+        record = record_of(trial)
+    chats, documents = (requests_of_class(record.requests, service) for service in ServiceClass)
+    until = max(chat.arrival_at for chat in chats)  # beyond it, a single late document would count much
+    tokens = sum(at <= until for document in documents for at in document.token_at)
+    return Outcome(num_kept(record) / len(chats), tokens / (until - record.began_at), frozenset(said or ()))
+
+
+def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
+    """Return for each mix its trial on each cluster."""
+    chosen = {**loads(CHATS), "answers": Load(f"lengths:{ANSWERS.resolve()}", 1.5)}
+    found: dict[str, dict[str, SimulationTrial]] = {}
+    for name, load in chosen.items():
+        load = replace(load, seconds=SECONDS // 3 if name == "short chats" else SECONDS)
+        beside = {
+            "documents": load.beside_documents(folder / f"{name} documents.yaml", DOCUMENTS),
+            "lots": load.beside_documents(folder / f"{name} lots.yaml"),
+        }
+        for where, part in CLUSTERS.items():
+            alone = load.trial(1.5 * part * load.capacity, where)
+            found.setdefault(f"{name} alone", {})[where] = alone
+            for how, of_capacity in (("documents", 0.7), ("lots", 1.0)):
+                rate = of_capacity * part * load.capacity
+                found.setdefault(f"{name} {how}", {})[where] = replace(alone, workload=beside[how], rate=rate)
+    save_profile(folder / "cpu.json", MACHINES["zen4"])
+    tight = {"name": "chats", "prompt": "32-256", "output": "16-96", "num_requests": 100_000}
+    tight |= {"ttft_s": 0.3, "tbt_s": 0.06}
+    documents = {**DOCUMENTS, "prompt": "512-1024", "output": "32-128"}
+    for mix, rate, seconds in (("tight", 4.0, SECONDS), ("rare", 0.5, 3 * SECONDS)):
+        path = save_load(folder / f"{mix}.yaml", seconds, {**tight, "rate": rate}, documents)
+        for where in CLUSTERS:
+            trial = SimulationTrial("aligned", path, where, 0, None, str(folder / "cpu.json"), gateway_ms=GATEWAY_MS)
+            found.setdefault(mix, {})[where] = trial
+    return found
+
+
+def weigh(mix: str, trials: Sequence[SimulationTrial], rules: Sequence[str]) -> set[str]:
+    """Run a mix with each seed, and without each rule that has something to say; tell what rules are worth there, and
+    return those that each seed shows to be worth keeping."""
+    held, kept = list(of_each(partial(outcome, rules, left_out=None), trials)), set[str]()
+    for rule in rules:
+        speaking = [trial for trial, each in zip(trials, held, strict=True) if rule in each.said]
+        found = iter(list(of_each(partial(outcome, (), left_out=rule), speaking)))
+        without_it = [next(found) if rule in each.said else each for each in held]
+        pairs = list(zip(held, without_it, strict=True))
+        worth = {"chats in time, points": [100 * (base.kept - each.kept) for base, each in pairs]}
+        figures = {"chats in time, points": [(base.kept, each.kept) for base, each in pairs]}
+        if all(base.documents for base, _ in pairs):
+            worth["documents, %"] = [100 * (1 - each.documents / base.documents) for base, each in pairs]
+            figures["documents, %"] = [(base.documents, each.documents) for base, each in pairs]
+        for unit, by_seed in worth.items():
+            baseline, value = map(mean, zip(*figures[unit], strict=True))
+            line: dict[str, Any] = {
+                "name": f"without {rule}: {mix}, {trials[0].cluster}",
+                "unit": unit.partition(",")[0],
+            }
+            line |= {"value": value, "baseline": baseline, "ratio": value / baseline if baseline else None}
+            line |= {"worth": mean(by_seed), "by_seed": [round(one, 2) for one in by_seed]}
+            print(json.dumps(line), flush=True)
+            if mean(by_seed) >= WORTH[unit] and min(by_seed) > 0:
+                kept.add(rule)
+    return kept
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder:
+        known = mixes(Path(folder))
+        parser = command(__doc__)
+        parser.add_argument("--rules", type=several(str, RULES), default=list(RULES), help="default: all")
+        parser.add_argument("--mixes", type=several(str, known), default=list(known), help="default: all")
+        parser.add_argument("--clusters", type=several(str, CLUSTERS), default=list(CLUSTERS), help="default: all")
+        parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="default: 0,1,2")
+        parser.add_argument("--brief", action="store_true", help="no further mix for a rule that is to be kept")
+        args = parser.parse_args()
+        rules = args.rules
+        for mix in args.mixes:
+            for cluster in args.clusters:
+                trials = [replace(known[mix][cluster], seed=seed) for seed in args.seeds]
+                kept = weigh(mix, trials, rules)
+                rules = [rule for rule in rules if not (args.brief and rule in kept)]
+
+
+if __name__ == "__main__":
+    main()
