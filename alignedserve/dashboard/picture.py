@@ -13,7 +13,7 @@ import msgspec
 
 from alignedserve.core import Role, Slo, Usage
 from alignedserve.metrics.recent import SLOT_S, WINDOW_S, RecentRequests
-from alignedserve.protocol.figures import DecodeLengths, PagesFor, ProcessFigures, Stages
+from alignedserve.protocol.figures import DecodeLengths, MachineFigures, PagesFor, ProcessFigures, Stages
 from alignedserve.protocol.messages import Figures, Member
 
 FORGOTTEN_S = 900.0  # after which a part that has gone is no longer shown
@@ -59,6 +59,12 @@ class PoolPicture:
 
 
 @dataclass(frozen=True, slots=True)
+class MachinePicture:
+    node: str
+    use: MachineFigures
+
+
+@dataclass(frozen=True, slots=True)
 class JobPicture:
     id: str
     owner: str  # the key's name
@@ -91,6 +97,8 @@ class LoadPicture:
     cores: float  # processor time of all parts in a second
     resident_bytes: int
     used: float  # KV memory of the fullest worker, as a share
+    host: float | None = None  # processors of all machines in use, whoever uses them, as a share
+    gpu: float | None = None  # share of the time in which a kernel ran, on average over GPUs that tell it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,7 @@ class Picture:
     jobs: JobsPicture | None = None  # None where the deployment takes none
     load: tuple[LoadPicture, ...] = ()  # of the last 15 minutes, the oldest first
     promise: Slo | None = None  # of requests that ask for no other; None: not known
+    machines: tuple[MachinePicture, ...] = ()  # by node
 
     def to_json(self) -> bytes:
         """Return it as JSON in one line."""
@@ -180,9 +189,12 @@ class DeploymentView:
         stages = (None, None) if self.queues is None else (self.queues.rt, self.queues.be)
         rt, be = (0 if told is None else told.unplaced + told.prefill + told.pool for told in stages)
         parts, used = self.parts, max((worker.used for worker in self.workers), default=0.0)
-        return LoadPicture(
-            number, rt, be, sum(part.cores for part in parts), sum(part.resident_bytes for part in parts), used
-        )
+        cores, resident = sum(part.cores for part in parts), sum(part.resident_bytes for part in parts)
+        machines = [machine.use for machine in self.machines if machine.use.busy_cores is not None]
+        busy, all_cores = (sum(use.busy_cores or 0.0 for use in machines), sum(use.cores for use in machines))
+        gpus = [gpu.busy for machine in self.machines for gpu in machine.use.gpus if gpu.busy is not None]
+        host, gpu = busy / all_cores if all_cores else None, sum(gpus) / len(gpus) if gpus else None
+        return LoadPicture(number, rt, be, cores, resident, used, host, gpu)
 
     def _gone(self, seen: _SeenPart, now: float) -> None:
         name = seen.member.name
@@ -203,7 +215,7 @@ class DeploymentView:
     ) -> Picture:
         """Return the picture of this moment."""
         told = self.parts, self.router_at, self.queues, self.workers, self.pools
-        return Picture(at, state, models, *told, requests, jobs, tuple(self._load), promise)
+        return Picture(at, state, models, *told, requests, jobs, tuple(self._load), promise, self.machines)
 
     @property
     def parts(self) -> tuple[PartPicture, ...]:
@@ -211,6 +223,14 @@ class DeploymentView:
         order = list(Role)
         seen = sorted(self._parts.values(), key=lambda part: (order.index(part.member.kind), part.member.name))
         return tuple(map(self._part, seen))
+
+    @property
+    def machines(self) -> tuple[MachinePicture, ...]:
+        """Return what each node does, by name: all its parts tell the same."""
+        here = (part.member for part in self._parts.values() if part.is_here)
+        told = ((member.node, self._told[member.name].process) for member in here if member.name in self._told)
+        use = {node: process.machine for node, process in told if process and process.machine}
+        return tuple(MachinePicture(node, use[node]) for node in sorted(use))
 
     @property
     def workers(self) -> tuple[WorkerPicture, ...]:

@@ -1,6 +1,6 @@
 """What this machine has, and files and threads on it; it knows no configuration.
 
-gpus.py          The memory of GPUs, as their driver tells it.
+gpus.py          The memory and the use of GPUs, as their driver tells it.
 one_thread.py    One compute thread, for work that has one core.
 resources.py     The cores, the memory and the open files that this process may use of its machine or container.
 visible_gpus.py  The GPUs that torch sees, for a process of its own.

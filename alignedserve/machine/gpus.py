@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 _LIBRARY = "libnvidia-ml.so.1"  # part of NVIDIA's driver
 _UUID_BYTES = 96
@@ -19,6 +19,33 @@ _READ, _OK = 0, 0  # nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t
 
 class _NvmlMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _NvmlUse(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))  # percent of the driver's last sample
+
+
+class GpuUse(NamedTuple):
+    """Each is None where the driver does not tell it, as it does not of a part of a GPU (MIG)."""
+
+    busy: float | None  # share of the driver's last sample in which a kernel ran
+    used_bytes: int | None
+    total_bytes: int | None
+
+
+class OpenDriver:
+    """The driver, open as long as this is there: to open it takes longer than to ask."""
+
+    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
+        self._open = ExitStack()
+        self._nvml, self._count = self._open.enter_context(_driver(load))
+
+    def use(self) -> list[GpuUse]:
+        """Return what the machine's GPUs do, whoever uses them; none where no driver tells."""
+        return [_use(self._nvml, number) for number in range(self._count)]
+
+    def close(self) -> None:
+        self._open.close()
 
 
 def gpu_memory(load: Callable[[str], Any] = ctypes.CDLL, environment: Mapping[str, str] = os.environ) -> int | None:
@@ -77,7 +104,14 @@ def _visible(count: int, environment: Mapping[str, str]) -> list[int]:
 
 
 def _size(nvml: Any, number: int) -> int | None:
-    device, memory = _device(nvml, number), _NvmlMemory()
-    if device is None or nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
-        return None
-    return int(memory.total)
+    return _use(nvml, number).total_bytes
+
+
+def _use(nvml: Any, number: int) -> GpuUse:
+    device, memory, use = _device(nvml, number), _NvmlMemory(), _NvmlUse()
+    if device is None:
+        return GpuUse(None, None, None)
+    busy = None if nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(use)) else use.gpu / 100
+    if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)):
+        return GpuUse(busy, None, None)
+    return GpuUse(busy, int(memory.used), int(memory.total))

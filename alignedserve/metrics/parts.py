@@ -9,9 +9,11 @@ from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import Role
 from alignedserve.fallbacks import Fallback
 from alignedserve.metrics.exposition import block, label, line
+from alignedserve.metrics.machines import machine_blocks
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
 from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.series import MODEL
+from alignedserve.protocol.figures import MachineFigures
 from alignedserve.protocol.messages import ROUTER, Figures, Member
 from alignedserve.protocol.roads import Road, road_between
 
@@ -44,6 +46,16 @@ class PartMetrics:
         for metric in metrics:
             yield self._block(metric, told)
         yield block(f"{self._prefix}{ROADS[0]}", "gauge", ROADS[1], self._roads())
+        yield from machine_blocks(self._prefix, self._model, self._machines(told))
+
+    def _machines(self, told: _Told) -> dict[str, MachineFigures]:
+        """Return what each node does, of which all its parts tell the same."""
+        nodes = {} if self._members is None else {member.name: member.node for member in self._members()}
+        return {
+            nodes.get(part, ""): figures.process.machine
+            for part, figures in told
+            if figures.process is not None and figures.process.machine is not None
+        }
 
     def _roads(self) -> Iterator[str]:
         """Yield the road of each pair: workers of several nodes are one only where KV goes directly."""

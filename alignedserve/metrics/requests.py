@@ -54,9 +54,9 @@ class ClassMetrics:
     """The metrics of one service class, looked up once: to look one up costs more than to count a token."""
 
     prompt_tokens: Counter = _counter("prompt_tokens", "Prompt tokens of requests that got output.")
-    cached_tokens: Counter = _counter("prompt_tokens_cached", "Of these, tokens whose KV a device or the pool had.")
+    cached_tokens: Counter = _counter("prompt_tokens_cached", "Tokens of prompts whose KV a device or the pool had.")
     queries: Counter = _counter("prefix_cache_queries", "Prompt tokens that were looked up.")
-    hits: Counter = _counter("prefix_cache_hits", "Of those, the tokens that were found.")
+    hits: Counter = _counter("prefix_cache_hits", "Prompt tokens that were found, of those that were looked up.")
     generated: Counter = _counter("generation_tokens", "Output tokens that reached their owner.")
     attained: Counter = _counter("slo_attained", "Requests that ended within all of their deadlines.")
     ttft: Histogram = _histogram(
@@ -77,10 +77,12 @@ class ClassMetrics:
         "request_queue_time_seconds", "Time from a request's arrival until its prompt began to run.", _LATENCY_BUCKETS
     )
     prefill: Histogram = _histogram(
-        "request_prefill_time_seconds", "Time from then until its first token.", _LATENCY_BUCKETS
+        "request_prefill_time_seconds",
+        "Time from the beginning of a request's prompt to its first token.",
+        _LATENCY_BUCKETS,
     )
     decode: Histogram = _histogram(
-        "request_decode_time_seconds", "Time from its first token to its last.", _LATENCY_BUCKETS
+        "request_decode_time_seconds", "Time from a request's first token to its last.", _LATENCY_BUCKETS
     )
     inference: Histogram = _histogram(
         "request_inference_time_seconds", "Time of prefill and decode together.", _LATENCY_BUCKETS
@@ -115,7 +117,9 @@ class RequestMetrics:
         counter = self.series.counter
         self._succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
-        self._missed = counter("slo_missed", "Requests that did not, by what they missed first.", "why", "class")
+        self._missed = counter(
+            "slo_missed", "Requests that did not get all that was promised, by what they missed first.", "why", "class"
+        )
         self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")

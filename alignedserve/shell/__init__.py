@@ -11,6 +11,7 @@ link_keys.py     The keys of a deployment's links: only a process that has them 
 links.py         Links between processes: each process has one inbox and a one-way link to each other member.
 listener.py      The socket at which HTTP arrives.
 logs.py          The format of log lines: text or JSON.
+machine_use.py   How busy this machine is: its processors, its memory and its GPUs.
 part.py          A part of a deployment: what it is told when it starts, where it works, and its links.
 process.py       What the kernel says of this process, for metrics.
 shell.py         The turn loop of a real process: sockets, threads, and the results of work.

@@ -76,20 +76,34 @@ def _number(stream: TextIO) -> int | None:
     return None
 
 
-class StormFilter(logging.Filter):
+class _CalmHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 takes no parameter
+    """Writes what comes in no storm. That is found out under the handler's lock, which filters of a handler are asked
+    without: several threads write, and none may meet a count of another half changed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._storms = _Storms()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._storms.lets(record):
+            super().emit(record)
+
+
+class _Storms:
     """Leaves out lines of a kind that come too fast, and says in the next one how many these were.
 
-    A kind is a text before its values are filled in. A flood of refusals so fills no disk, and hides no other line.
+    A kind is a place in the code and a text before its values are filled in, but for the caller and the status. A flood
+    of refusals so fills no disk, and hides no answer to another key and no other fault.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._kinds: OrderedDict[str, _Kind] = OrderedDict()  # the longest silent one first
+        self._kinds: OrderedDict[tuple[object, ...], _Kind] = OrderedDict()  # the longest silent one first
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        text, now = str(record.msg), record.created
-        kind = self._kinds.pop(text, None) or _Kind(now)
-        self._kinds[text] = kind
+    def lets(self, record: logging.LogRecord) -> bool:
+        fields, now = _fields(record), record.created
+        name = record.pathname, record.lineno, str(record.msg), fields.get("caller"), fields.get("status")
+        kind = self._kinds.pop(name, None) or _Kind(now)
+        self._kinds[name] = kind
         if len(self._kinds) > _MOST_KINDS:
             self._kinds.popitem(last=False)
         kind.left = min(BURST, kind.left + max(0.0, now - kind.at) * LINES_A_SECOND)
@@ -99,8 +113,8 @@ class StormFilter(logging.Filter):
             return False
         kind.left -= 1
         if kind.left_out:
-            fields = {**_fields(record), "lines_like_it_left_out": kind.left_out}
-            record.fields, kind.left_out = fields, 0
+            record.fields = {**fields, "lines_like_it_left_out": kind.left_out}
+            kind.left_out = 0
         return True
 
 
@@ -150,13 +164,11 @@ def _shown(value: Any) -> str:
 
 def set_up(config: LogConfig, part: str, below: str = "alignedserve") -> None:
     """Send the log lines of this process, or those below a name, to standard error, in the configured format."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = (logging.StreamHandler if config.level is LogLevel.DEBUG else _CalmHandler)(sys.stderr)
     if config.format is LogFormat.JSON:
         handler.setFormatter(_JsonFormatter(part))
     else:
         handler.setFormatter(_TextFormatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
-    if config.level is not LogLevel.DEBUG:
-        handler.addFilter(StormFilter())
     root = logging.getLogger(below)
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())

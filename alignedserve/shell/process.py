@@ -14,6 +14,7 @@ from alignedserve.fallbacks import fallbacks
 from alignedserve.policies.guard import Failures
 from alignedserve.precision import kept
 from alignedserve.protocol.figures import FailedPolicy, Garbage, ProcessFigures
+from alignedserve.shell.machine_use import MachineMeter
 
 _PROC = Path("/proc")
 _FRESH_S = 1.0  # for which figures are not read again: a router reports at every change
@@ -57,7 +58,13 @@ def own_process() -> ProcessFigures | None:
         garbage=tuple(Garbage(**generation) for generation in gc.get_stats()),
         fell_back=fallbacks(),
         weights=kept(),
+        machine=_machine().figures(),
     )
+
+
+@cache
+def _machine() -> MachineMeter:
+    return MachineMeter()
 
 
 @cache

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alignedserve.core import Usage
 from alignedserve.dashboard.picture import FORGOTTEN_S, DeploymentView, PartPicture, QueuePicture
 from alignedserve.metrics.recent import RecentRequests
-from alignedserve.protocol.figures import DecodeLengths, Lengths, PagesFor, ProcessFigures, Stages, WorkerLoad
+from alignedserve.protocol.figures import (
+    DecodeLengths,
+    GpuFigures,
+    Lengths,
+    MachineFigures,
+    PagesFor,
+    ProcessFigures,
+    Stages,
+    WorkerLoad,
+)
 from alignedserve.protocol.messages import Figures
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member
 
@@ -127,3 +138,24 @@ def test_the_load_of_each_slot_of_time_is_kept_for_the_window() -> None:
     load = view.picture(1_000.0, "ready", (), RecentRequests()).load
     assert [slot.number for slot in load] == list(range(10, 100))
     assert {(slot.rt_queued, slot.be_queued) for slot in load} == {(6, 4)}
+
+
+def told(busy: float | None, *gpus: float | None) -> Figures:
+    use = MachineFigures(busy, 4, 3, 8, tuple(GpuFigures(each, None, None) for each in gpus))
+    return Figures(process=ProcessFigures(1.0, 1, 1, 1.0, machine=use))
+
+
+def test_each_machine_is_shown_once_however_many_parts_tell_of_it() -> None:
+    view, other = DeploymentView(), replace(member("decode-1"), node="other")
+    view.look([ROUTER_MEMBER, DECODE, other], 5.0)
+    assert [*view.machines] == []
+    for part_, figures in (("router", told(1.0)), ("decode-0", told(1.0)), ("decode-1", told(3.0, 0.25, None, 0.75))):
+        view.hear(replace(figures, member=part_), 6.0)
+    assert [(shown.node, shown.use.busy_cores) for shown in view.machines] == [(DECODE.node, 1.0), ("other", 3.0)]
+    view.look([ROUTER_MEMBER, DECODE, other], 16.0)
+    slot = view.picture(17.0, "ready", (), RecentRequests()).load[-1]
+    assert (slot.host, slot.gpu) == (0.5, 0.5), "four of eight cores; a GPU that nobody knows does not count"
+    view.look([ROUTER_MEMBER, DECODE], 26.0)
+    slot = view.picture(27.0, "ready", (), RecentRequests()).load[-1]
+    assert (slot.host, slot.gpu) == (0.25, None)
+    assert [shown.node for shown in view.machines] == [DECODE.node]

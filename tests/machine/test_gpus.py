@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.machine.gpus import gpu_memory, gpus_reached
+from alignedserve.machine.gpus import GpuUse, OpenDriver, gpu_memory, gpus_reached
 
 GIB = 1 << 30
 
@@ -46,7 +46,14 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
         memory._obj.total = self._sizes[device.value - 1]
+        memory._obj.used = memory._obj.total // 4
         return 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, use: Any) -> int:
+        """A GPU of a size that is no power of two is a part of one, whose driver tells no use."""
+        size = self._sizes[device.value - 1]
+        use._obj.gpu = 37
+        return int(size is None or size.bit_count() > 1)
 
 
 def size_on(nvml: FakeNvml, visible: str | None = None) -> int | None:
@@ -85,3 +92,16 @@ def test_the_driver_tells_whose_memory_a_gpu_reads() -> None:
     assert gpus_reached("3", lambda _: nvml) == {"0": True, "1": False}
     assert gpus_reached("of MIG", lambda _: nvml) == {}
     assert nvml.open == 0
+
+
+def test_an_open_driver_tells_what_each_gpu_does_and_what_it_does_not_know() -> None:
+    nvml = FakeNvml(64, 96, None)
+    driver = OpenDriver(lambda _: nvml)
+    assert driver.use() == [GpuUse(0.37, 16, 64), GpuUse(None, 24, 96), GpuUse(None, None, None)]
+    assert nvml.open == 1
+    driver.close()
+    assert nvml.open == 0
+
+
+def test_without_a_driver_there_is_no_gpu_to_tell_of() -> None:
+    assert OpenDriver(lambda _: FakeNvml(80, starts=False)).use() == []

@@ -44,14 +44,20 @@ def test_processes_compute_for_call_after_call() -> None:
         assert list(started.in_order(inverse, [4, 2])) == [0.25, 0.5]
 
 
-def test_the_caller_still_hears_of_ctrl_c() -> None:
+def test_where_one_is_enough_this_process_does_the_work() -> None:
     with processes(1) as started:
+        assert list(started.as_done(lambda _: os.getpid(), range(2))) == 2 * [os.getpid()]
+        assert list(islice(started.in_order(tenth, count()), 3)) == [0, 0.1, 0.2]
+
+
+def test_the_caller_still_hears_of_ctrl_c() -> None:
+    with processes(2) as started:
         assert list(started.as_done(tenth, [1])) == [0.1]
         assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_an_error_says_where_in_the_process_it_was_raised() -> None:
-    with processes(1) as started, pytest.raises(ZeroDivisionError) as raised:
+    with processes(2) as started, pytest.raises(ZeroDivisionError) as raised:
         list(started.as_done(inverse, [0]))
     assert "in inverse" in str(raised.value.__cause__)
 

@@ -17,6 +17,8 @@ from alignedserve.protocol.figures import (
     DecodeSteps,
     FailedPolicy,
     Garbage,
+    GpuFigures,
+    MachineFigures,
     Preempted,
     ProcessFigures,
     Stages,
@@ -25,6 +27,8 @@ from alignedserve.protocol.figures import (
 from alignedserve.protocol.messages import Figures
 from alignedserve.store.job import JobStatus
 
+FELL_BACK = (Fallback("x", "y", "z"),)
+MACHINE = MachineFigures(1.0, 1, 1, 1, (GpuFigures(1.0, 1, 1),))
 FAILED = (FailedPolicy(PolicyKind.ORDER, PolicyFailure.RAISED, 1),)
 
 
@@ -43,7 +47,9 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     preempted = (Preempted(PreemptionCause.MEMORY, ServiceClass.BE, keeps_kv=False, number=1),)
     load, process = (
         WorkerLoad(slack_s=1.0, preempted=preempted),
-        ProcessFigures(1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),), (Fallback("x", "y", "z"),)),
+        ProcessFigures(
+            1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),), (Fallback("x", "y", "z"),), machine=MACHINE
+        ),
     )
     parts.update(Figures(steps=DecodeSteps(), worker=load, process=process, member="decode-0"))
     parts.update(Figures(Usage(), member="pool-0"))

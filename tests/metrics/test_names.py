@@ -1,16 +1,12 @@
-"""The names of metrics are those of vLLM where it has them, and the page of metrics has all of them."""
+"""The names of metrics are those of vLLM where it has them."""
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.config.choices import MetricsPrefix
 from tests.metrics.deployment import exposed
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 # Families of vLLM 0.32 (docs.vllm.ai, Production Metrics) that mean something here; counters are without their _total.
 # What it has beside them is of its engine alone: LoRA, multimodal caches, speculative decoding, sleep.
 OF_VLLM = {
@@ -57,10 +53,3 @@ def test_every_series_names_the_model() -> None:
     for family in text_string_to_metric_families(exposed()):
         if family.name.startswith("alignedserve:"):
             assert all(sample.labels.get("model_name") == "demo" for sample in family.samples), family.name
-
-
-def test_the_page_has_each_metric() -> None:
-    rows = [row.split("|")[1] for row in PAGE.read_text().splitlines() if row.startswith("| `")]
-    on_page = {name.removesuffix("_total") for row in rows for name in re.findall(r"`(\w+)`", row)}
-    served = families(MetricsPrefix.ALIGNEDSERVE)
-    assert on_page == {name.removeprefix("alignedserve:").removesuffix("_total") for name in served}

@@ -22,6 +22,8 @@ from alignedserve.protocol.figures import (
     DecodeSteps,
     FailedPolicy,
     Garbage,
+    GpuFigures,
+    MachineFigures,
     Preempted,
     ProcessFigures,
     Stages,
@@ -204,6 +206,20 @@ def test_processes_of_parts_are_shown_beside_those_of_owners() -> None:
     assert value(exposed, 'process_resident_memory_bytes{part="pool-0"}') == 1 << 30
     assert value(exposed, 'process_open_fds{part="gateway-0"}') > 0
     assert exposed.count("# TYPE process_cpu_seconds_total") == 1
+
+
+def test_a_machine_is_shown_once_and_what_its_driver_does_not_tell_is_absent() -> None:
+    metrics = PartMetrics(members=lambda: [member("decode-0"), member("prefill-0")])
+    gpus = GpuFigures(0.5, 10, 20), GpuFigures(None, None, 20)
+    process = ProcessFigures(1.0, 1, 1, 1.7e9, machine=MachineFigures(1.5, 4, 3, 8, gpus))
+    for part in ("decode-0", "prefill-0"):
+        metrics.update(Figures(process=process, member=part))
+    node = member("decode-0").node
+    assert shown(metrics, f'node_cores_busy{{node="{node}"}}') == 1.5
+    assert shown(metrics, f'gpu_busy{{gpu="0",node="{node}"}}') == 0.5
+    text = text_of(metrics)
+    assert text.count("alignedserve:gpu_busy{") == 1, "of the GPU that tells it"
+    assert text.count("alignedserve:gpu_memory_bytes{") == 2
 
 
 def test_python_s_own_figures_are_shown_of_each_part() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -78,11 +81,18 @@ def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the time of the lines, in a list."""
-    now = [1e9]
-    monkeypatch.setattr("logging.time.time", lambda: now[0])
-    return now
+def clock() -> Iterator[list[float]]:
+    """Yield the time of the lines, in a list. A library may have put a factory of records in place of Python's."""
+    now, made = [1e9], logging.getLogRecordFactory()
+
+    def record(*args: Any, **fields: Any) -> logging.LogRecord:
+        found = made(*args, **fields)
+        found.created = now[0]
+        return found
+
+    logging.setLogRecordFactory(record)
+    yield now
+    logging.setLogRecordFactory(made)
 
 
 class TestStorms:
@@ -91,18 +101,67 @@ class TestStorms:
     ) -> None:
         set_up(LogConfig(), "gateway-0")
         log = logging.getLogger("alignedserve.some")
+
+        def answered(number: int) -> None:
+            log.info("answered %d", number)
+
         for number in range(10_000):
             clock[0] += 1e-3
-            log.info("answered %d", number)
+            answered(number)
         log.info("another line")
         lines = capsys.readouterr().err.splitlines()
         assert BURST < len(lines) <= BURST + 10 * LINES_A_SECOND + 2
         assert lines[-1].endswith("another line")
         told = sum(int(line.partition("left_out=")[2] or 0) for line in lines)
         clock[0] += 60
-        log.info("answered %d", 10_000)
+        answered(10_000)
         told += int(capsys.readouterr().err.partition("left_out=")[2] or 0)
         assert told == 10_000 - (len(lines) - 1)
+
+    def test_a_flood_hides_no_line_of_another_caller_or_place(
+        self, capsys: pytest.CaptureFixture[str], clock: list[float]
+    ) -> None:
+        set_up(LogConfig(), "gateway-0")
+        log = logging.getLogger("alignedserve.some")
+
+        def answered(caller: str | None, status: int) -> None:
+            log.info("answered", extra={"fields": {"caller": caller, "status": status}})
+
+        for number in range(2 * BURST):
+            answered(None, 401)
+            answered("eve", 400)
+            log.error("%s", f"the queue of {number} is full")
+        flooded = len(capsys.readouterr().err.splitlines())
+        assert flooded == 3 * BURST
+        answered("ann", 200)
+        answered("eve", 200)
+        log.error("%s", "a frame is too large")
+        assert len(capsys.readouterr().err.splitlines()) == 3
+
+    def test_threads_leave_out_no_line_that_is_not_told(
+        self, capsys: pytest.CaptureFixture[str], clock: list[float]
+    ) -> None:
+        set_up(LogConfig(), "gateway-0")
+        log = logging.getLogger("alignedserve.some")
+
+        def answered(number: int) -> None:
+            for _ in range(number):
+                log.info("answered")
+
+        usual_s, threads = sys.getswitchinterval(), [threading.Thread(target=answered, args=(5_000,)) for _ in range(4)]
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(usual_s)
+        clock[0] += 60
+        answered(1)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == BURST + 1
+        assert lines[-1].endswith(f"lines_like_it_left_out={20_000 - BURST}")
 
     def test_a_calm_log_has_all_lines(self, capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
         set_up(LogConfig(), "gateway-0")
