@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import httpx
 
+from alignedserve.cli.remote.server import said_by
 from alignedserve.errors import AskError
 
 Body: TypeAlias = Mapping[str, Any]
@@ -119,11 +120,7 @@ def _answer(response: httpx.Response) -> Answer:
     """Return the answer, or raise what the server complains of."""
     if response.is_success:
         return dict(response.json())
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = response.text.strip() or response.reason_phrase
-    raise AskError(f"the server refuses with {response.status_code}: {message}")
+    raise AskError(f"the server refuses with {response.status_code}: {said_by(response)}")
 
 
 def _chunk(line: str) -> Answer | None:

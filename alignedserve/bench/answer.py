@@ -33,7 +33,7 @@ class Counted(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AskFailure:
     """Why a request got no whole answer."""
 
     outcome: RequestOutcome
@@ -43,9 +43,9 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamedAnswer:
     ended_at: float
-    failure: Failure | None
+    failure: AskFailure | None
     token_at: Sequence[float]  # when the client read each token
     counted: Counted
     ids: tuple[int, ...]  # of the tokens; empty where the server does not tell them
@@ -61,7 +61,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _PieceUsage(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
@@ -74,23 +74,23 @@ class _Delta(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _PieceChoice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
 
-class _Piece(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+class _StreamPiece(msgspec.Struct):
+    choices: list[_PieceChoice] = []
+    usage: _PieceUsage | None = None
     error: Any = None
 
 
-_PIECES = msgspec.json.Decoder(_Piece)
+_PIECES = msgspec.json.Decoder(_StreamPiece)
 
 
-class AnswerReader:
+class StreamReader:
     """Reads the body of an answer as its bytes come."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class AnswerReader:
         self._piece_at = array("d")  # when each piece with text or tokens came, once for each of its tokens
         self._ids = list[int]()
         self._texts = list[str]()
-        self._usage: _Usage | None = None
+        self._usage: _PieceUsage | None = None
         self._tells_ids = self._has_ended = False
         self._error: str | None = None
 
@@ -135,7 +135,7 @@ class AnswerReader:
         for choice in piece.choices:
             self._add(choice, now)
 
-    def _add(self, choice: _Choice, now: float) -> None:
+    def _add(self, choice: _PieceChoice, now: float) -> None:
         self._has_ended = self._has_ended or choice.finish_reason is not None
         text, ids = _text(choice), choice.token_ids
         if text:
@@ -147,12 +147,12 @@ class AnswerReader:
         self.num_tokens += count
         self._piece_at.extend([now] * count)
 
-    def answer(self, now: float, broke: str | None = None) -> Answer:
+    def answer(self, now: float, broke: str | None = None) -> StreamedAnswer:
         """Return the whole answer; `broke` says what ended it if it did not end by itself."""
-        usage = self._usage or _Usage()
+        usage = self._usage or _PieceUsage()
         counted, token_at = self._counted(usage)
         details = usage.prompt_tokens_details or _Details()
-        return Answer(
+        return StreamedAnswer(
             now,
             self._failure(broke),
             token_at,
@@ -163,34 +163,34 @@ class AnswerReader:
             details.cached_tokens or 0,
         )
 
-    def _counted(self, usage: _Usage) -> tuple[Counted, Sequence[float]]:
+    def _counted(self, usage: _PieceUsage) -> tuple[Counted, Sequence[float]]:
         if self._tells_ids:
             return Counted.IDS, self._piece_at
         if usage.completion_tokens is not None and self._piece_at:
             return Counted.USAGE, _spread(self._piece_at, usage.completion_tokens)
         return Counted.PIECES, self._piece_at
 
-    def _failure(self, broke: str | None) -> Failure | None:
+    def _failure(self, broke: str | None) -> AskFailure | None:
         if self._status not in (0, 200):
             return _refusal(self._status, self._rest)
         if self._error is not None:
-            return Failure(RequestOutcome.BROKEN, "error in the stream", self._error)
+            return AskFailure(RequestOutcome.BROKEN, "error in the stream", self._error)
         if self._has_ended:
             return None
         if broke is not None:
             kind = "the answer broke off" if self._status else "no answer"
-            return Failure(RequestOutcome.BROKEN, kind, broke)
-        return Failure(RequestOutcome.BROKEN, "the answer ended early", "its end has no finish_reason and no [DONE]")
+            return AskFailure(RequestOutcome.BROKEN, kind, broke)
+        return AskFailure(RequestOutcome.BROKEN, "the answer ended early", "its end has no finish_reason and no [DONE]")
 
 
-def _text(choice: _Choice) -> str:
+def _text(choice: _PieceChoice) -> str:
     delta = choice.delta
     if delta is None:
         return choice.text or ""
     return delta.content or delta.reasoning_content or delta.reasoning or ""
 
 
-def _has_call(choice: _Choice) -> bool:
+def _has_call(choice: _PieceChoice) -> bool:
     return choice.delta is not None and bool(choice.delta.tool_calls)
 
 
@@ -200,12 +200,12 @@ def _spread(piece_at: Sequence[float], count: int) -> Sequence[float]:
     return array("d", (piece_at[number * last // max(1, count - 1)] for number in range(count)))
 
 
-def _refusal(status: int, body: bytes) -> Failure:
+def _refusal(status: int, body: bytes) -> AskFailure:
     try:
         tree: Any = msgspec.json.decode(body)
     except msgspec.DecodeError:
         tree = body.decode(errors="replace")
-    return Failure(RequestOutcome.REFUSED, _kind(status, tree), message_of(tree) or "without a reason", status)
+    return AskFailure(RequestOutcome.REFUSED, _kind(status, tree), message_of(tree) or "without a reason", status)
 
 
 def _kind(status: int, tree: Any) -> str:

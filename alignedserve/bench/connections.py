@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from alignedserve.bench.answer import Answer, AnswerReader
+from alignedserve.bench.answer import StreamedAnswer, StreamReader
 
 Clock = Callable[[], float]
 
@@ -51,14 +51,14 @@ class Connection(asyncio.Protocol):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._reader = AnswerReader()
+        self._reader = StreamReader()
         self._parser = httptools.HttpResponseParser(self)
         self._ended: asyncio.Future[str | None] | None = None
         self._now = 0.0
         self.last_at = clock()  # when bytes came or went last
         self.is_open = self._stays = False
 
-    async def ask(self, request: bytes, reader: AnswerReader) -> str | None:
+    async def ask(self, request: bytes, reader: StreamReader) -> str | None:
         """Send a request and read its answer; return what broke it off, if anything did."""
         assert self._transport is not None
         self._reader, self._stays, self.last_at = reader, False, self._clock()
@@ -126,9 +126,9 @@ class Connections:
         self._num_read = 0  # tokens of answers that have ended
         self._tls = ssl.create_default_context() if address.is_tls else None
 
-    async def ask(self, name: str, path: str, body: bytes) -> Answer:
+    async def ask(self, name: str, path: str, body: bytes) -> StreamedAnswer:
         """Ask, and return the answer, whatever it is."""
-        reader, broke = AnswerReader(), None
+        reader, broke = StreamReader(), None
         request = self._address.post(path, body)
         while (broke := await self._try(name, request, reader)) is _AGAIN:
             pass
@@ -140,7 +140,7 @@ class Connections:
         """Return the tokens that were read so far."""
         return self._num_read + sum(connection.num_tokens for connection in self._busy.values())
 
-    async def _try(self, name: str, request: bytes, reader: AnswerReader) -> str | None:
+    async def _try(self, name: str, request: bytes, reader: StreamReader) -> str | None:
         """Ask on a free or a new connection; _AGAIN where the server closed a free one before it read the request."""
         free = self._take()
         try:

@@ -1,6 +1,6 @@
 """The core of a load test: it says which request is asked next, and records what came of each.
 
-    Begin ──▶ Wake(Due) ──▶ Ask ──▶ Answered ──▶ the record of the request, and what the workload asks after it
+    Begin ──▶ Wake(RequestDue) ──▶ AskServer ──▶ Answered ──▶ the record of the request, and what follows it
 
 Times are seconds since the test began. `handle` hears an event and returns orders, as every core does; the workload's
 own core (loads/workload/load.py) says which requests follow.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from alignedserve.bench.answer import Answer, Counted, Failure
+from alignedserve.bench.answer import AskFailure, Counted, StreamedAnswer
 from alignedserve.bench.wording import Wording, visit_of
 from alignedserve.core import Request, ServiceClass
 from alignedserve.loads.figures.request_figures import keeps_all, ttft_s
@@ -35,7 +35,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class RequestDue:
     """The time of a request has come."""
 
     request: str
@@ -53,10 +53,10 @@ class Answered:
     """A request has ended, well or not."""
 
     request: str
-    answer: Answer
+    answer: StreamedAnswer
 
 
-Event: TypeAlias = Begin | Due | OutOfPatience | Answered
+Event: TypeAlias = Begin | RequestDue | OutOfPatience | Answered
 
 
 # --- What it orders
@@ -65,11 +65,11 @@ Event: TypeAlias = Begin | Due | OutOfPatience | Answered
 @dataclass(frozen=True, slots=True)
 class Wake:
     at: float
-    event: Due | OutOfPatience
+    event: RequestDue | OutOfPatience
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskServer:
     request: str
     path: str  # of the API
     body: dict[str, Any]
@@ -80,7 +80,7 @@ class HangUp:
     request: str
 
 
-Command: TypeAlias = Wake | Ask | HangUp
+Command: TypeAlias = Wake | AskServer | HangUp
 
 
 # --- The server
@@ -144,7 +144,7 @@ class _Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """The figures that a line of progress shows."""
 
     ended: int
@@ -160,7 +160,7 @@ class LoadTest:
 
     def __init__(self, load: Load, wording: Wording, dialect: Dialect) -> None:
         self._load, self._wording, self._dialect = load, wording, dialect
-        self.failures: dict[str, list[Failure]] = {}  # by kind
+        self.failures: dict[str, list[AskFailure]] = {}  # by kind
         self.num_cached = 0  # tokens of prompts that the server did not compute
         self._counted = Counter[Counted]()  # answers, by how their tokens were counted
         self._open: dict[str, _Open] = {}
@@ -172,7 +172,7 @@ class LoadTest:
         match event:
             case Begin():
                 return self._expect(self._load.start(now))
-            case Due(request):
+            case RequestDue(request):
                 return self._ask(self._open[request], now)
             case OutOfPatience(request):
                 return self._leave(request, now)
@@ -190,14 +190,14 @@ class LoadTest:
         request = arrival.request
         record = RequestRecord(request.id, request.service, request.slo, request.arrival_at, len(request.prompt))
         self._open[request.id] = _Open(arrival, record)
-        return Wake(request.arrival_at, Due(request.id))
+        return Wake(request.arrival_at, RequestDue(request.id))
 
     def _ask(self, asked: _Open, now: float) -> list[Command]:
         request, record = asked.arrival.request, asked.record
         self._latest_s = max(self._latest_s, now - record.arrival_at)
         record.arrival_at, asked.is_asked = now, True
         prompt = self._wording.prompt(request)
-        commands: list[Command] = [Ask(request.id, prompt.path, self._dialect.body(asked.arrival, prompt.fields))]
+        commands: list[Command] = [AskServer(request.id, prompt.path, self._dialect.body(asked.arrival, prompt.fields))]
         if asked.arrival.leaves_after_s is not None:
             commands.append(Wake(now + asked.arrival.leaves_after_s, OutOfPatience(request.id)))
         return commands + self._expect(self._load.arrived(request.id))
@@ -209,7 +209,7 @@ class LoadTest:
         self._open[request].record.outcome = RequestOutcome.LEFT
         return [HangUp(request)]
 
-    def _end(self, request: str, answer: Answer, now: float) -> list[Command]:
+    def _end(self, request: str, answer: StreamedAnswer, now: float) -> list[Command]:
         asked = self._open.pop(request)
         self._note(asked.record, answer)
         is_whole = asked.record.outcome is RequestOutcome.FINISHED
@@ -220,7 +220,7 @@ class LoadTest:
             self._wording.forget(visit)
         return self._expect(following)
 
-    def _note(self, record: RequestRecord, answer: Answer) -> None:
+    def _note(self, record: RequestRecord, answer: StreamedAnswer) -> None:
         record.token_at, record.ended_at = answer.token_at, answer.ended_at
         record.num_prompt = answer.num_prompt or record.num_prompt
         failure = answer.failure
@@ -235,13 +235,13 @@ class LoadTest:
 
     # --- What is known of it
 
-    def progress(self) -> Progress:
+    def progress(self) -> LoadProgress:
         last = [ttft_s(record) for record in self._records[-_LAST:] if record.token_at]
         num_failed = sum(map(len, self.failures.values()))
         num_asked = sum(asked.is_asked for asked in self._open.values())
         ended = len(self._records)
         attained, ttft = ratio(self._num_kept, ended), percentile(last, 50)
-        return Progress(ended, self._load.expected, num_asked, num_failed, attained, ttft)
+        return LoadProgress(ended, self._load.expected, num_asked, num_failed, attained, ttft)
 
     def record(self) -> RunRecord:
         """Return the record of all requests that have ended."""

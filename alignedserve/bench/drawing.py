@@ -16,7 +16,7 @@ _PROMISE = "#1c8a4a"
 _LEGEND_WIDTH = 90  # of an entry
 
 
-class Scale(Enum):
+class AxisScale(Enum):
     LINEAR = auto()
     LOGARITHMIC = auto()
 
@@ -30,30 +30,30 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _ChartAxis:
     """Numbers along an axis, and the place of each between 0 and 1."""
 
     least: float
     most: float
-    scale: Scale
+    scale: AxisScale
 
     @classmethod
-    def over(cls, values: Sequence[float], scale: Scale) -> _Axis:
+    def over(cls, values: Sequence[float], scale: AxisScale) -> _ChartAxis:
         """Return an axis over these values; a linear one begins with 0."""
-        if scale is Scale.LINEAR:
+        if scale is AxisScale.LINEAR:
             return cls(0.0, max(values) or 1.0, scale)
         above = [value for value in values if value > 0] or [1.0]
         least, most = min(above), max(above)
         return cls(least, most, scale) if most > least else cls(least / 2, most * 2, scale)
 
     def place(self, value: float) -> float:
-        if self.scale is Scale.LINEAR:
+        if self.scale is AxisScale.LINEAR:
             return (value - self.least) / (self.most - self.least)
         return (log10(max(value, self.least)) - log10(self.least)) / (log10(self.most) - log10(self.least))
 
     @property
     def ticks(self) -> list[float]:
-        return list(self._linear_ticks() if self.scale is Scale.LINEAR else self._logarithmic_ticks())
+        return list(self._linear_ticks() if self.scale is AxisScale.LINEAR else self._logarithmic_ticks())
 
     def _linear_ticks(self) -> Iterator[float]:
         rough = (self.most - self.least) / _TICKS
@@ -77,14 +77,14 @@ class Chart:
     y: str
     curves: Sequence[Curve]
     most_y: float | None = None  # the end of the y axis, where the values do not decide it
-    x_scale: Scale = Scale.LINEAR
+    x_scale: AxisScale = AxisScale.LINEAR
     promise: float | None = None  # a place on the x axis
 
     def svg(self) -> str:
         xs = [x for curve in self.curves for x, _ in curve.points]
-        x_axis = _Axis.over(xs if self.promise is None else [*xs, self.promise], self.x_scale)
+        x_axis = _ChartAxis.over(xs if self.promise is None else [*xs, self.promise], self.x_scale)
         ys = [y for curve in self.curves for _, y in curve.points]
-        y_axis = _Axis.over(ys if self.most_y is None else [self.most_y], Scale.LINEAR)
+        y_axis = _ChartAxis.over(ys if self.most_y is None else [self.most_y], AxisScale.LINEAR)
         parts = [*_x_grid(x_axis), *_y_grid(y_axis), *self._names()]
         if self.promise is not None:
             parts.append(_promise_line(_across(x_axis.place(self.promise)), self.promise))
@@ -109,14 +109,14 @@ def _up(place: float) -> float:
     return _HEIGHT - _BOTTOM - place * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def _x_grid(axis: _Axis) -> Iterator[str]:
+def _x_grid(axis: _ChartAxis) -> Iterator[str]:
     for tick in axis.ticks:
         at = _across(axis.place(tick))
         yield f'<path d="M{at:.1f} {_up(0):.1f}V{_up(1):.1f}" stroke="#8884"/>'
         yield f'<text x="{at:.1f}" y="{_up(0) + 15:.1f}" text-anchor="middle">{tick:g}</text>'
 
 
-def _y_grid(axis: _Axis) -> Iterator[str]:
+def _y_grid(axis: _ChartAxis) -> Iterator[str]:
     for tick in axis.ticks:
         at = _up(axis.place(tick))
         yield f'<path d="M{_across(0):.1f} {at:.1f}H{_across(1):.1f}" stroke="#8884"/>'
@@ -132,7 +132,7 @@ def _promise_line(at: float, promise: float) -> str:
     return f"{line}<text {place}>promise {promise:g} s</text>"
 
 
-def _line(curve: Curve, x_axis: _Axis, y_axis: _Axis) -> str:
+def _line(curve: Curve, x_axis: _ChartAxis, y_axis: _ChartAxis) -> str:
     points = " ".join(f"{_across(x_axis.place(x)):.1f},{_up(y_axis.place(y)):.1f}" for x, y in curve.points)
     return f'<polyline points="{points}" fill="none" {_stroke(curve)}/>'
 

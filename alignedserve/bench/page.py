@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from alignedserve.bench.drawing import Chart, Curve, Scale
+from alignedserve.bench.drawing import AxisScale, Chart, Curve
 from alignedserve.bench.report import MeasuredRun, error_lines, heads, labels, note_lines, rows
 from alignedserve.core import ServiceClass
 from alignedserve.loads.figures.request_figures import (
@@ -90,7 +90,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _ChartGroup:
     """The requests of a class in a run, and how they are drawn."""
 
     label: str
@@ -109,7 +109,7 @@ class _Group:
         return [request for request in self.requests if request.token_at and request.job is None]
 
 
-Values = Callable[[_Group], Iterable[float]]
+Values = Callable[[_ChartGroup], Iterable[float]]
 
 
 def charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
@@ -129,7 +129,7 @@ def charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
     return [chart for chart in (*spread, *over_time) if chart.curves]
 
 
-def _groups(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
+def _groups(runs: Sequence[MeasuredRun]) -> Iterator[_ChartGroup]:
     for number, (label, run) in enumerate(zip(labels(runs), runs, strict=True)):
         record = run.record
         for service in ServiceClass:
@@ -137,10 +137,10 @@ def _groups(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
             if requests:
                 name = f"{label.strip()} {service.value.upper()}".strip()
                 colour = _COLOURS[service][number % len(_COLOURS[service])]
-                yield _Group(name, service, colour, number % 2 == 1, record.began_at, record.duration_s, requests)
+                yield _ChartGroup(name, service, colour, number % 2 == 1, record.began_at, record.duration_s, requests)
 
 
-def _spread(title: str, groups: Sequence[_Group], values: Values, promised: str = "") -> Chart:
+def _spread(title: str, groups: Sequence[_ChartGroup], values: Values, promised: str = "") -> Chart:
     """Return the shares of values up to each value, and the first promise of real-time requests about it."""
     asked = (request.slo for group in groups if group.service is ServiceClass.RT for request in group.requests)
     promise: float | None = getattr(next(asked, None), promised, None) if promised else None
@@ -151,12 +151,12 @@ def _spread(title: str, groups: Sequence[_Group], values: Values, promised: str 
         "share at most so long",
         _drawn(curves),
         most_y=1.0,
-        x_scale=Scale.LOGARITHMIC,
+        x_scale=AxisScale.LOGARITHMIC,
         promise=promise,
     )
 
 
-def _tpots(group: _Group) -> Iterator[float]:
+def _tpots(group: _ChartGroup) -> Iterator[float]:
     return (mean_tpot_s(request) for request in group.streamed if len(request.token_at) > 1)
 
 
@@ -165,8 +165,8 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
     return points[::-every][::-1]
 
 
-def _kept(groups: Sequence[_Group]) -> list[Curve]:
-    def points(group: _Group) -> Iterator[tuple[float, float]]:
+def _kept(groups: Sequence[_ChartGroup]) -> list[Curve]:
+    def points(group: _ChartGroup) -> Iterator[tuple[float, float]]:
         for begin, end in _windows(group):
             kept = [keeps_all(request) for request in group.requests if begin <= request.arrival_at < end]
             if kept:
@@ -175,8 +175,8 @@ def _kept(groups: Sequence[_Group]) -> list[Curve]:
     return _drawn([group.curve(points(group)) for group in groups])
 
 
-def _output(groups: Sequence[_Group]) -> list[Curve]:
-    def points(group: _Group) -> Iterator[tuple[float, float]]:
+def _output(groups: Sequence[_ChartGroup]) -> list[Curve]:
+    def points(group: _ChartGroup) -> Iterator[tuple[float, float]]:
         ats = sorted(at for request in group.requests for at in request.token_at)
         place = 0
         for begin, end in _windows(group):
@@ -188,7 +188,7 @@ def _output(groups: Sequence[_Group]) -> list[Curve]:
     return _drawn([group.curve(points(group)) for group in groups])
 
 
-def _windows(group: _Group) -> Iterator[tuple[float, float]]:
+def _windows(group: _ChartGroup) -> Iterator[tuple[float, float]]:
     width = (group.duration_s or 1.0) * (1 + 1e-9) / _WINDOWS
     return pairwise(group.began_at + width * number for number in range(_WINDOWS + 1))
 

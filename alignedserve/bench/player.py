@@ -9,12 +9,12 @@ from time import perf_counter
 import msgspec
 
 from alignedserve.bench.connections import Address, Connections
-from alignedserve.bench.core import Answered, Ask, Begin, Command, Event, HangUp, LoadTest, Progress, Wake
+from alignedserve.bench.core import Answered, AskServer, Begin, Command, Event, HangUp, LoadProgress, LoadTest, Wake
 
 CONNECT_S = 10.0
 _LOOK_S = 0.25  # between two looks at the progress, and at requests that are silent
 
-OnProgress = Callable[[Progress, int, float], None]  # its state, the tokens that were read, seconds since its start
+OnProgress = Callable[[LoadProgress, int, float], None]  # its state, the tokens that were read, seconds since its start
 
 
 class Player:
@@ -58,14 +58,14 @@ class Player:
         match command:
             case Wake(at, event):
                 asyncio.get_running_loop().call_later(max(0.0, at - self._now()), self._hear, event)
-            case Ask():
+            case AskServer():
                 task = asyncio.create_task(self._ask(command))
                 self._tasks.add(task)
                 task.add_done_callback(self._done)
             case HangUp(request):
                 self._connections.hang_up(request, "its client left")
 
-    async def _ask(self, asked: Ask) -> None:
+    async def _ask(self, asked: AskServer) -> None:
         answer = await self._connections.ask(asked.request, asked.path, msgspec.json.encode(asked.body))
         self._hear(Answered(asked.request, answer))
 

@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from alignedserve.bench.answer import Answer
+from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.core import Request
 from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.chats import ChatLengths, Message
@@ -37,18 +37,6 @@ class Prompt:
     fields: dict[str, Any]  # of the body
 
 
-class Wording(Protocol):
-    """Writes prompts, and keeps what was said in conversations that go on."""
-
-    def prompt(self, request: Request) -> Prompt: ...
-
-    def heard(self, request: Request, answer: Answer) -> tuple[int, ...]:
-        """Return the tokens of the answer, as the workload takes them for the next turn."""
-
-    def forget(self, visit: str) -> None:
-        """Forget a conversation that has ended."""
-
-
 def visit_of(request: str) -> str:
     """Return the visit that a request is a turn of: requests are NAME-NUMBER, and NAME-NUMBER.TURN."""
     return request.partition(".")[0]
@@ -58,41 +46,56 @@ def visit_of(request: str) -> str:
 class _Said:
     """The conversation so far."""
 
-    num_tokens: int  # of the workload
-    words: Sequence[Any]  # token ids, or messages
+    num_tokens: int = 0  # of the workload
+    words: Sequence[Any] = ()  # token ids, or messages
 
 
-_NOTHING = _Said(0, ())
-
-
-class IdWording:
-    """Prompts as token ids, for /completions: as long as the workload says, to the token."""
-
-    def __init__(self, draw: Random) -> None:
-        self._ids = draw.sample(range(_FIRST_ID, _FIRST_ID + VOCABULARY), VOCABULARY)
-        self._said: dict[str, _Said] = {}  # by visit
-
-    def prompt(self, request: Request) -> Prompt:
-        said = self._said.get(visit_of(request.id), _NOTHING)
-        ids = [*said.words, *map(self._ids.__getitem__, request.prompt[said.num_tokens :])]
-        self._said[visit_of(request.id)] = _Said(len(request.prompt), ids)
-        return Prompt("/completions", {"prompt": ids})
-
-    def heard(self, request: Request, answer: Answer) -> tuple[int, ...]:
-        tokens = answer.ids or tuple(self._ids[: len(answer.token_at)])  # some tokens, where they are not told
-        said = self._said[visit_of(request.id)]
-        self._said[visit_of(request.id)] = _Said(said.num_tokens + len(tokens), [*said.words, *tokens])
-        return tokens
-
-    def forget(self, visit: str) -> None:
-        self._said.pop(visit, None)
-
-
-class MessageWording(ABC):
-    """Prompts as messages, for /chat/completions."""
+class Wording(ABC):
+    """Writes prompts, and keeps what was said in conversations that go on."""
 
     def __init__(self) -> None:
         self._said: dict[str, _Said] = {}  # by visit
+
+    @abstractmethod
+    def prompt(self, request: Request) -> Prompt: ...
+
+    @abstractmethod
+    def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
+        """Return the tokens of the answer, as the workload takes them for the next turn."""
+
+    def forget(self, visit: str) -> None:
+        """Forget a conversation that has ended."""
+        self._said.pop(visit, None)
+
+    def _before(self, request: Request) -> _Said:
+        return self._said.get(visit_of(request.id), _Said())
+
+    def _keep(self, request: Request, num_tokens: int, words: Sequence[Any]) -> None:
+        self._said[visit_of(request.id)] = _Said(num_tokens, words)
+
+
+class IdWording(Wording):
+    """Prompts as token ids, for /completions: as long as the workload says, to the token."""
+
+    def __init__(self, draw: Random) -> None:
+        super().__init__()
+        self._ids = draw.sample(range(_FIRST_ID, _FIRST_ID + VOCABULARY), VOCABULARY)
+
+    def prompt(self, request: Request) -> Prompt:
+        said = self._before(request)
+        ids = [*said.words, *map(self._ids.__getitem__, request.prompt[said.num_tokens :])]
+        self._keep(request, len(request.prompt), ids)
+        return Prompt("/completions", {"prompt": ids})
+
+    def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
+        tokens = answer.ids or tuple(self._ids[: len(answer.token_at)])  # some tokens, where they are not told
+        said = self._before(request)
+        self._keep(request, said.num_tokens + len(tokens), [*said.words, *tokens])
+        return tokens
+
+
+class MessageWording(Wording):
+    """Prompts as messages, for /chat/completions."""
 
     @abstractmethod
     def new(self, request: Request, num_said: int) -> list[Message]:
@@ -103,20 +106,16 @@ class MessageWording(ABC):
         return {}
 
     def prompt(self, request: Request) -> Prompt:
-        said = self._said.get(visit_of(request.id), _NOTHING)
+        said = self._before(request)
         messages = [*said.words, *map(asdict, self.new(request, said.num_tokens))]
-        self._said[visit_of(request.id)] = _Said(len(request.prompt), messages)
+        self._keep(request, len(request.prompt), messages)
         return Prompt("/chat/completions", {"messages": messages, **self.more(request)})
 
-    def heard(self, request: Request, answer: Answer) -> tuple[int, ...]:
+    def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
         tokens = tuple(range(1, 1 + len(answer.token_at)))
-        said = self._said[visit_of(request.id)]
-        messages = [*said.words, asdict(Message("assistant", answer.text))]
-        self._said[visit_of(request.id)] = _Said(said.num_tokens + len(tokens), messages)
+        said = self._before(request)
+        self._keep(request, said.num_tokens + len(tokens), [*said.words, asdict(Message("assistant", answer.text))])
         return tokens
-
-    def forget(self, visit: str) -> None:
-        self._said.pop(visit, None)
 
 
 class WordWording(MessageWording):
@@ -146,10 +145,11 @@ class ChatWording(MessageWording):
         return {"max_tokens": request.max_tokens, "ignore_eos": False}
 
 
-class StreamWordings:
+class StreamWordings(Wording):
     """A wording for each stream: chats from files are as they are there, all others share one."""
 
     def __init__(self, workload: Mixture, usual: Wording) -> None:
+        super().__init__()
         sources = {stream.name: stream.lengths for stream in workload.streams}
         self._of_streams: dict[str, Wording] = {
             name: ChatWording(lengths) for name, lengths in sources.items() if isinstance(lengths, ChatLengths)
@@ -159,7 +159,7 @@ class StreamWordings:
     def prompt(self, request: Request) -> Prompt:
         return self._of(request.id).prompt(request)
 
-    def heard(self, request: Request, answer: Answer) -> tuple[int, ...]:
+    def heard(self, request: Request, answer: StreamedAnswer) -> tuple[int, ...]:
         return self._of(request.id).heard(request, answer)
 
     def forget(self, visit: str) -> None:

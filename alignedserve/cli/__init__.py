@@ -1,7 +1,6 @@
 """The command line: one file per command (in remote/ those that talk to a server); flags import nothing heavy.
 
-benching.py       the flags of bench
-clients.py        the flags of chat, status, explain, stop, scale, batch and store
+clients.py        the commands that talk to a server or look after its store, and their flags
 doctor.py         `alignedserve doctor`: what this machine has for serving, what it lacks, and how to get that
 main.py           the entry: parses the command line, runs the command, reports errors in one line
 profile.py        `alignedserve profile`: measures what steps take here, and writes the cost model

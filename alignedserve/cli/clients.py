@@ -1,89 +1,58 @@
-"""The flags of the commands that talk to a server or look after its store: chat, status, explain, stop, scale, batch,
-store."""
+"""The commands that talk to a server or look after its store: chat, status, explain, stop, scale, batch, bench, store.
+Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
 
 from __future__ import annotations
 
 import argparse
-import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alignedserve.cli.serving import add_setting, config_of
-from alignedserve.cli.terminal.arguments import (
-    Once,
-    above_zero,
-    check_goes_with,
-    check_writable,
-    file,
-    given,
-    options_of,
-    whole,
-    zero_or_more,
+from alignedserve.cli.remote.options import (
+    BatchOptions,
+    BatchSubmission,
+    BenchOptions,
+    ChatOptions,
+    ExplainOptions,
+    StatusOptions,
 )
+from alignedserve.cli.serving import add_setting, config_of
+from alignedserve.cli.terminal.arguments import check_goes_with, check_writable, file, given, only_one, whole
+from alignedserve.cli.terminal.declared import add_flags, flags_of
+from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
-
-# --- chat
+from alignedserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from alignedserve.shell.control import LauncherOrder
-
-
-def here() -> str:
-    """Return where a deployment with the default address serves."""
-    return f"http://{settings()['server.host'].default}:{settings()['server.port'].default}"
-
-
-def _add_server(parser: argparse.ArgumentParser, url: str, about: str) -> None:
-    key = settings()["server.api_key"].variable
-    parser.add_argument("--url", default=url, help=f"{about} (default: %(default)s)")
-    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."
     )
-    _add_server(parser, f"{here()}/v1", "the API's base")
-    parser.add_argument("--model", help="default: the first model that the server lists")
-    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
-    parser.add_argument("--max-tokens", type=whole(1), metavar="N", help="longest answer (default: the server's)")
-    parser.add_argument("--temperature", type=zero_or_more, metavar="X", help="0 for greedy (default: the server's)")
+    add_flags(parser, ChatOptions)
     parser.set_defaults(run=_chat, parser=parser)
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.chat import ChatOptions, run
+    from alignedserve.cli.remote.chat import run
 
-    return run(options_of(ChatOptions, args))
-
-
-# --- status
+    return run(flags_of(args, ChatOptions))
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."
     )
-    _add_server(parser, here(), "address of the deployment")
-    parser.add_argument(
-        "--wait",
-        dest="wait_s",
-        type=zero_or_more,
-        default=0.0,
-        metavar="S",
-        help="wait until it is ready, at most so many seconds",
-    )
-    parser.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
+    add_flags(parser, StatusOptions)
     parser.set_defaults(run=_status, parser=parser)
 
 
 def _status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.status import StatusOptions, run
+    from alignedserve.cli.remote.status import run
 
-    return run(options_of(StatusOptions, args))
-
-
-# --- explain
+    return run(flags_of(args, StatusOptions))
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -91,21 +60,17 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
         "Tells where a request waited, for how long and for whom, what ran it, and why it was refused. Parts remember "
         "the last minutes, and tell only the key that sent the request."
     )
-    named = "x-request-id or id of its answer; request_id of a batch line"
-    parser.add_argument("request", metavar="REQUEST", help=named)
-    _add_server(parser, here(), "address of the deployment")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", dest="as_json", action="store_true", help="as JSON, for programs")
-    shape.add_argument("--perfetto", type=file, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    add_flags(parser, ExplainOptions)
     parser.set_defaults(run=_explain, parser=parser)
 
 
 def _explain(args: argparse.Namespace) -> int:
+    only_one(args, "--json", "--perfetto")
     if args.perfetto is not None:
         check_writable(args.perfetto)
-    from alignedserve.cli.remote.explain import ExplainOptions, run
+    from alignedserve.cli.remote.explain import run
 
-    return run(options_of(ExplainOptions, args))
+    return run(flags_of(args, ExplainOptions))
 
 
 # --- stop, scale
@@ -170,57 +135,69 @@ def _say_all(port: int, order: LauncherOrder) -> int:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.description = "Batch jobs on any server that has OpenAI's files and batches."
-    what = parser.add_subparsers(metavar="what", required=True)
-    submit = _add_batch_command(what, "submit", "upload a file of requests, and run it")
-    submit.add_argument("file", type=file, metavar="FILE", help="a request in each line, in OpenAI's format")
-    submit.add_argument(
-        "--window", default="24h", metavar="W", help="completion window, 10m to 7d (default: %(default)s)"
-    )
-    submit.add_argument("--endpoint", metavar="PATH", help="default: the url of the first line")
-    submit.add_argument(
-        "--weight", type=above_zero, metavar="X", help="its share beside other batches; only AlignedServe has it"
-    )
-    submit.add_argument("--wait", action=Once, nargs=0, const=True, default=False, help="wait until it has ended")
-    submit.add_argument("--out", action=Once, type=file, metavar="FILE", help="with --wait: file for the results")
-    submit.set_defaults(act=_submit)
-    status = _add_batch_command(what, "status", "show the progress of a batch")
-    status.add_argument("id", metavar="ID")
-    status.set_defaults(act=lambda batch, server, args: batch.status(server, args.id))
-    listed = _add_batch_command(what, "list", "list the newest batches")
+    add = partial(_add_batch_command, parser.add_subparsers(metavar="what", required=True))
+    submit = add("submit", "upload a file of requests, and run it", _submit)
+    add_flags(submit, BatchSubmission)
+    status = add("status", "show the progress of a batch", lambda batch, server, args: batch.status(server, args.id))
+    listed = add("list", "list the newest batches", lambda batch, server, args: batch.listed(server, args.limit))
     listed.add_argument("--limit", type=whole(1), default=20, metavar="N", help="how many (default: %(default)s)")
-    listed.set_defaults(act=lambda batch, server, args: batch.listed(server, args.limit))
-    cancel = _add_batch_command(what, "cancel", "end a batch; finished lines are kept")
-    cancel.add_argument("id", metavar="ID")
-    cancel.set_defaults(act=lambda batch, server, args: batch.cancel(server, args.id))
-    download = _add_batch_command(what, "download", "download the results of a batch, and its errors beside them")
-    download.add_argument("id", metavar="ID")
+    cancel = add(
+        "cancel", "end a batch; finished lines are kept", lambda batch, server, args: batch.cancel(server, args.id)
+    )
+    download = add("download", "download the results of a batch, and its errors beside them", _download)
+    for command in (status, cancel, download):
+        command.add_argument("id", metavar="ID")
     download.add_argument("out", type=file, metavar="FILE", help="errors go to FILE with .errors before its suffix")
-    download.set_defaults(act=_download)
 
 
-def _add_batch_command(what: Any, name: str, about: str) -> argparse.ArgumentParser:
+def _add_batch_command(what: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = what.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-    _add_server(parser, f"{here()}/v1", "the API's base")
-    parser.set_defaults(run=_batch, parser=parser)
+    add_flags(parser, BatchOptions)
+    parser.set_defaults(run=_batch, act=act, parser=parser)
     return parser
 
 
 def _batch(args: argparse.Namespace) -> int:
     from alignedserve.cli.remote import batch
 
-    return int(args.act(batch, options_of(batch.BatchOptions, args), args))
+    return int(args.act(batch, flags_of(args, BatchOptions), args))
 
 
 def _submit(batch: Any, server: object, args: argparse.Namespace) -> int:
     check_goes_with(args, "--out", ("--wait",), given(args))
     if args.out is not None:
         check_writable(args.out)
-    return int(batch.submit(server, options_of(batch.BatchSubmission, args)))
+    return int(batch.submit(server, flags_of(args, BatchSubmission)))
 
 
 def _download(batch: Any, server: object, args: argparse.Namespace) -> int:
     check_writable(args.out)
     return int(batch.download(server, args.id, args.out))
+
+
+# --- bench
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Puts a load on any server that has OpenAI's HTTP API, and measures what its clients get. The load is "
+        "written as for `simulate`, so the same load can be simulated. docs/reference/bench.md says the rest."
+    )
+    add_flags(parser, BenchOptions)
+    parser.set_defaults(run=_bench, parser=parser)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    for path in filter(None, (args.json, args.csv, args.page)):
+        check_writable(path)
+    if args.runs and (others := sorted(given(args) - {"--from", "--json", "--csv", "--page"})):
+        raise ConfigError(f"--from measures nothing, so {others[0]} has no effect beside it")
+    if args.url in args.compare or len(set(args.compare)) < len(args.compare):
+        raise ConfigError("--compare names a server twice")
+    with LeavesAtOnce():
+        from alignedserve.cli.remote.bench import run, show
+
+    return (show if args.runs else run)(flags_of(args, BenchOptions))
 
 
 # --- store

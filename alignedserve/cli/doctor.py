@@ -78,7 +78,7 @@ torch.ones(1 << 20).sum()  # in threads, so that their pool is there
 pools = sorted(openmp_libraries())
 native = chosen.kernels.name.startswith("C++")
 what = f"{chosen.kernels.name}: {chosen.why}"
-paged, lacking = installed(torch.__version__)
+paged, lacking = installed()
 fallen = [dataclasses.asdict(fallback) for fallback in fallbacks()]
 told = {"native": native, "what": what, "pools": pools, "paged": paged, "lacking": lacking, "fallen": fallen}
 print(json.dumps(told))

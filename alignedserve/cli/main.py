@@ -13,8 +13,16 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from alignedserve import LAB, NO_LAB
-from alignedserve.cli.benching import add_bench
-from alignedserve.cli.clients import add_batch, add_chat, add_explain, add_scale, add_status, add_stop, add_store
+from alignedserve.cli.clients import (
+    add_batch,
+    add_bench,
+    add_chat,
+    add_explain,
+    add_scale,
+    add_status,
+    add_stop,
+    add_store,
+)
 from alignedserve.cli.serving import add_doctor, add_key, add_presets, add_profile, add_serve
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.config.config import every_setting

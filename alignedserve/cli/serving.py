@@ -200,7 +200,8 @@ def _explained(name: str, listed: Preset) -> str:
 
 
 def _head(name: str, listed: Preset) -> str:
-    return f"{name} ({listed.source})\n    {listed.about}"
+    differs = f"\n    not as there: {listed.differs}" if listed.differs else ""
+    return f"{name} ({listed.source})\n    {listed.about}{differs}"
 
 
 # --- key

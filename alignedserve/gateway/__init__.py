@@ -10,7 +10,7 @@ files.py       The routes of /v1/files: the files that batch jobs read and write
 exchanges.py   Answers a body while its client waits: as a stream of events, or whole.
 generation.py  Runs the requests of one body and reads their tokens as they are delivered.
 messaging.py   The routes of /v1/messages, Anthropic's interface.
-openapi.py     Our own OpenAPI document: every route with its parameters, body and answers.
+openapi.py     Our own OpenAPI document: every route (routes.yaml) with its parameters, body and answers.
 pages.py       Small pages for browsers: / and /docs.
 responding.py  The routes of /v1/responses, whose conversations the server may keep.
 settings.py    The settings of a gateway's HTTP application.

@@ -17,39 +17,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from alignedserve.dashboard.page import policy
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { margin: 0 auto; max-width: 960px; padding: 16px; font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 8px 0; }
-h2 { font-size: 18px; margin: 24px 0 8px; }
-code { font: 14px/1.45 ui-monospace, monospace; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #8884; vertical-align: top; }
-details { border: 1px solid #8886; border-radius: 6px; margin: 8px 0; padding: 6px 12px; }
-summary { cursor: pointer; overflow-wrap: anywhere; }
-.soft { opacity: .75; }
-section { border: 1px solid #8886; border-radius: 10px; padding: 4px 16px 12px; margin: 14px 0; }
-button, select, input, textarea { box-sizing: border-box; max-width: 100%; font: inherit; padding: 4px 10px; }
-button, select, input, textarea { border: 1px solid #8888; border-radius: 6px; }
-button { cursor: pointer; }
-h2 button { font-size: 14px; font-weight: normal; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.45 ui-monospace, monospace; margin: 6px 0; }
-.pill { padding: 2px 10px; border-radius: 999px; border: 1px solid currentColor; font-size: 14px; }
-.good { color: light-dark(#14763c, #5fcf8c); } .bad { color: light-dark(#b3261e, #ff8a80); }
-#chat { max-height: 50vh; overflow-y: auto; }
-#chat div { white-space: pre-wrap; overflow-wrap: anywhere; margin: 8px 0; padding: 8px 12px; border-radius: 10px; }
-#chat .user { background: #1d5fd622; margin-left: 15%; } #chat .assistant { background: #8882; margin-right: 15%; }
-#ask { display: flex; flex-wrap: wrap; gap: 8px; } #ask textarea { flex: 1 1 240px; resize: vertical; }
-.try textarea { width: 100%; font: 14px/1.45 ui-monospace, monospace; } #find { width: 100%; }
-h1 a { font-size: 15px; font-weight: normal; margin-left: 12px; }
-"""
-
 
 def html_page(title: str, body: str) -> str:
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_STYLE}</style>'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_style()}</style>'
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><h1>{escape(title)}</h1>{body}</body></html>'
 
@@ -96,6 +68,11 @@ def _page(version: str, models: Sequence[str], has_keys: bool) -> str:
     )
     table = f'<section><h2>Where next</h2><div class="scroll"><table>{rows}</table></div></section>'
     return html_page(_NAME, f"<p>{served}</p>{_part('front')}{table}")
+
+
+@cache
+def _style() -> str:
+    return files("alignedserve.gateway").joinpath("pages.css").read_text(encoding="utf-8")
 
 
 @cache

@@ -32,7 +32,7 @@ from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.background import TIER, Background
 from alignedserve.gateway.responses.chats import make_chat, renamed, shown_fields
 from alignedserve.gateway.responses.items import PREFIX, Item, kept_item
-from alignedserve.gateway.responses.keeping import ResponseKeeper, Room
+from alignedserve.gateway.responses.keeping import KeptItemRoom, ResponseKeeper
 from alignedserve.gateway.responses.types import ResponseRequest
 from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import parts_response
@@ -128,7 +128,7 @@ class ResponseRoutes:
     async def _turn(self, http: HttpRequest, body: ResponseRequest) -> _Turn:
         owner = caller_of(http).id
         self._starter.check_model(body.model)
-        room = Room(self._starter.settings.body_limit_bytes)
+        room = KeptItemRoom(self._starter.settings.body_limit_bytes)
         own = await self._keeper.own_items(owner, body, room)
         earlier = await self._keeper.items_before(owner, body, room)
         chat = await self._starter.in_thread(http, lambda: make_chat(body, [*earlier, *own]))

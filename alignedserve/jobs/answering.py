@@ -72,6 +72,9 @@ class BatchAnswers(Protocol):
         answer is an error, and Overloaded if there is no room."""
 
 
+KEY_WAIT_S = 60.0  # the most that a job waits for its key, whose limits may be raised meanwhile
+
+
 class KeyLimited(AlignedServeError):
     """The line's key has no place, too few tokens or too few log-probabilities left for it now."""
 
@@ -113,13 +116,7 @@ class Answering:
             self.metrics.count_choices(ServiceClass.BE, choices)
             own = asyncio.Semaphore(tab.hold_up_to(min(choices, LINE_AT_ONCE)))
             work = [partial(self._run, body, request, choices, on_running, tab) for request in requests]
-            tasks = [asyncio.create_task(self._in_place(own, run)) for run in work]
-            try:
-                pieces = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            pieces = await all_of([self._in_place(own, run) for run in work])
         self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
         return await asyncio.to_thread(shape, requests, pieces)
 
@@ -148,7 +145,7 @@ class Answering:
         except ApiError as error:
             is_refused = error.status in REFUSALS
             if error.status == 429:
-                raise KeyLimited(float(error.headers["Retry-After"])) from None
+                raise KeyLimited(min(KEY_WAIT_S, float(error.headers["Retry-After"]))) from None
             raise
         finally:
             tab.close(is_refused)

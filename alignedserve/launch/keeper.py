@@ -57,14 +57,6 @@ class _PartEnded:
 
 
 @dataclass(frozen=True)
-class _PartOverdue:
-    """A part should have ended by itself by now."""
-
-    part: str
-    incarnation: int
-
-
-@dataclass(frozen=True)
 class PartTask:
     """A task for the keeper's own thread, unless this life of the part has ended by then."""
 
@@ -113,7 +105,7 @@ class NewPlace:
     lacks: str = ""  # why the worker waits for a place, if it does
 
 
-_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | PartTask | _TimeToLook | _Ready | Sign | HeardOrder
+_KeeperEvent: TypeAlias = _PartEnded | PartTask | _TimeToLook | _Ready | Sign | HeardOrder
 
 
 class Keeper(ABC):
@@ -266,8 +258,6 @@ class Keeper(ABC):
                 pass
             case PartTask():
                 self._act(event)
-            case _PartOverdue():
-                self.end(event.part)
             case _PartEnded():
                 return self._is_over(event)
         return None
@@ -388,7 +378,7 @@ class Keeper(ABC):
                 continue
             asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
             self._to_router.say(Retire(name, spec.incarnation))
-            self.after(self._config.server.drain_s, _PartOverdue(name, spec.incarnation))
+            self.after(self._config.server.drain_s, PartTask(name, spec.incarnation, partial(self.end, name)))
         return asked.done() if not changed.retiring else None
 
     def _end_retiring(self, part: str) -> None:
@@ -438,7 +428,7 @@ class Keeper(ABC):
         """Call `act` in the keeper's own thread, unless the part has ended by then. Any thread may call this."""
         self._events.put(PartTask(spec.name, spec.incarnation, act))
 
-    def _is_news(self, ended: _PartEnded | _PartOverdue | PartTask) -> bool:
+    def _is_news(self, ended: _PartEnded | PartTask) -> bool:
         """Return whether the event is about the present life of a part. A rank that was ended with its worker has a new
         life already."""
         life = self._lives.get(ended.part)

@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.policies.kinds import OwnPolicy, PolicyKind
+
+if TYPE_CHECKING:
+    from alignedserve.policies.source import PolicySource
 
 log = logging.getLogger("alignedserve.policy")
 
@@ -107,19 +110,13 @@ class Guard:
         except (Exception, SystemExit) as error:
             answer, problem = usual, None
             self._fail(PolicyFailure.RAISED, told(error, self.name))
-        self._wasted_s += self._stopwatch() - began - self._usual_s
-        if self._wasted_s > 0.0:
-            self._look_at_waste()
-        else:
-            self._wasted_s = 0.0
+        self._wasted_s = max(0.0, self._wasted_s + self._stopwatch() - began - self._usual_s)
+        if self._wasted_s > MOST_WASTED_S:
+            self._give_up(f"more than {1000 * self._usual_s:g} ms too often")
         if problem is None:
             return answer
         self._fail(PolicyFailure.NONSENSE, problem)
         return usual
-
-    def _look_at_waste(self) -> None:
-        if self._wasted_s > MOST_WASTED_S:
-            self._give_up(f"more than {1000 * self._usual_s:g} ms too often")
 
     def _give_up(self, why: str) -> None:
         self._is_given_up = True
@@ -128,22 +125,8 @@ class Guard:
     def _fail(self, how: PolicyFailure, why: str) -> None:
         number = self._failures.add(self._kind, how, why)
         if number == 10 ** (len(str(number)) - 1):
-            told = self.name, self._kind.value, how.value, why, number
-            log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *told)
-
-
-class Source(Protocol):
-    """The file or entry point that a custom policy is loaded from (source.py)."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def text(self) -> str | None: ...
-
-    def decides(self, kind: PolicyKind) -> bool: ...
-
-    def make(self, kind: PolicyKind) -> OwnPolicy: ...
+            what = self.name, self._kind.value, how.value, why, number
+            log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *what)
 
 
 @dataclass(frozen=True)
@@ -152,7 +135,7 @@ class OwnPolicies:
 
     Without a stopwatch no policy is slow: so a simulation does not depend on the machine that it runs on."""
 
-    source: Source | None = None
+    source: PolicySource | None = None
     failures: Failures = field(default_factory=Failures, compare=False)
     stopwatch: Callable[[], float] = field(default=lambda: 0.0, compare=False)
     limit: Limit = field(default=_NO_LIMIT, compare=False)

@@ -1,8 +1,8 @@
 """The store for several machines: Redis, from 6.0 on.
 
-Every operation that reads and then writes is a Lua script, so it is atomic. A script can be sent again if its answer
-was lost with the connection: it then finds its write done and says so. All keys begin with {prefix}, braces included:
-in a Redis Cluster they lie on the same node, which scripts need.
+Every operation that reads and then writes is a function of redis.lua, so it is atomic. It can be sent again if its
+answer was lost with the connection: it then finds its write done and says so. All keys begin with {prefix}, braces
+included: in a Redis Cluster they lie on the same node, which scripts need.
 
     files, jobs          id -> record            files:OWNER, jobs:OWNER   ids in order of arrival
     revisions            job -> revision         open                      jobs that have not ended, in the same order
@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.resources import files
 from itertools import accumulate
 from typing import Any, TypeVar, cast
 
@@ -47,169 +48,20 @@ from alignedserve.store.store import (
     Record,
     StoreDescription,
     StoredFile,
+    check_schema,
 )
 
 OLDEST = (6, 0)  # version of Redis
 T = TypeVar("T", StoredFile, Job, StoredResponse)
 ROWS = 100  # rows of a list or of results that are read together
 
-# Every script has the prefix as its key, and begins with these lines.
-_HEAD = """
-local p = KEYS[1]
-local function fenced(fence)
-  return fence ~= '' and tonumber(fence) ~= tonumber(redis.call('HGET', p..':lease', 'number') or 0)
-end
-local function add_file(id, owner, bytes, expires_at, record)
-  redis.call('HDEL', p..':begun', id)
-  if redis.call('HSETNX', p..':files', id, record) == 0 then return end
-  redis.call('ZADD', p..':files:'..owner, redis.call('INCR', p..':numbers'), id)
-  redis.call('HINCRBY', p..':bytes', owner, bytes)
-  if expires_at ~= '' then redis.call('ZADD', p..':expiry', expires_at, id) end
-end
-"""
-_ADD_FILE = """
-local id, owner, bytes, most_files, most_bytes = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7])
-if most_files and redis.call('HEXISTS', p..':files', id) == 0 then
-  local files, size = redis.call('ZCARD', p..':files:'..owner), redis.call('HGET', p..':bytes', owner)
-  if files >= most_files or tonumber(size or 0) + tonumber(bytes) > most_bytes then return 'over' end
-end
-add_file(id, owner, bytes, ARGV[4], ARGV[5])
-return 'done'
-"""
-_REMOVE_FILE = """
-local id, owner, bytes = ARGV[1], ARGV[2], ARGV[3]
-if redis.call('HDEL', p..':files', id) == 0 then return 'gone' end
-redis.call('ZREM', p..':files:'..owner, id)
-redis.call('ZREM', p..':expiry', id)
-redis.call('HINCRBY', p..':bytes', owner, -bytes)
-redis.call('HSET', p..':begun', id, '[0, "", 0]')  -- as if begun long ago, so that any process may sweep it
-return 'done'
-"""
-_ADD_JOB = """
-local id, owner, record, most_open = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-if redis.call('HEXISTS', p..':jobs', id) == 1 then return 'done' end
-if most_open and tonumber(redis.call('HGET', p..':open_of', owner) or 0) >= most_open then return 'over' end
-redis.call('HSET', p..':jobs', id, record)
-local number = redis.call('INCR', p..':numbers')
-redis.call('HSET', p..':revisions', id, 0)
-redis.call('ZADD', p..':jobs:'..owner, number, id)
-redis.call('ZADD', p..':open', number, id)
-redis.call('HINCRBY', p..':open_of', owner, 1)
-return 'done'
-"""
-_SAVE_JOB = """
-local fence, id, owner, revision, is_open, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local kept_until = ARGV[7]
-if redis.call('HGET', p..':jobs', id) == record then return 'done' end
-if fenced(fence) then return 'fenced' end
-if redis.call('HGET', p..':revisions', id) ~= revision then return 'conflict' end
-redis.call('HSET', p..':jobs', id, record)
-redis.call('HINCRBY', p..':revisions', id, 1)
-if is_open == '0' and redis.call('ZREM', p..':open', id) == 1 then
-  redis.call('HINCRBY', p..':open_of', owner, -1)
-  redis.call('DEL', p..':results:'..id, p..':counts:'..id)
-  redis.call('HDEL', p..':forecasts', id)
-end
-if kept_until ~= '' then redis.call('ZADD', p..':ended', kept_until, id) end
-for at = 8, #ARGV, 4 do add_file(ARGV[at], owner, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]) end
-return 'done'
-"""
-_FORGET_JOB = """
-local id, owner = ARGV[1], ARGV[2]
-redis.call('HDEL', p..':jobs', id)
-redis.call('HDEL', p..':revisions', id)
-redis.call('ZREM', p..':jobs:'..owner, id)
-redis.call('ZREM', p..':ended', id)
-return 'done'
-"""
-_ADD_RESULTS = """
-local fence, job, new = ARGV[1], ARGV[2], 0
-if fenced(fence) then return 'fenced' end
-for at = 3, #ARGV, 8 do
-  if redis.call('HSETNX', p..':results:'..job, ARGV[at], ARGV[at + 1]) == 1 then
-    new = new + 1
-    for offset, name in ipairs({
-      'completed', 'failed', 'input_tokens', 'cached_tokens', 'output_tokens', 'reasoning_tokens'
-    }) do
-      redis.call('HINCRBY', p..':counts:'..job, name, ARGV[at + 1 + offset])
-    end
-  end
-end
-return tostring(new)
-"""
-_FORGETS_RESPONSE = """
-local function forget(id, owner)
-  if redis.call('HDEL', p..':responses', id) == 0 then return 'gone' end
-  redis.call('HINCRBY', p..':response_bytes', owner, -redis.call('HGET', p..':response_sizes', id))
-  redis.call('HDEL', p..':response_sizes', id)
-  redis.call('ZREM', p..':responses:'..owner, id)
-  redis.call('ZREM', p..':response_expiry', id)
-  return 'done'
-end
-"""
-_ADD_RESPONSE = f"""{_FORGETS_RESPONSE}
-local id, owner, record, size, expires_at, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
-if redis.call('HSETNX', p..':responses', id, record) == 0 then return 'done' end
-redis.call('HSET', p..':response_sizes', id, size)
-redis.call('ZADD', p..':responses:'..owner, redis.call('INCR', p..':numbers'), id)
-redis.call('ZADD', p..':response_expiry', expires_at, id)
-local all = redis.call('HINCRBY', p..':response_bytes', owner, size)
-while all > most do
-  local oldest = redis.call('ZRANGE', p..':responses:'..owner, 0, 0)[1]
-  if not oldest then break end
-  forget(oldest, owner)
-  all = tonumber(redis.call('HGET', p..':response_bytes', owner))
-end
-return 'done'
-"""
-_SAVE_RESPONSE = """
-local id, owner, record, size = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-if redis.call('HEXISTS', p..':responses', id) == 0 then return 'gone' end
-redis.call('HSET', p..':responses', id, record)
-redis.call('HINCRBY', p..':response_bytes', owner, size - redis.call('HGET', p..':response_sizes', id))
-redis.call('HSET', p..':response_sizes', id, size)
-return 'done'
-"""
-_FORGET_RESPONSE = f"""{_FORGETS_RESPONSE}
-return forget(ARGV[1], ARGV[2])
-"""
-_FORGET_EXPIRED = rf"""{_FORGETS_RESPONSE}
-local expired = redis.call('ZRANGEBYSCORE', p..':response_expiry', '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
-for _, id in ipairs(expired) do
-  local record = redis.call('HGET', p..':responses', id)
-  -- The owner stands in front: a record may have megabytes, and nobody reads on.
-  forget(id, string.match(record, '^{{"id":"[^"]*","owner":"([^"\\]*)"') or cjson.decode(record).owner)
-end
-return #expired == tonumber(ARGV[2]) and 'more' or 'done'
-"""
-_LEASE = """
-local name, life, for_ms, model, keys = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local has = redis.call('HMGET', p..':lease', 'number', 'holder', 'life', 'until')
-local number = tonumber(has[1] or 0)
-local till = tonumber(has[4] or 0)
-if has[2] and has[2] ~= name and till > now and till <= now + for_ms then return '' end -- later: the clock was set back
-if has[2] ~= name or has[3] ~= life then number = number + 1 end
-redis.call('HSET', p..':lease', 'number', number, 'holder', name, 'life', life, 'until', now + for_ms)
-redis.call('HSET', p..':lease', 'model', model, 'keys', keys)
-return tostring(number)
-"""
-_RELEASE = """
-local has = redis.call('HMGET', p..':lease', 'holder', 'life')
-if has[1] == ARGV[1] and has[2] == ARGV[2] then redis.call('HDEL', p..':lease', 'holder', 'life', 'until') end
-return 'done'
-"""
+_OPERATIONS = files("alignedserve.store").joinpath("redis.lua").read_text(encoding="utf-8")
 
 Migration = Callable[["RedisStore"], Awaitable[None]]
 
 
-async def _start(_: RedisStore) -> None:
-    """Change nothing: the store is empty, and keys are made when they are used."""
-
-
-async def _unlist_begun_files(_: RedisStore) -> None:
-    """Keep older versions from writing: since this schema, adding a file also unlists it as begun."""
+async def _keep_older_out(_: RedisStore) -> None:
+    """Change nothing but the number of the schema, so that older versions do not write."""
 
 
 async def _set_kept_until(store: RedisStore) -> None:
@@ -220,20 +72,12 @@ async def _set_kept_until(store: RedisStore) -> None:
             await store._ask(store.redis.zadd(store._key("ended"), {tree["id"]: until}, nx=True))
 
 
-async def _add_responses(_: RedisStore) -> None:
-    """Keep older versions from writing: they would not forget responses."""
-
-
-async def _add_reasoning_tokens(_: RedisStore) -> None:
-    """Keep older versions from writing: they would not count reasoning."""
-
-
 MIGRATIONS: tuple[Migration, ...] = (
-    _start,
-    _unlist_begun_files,
+    _keep_older_out,  # the store is empty, and keys are made when they are used
+    _keep_older_out,  # adding a file also unlists it as begun
     _set_kept_until,
-    _add_responses,
-    _add_reasoning_tokens,
+    _keep_older_out,  # they would not forget responses
+    _keep_older_out,  # they would not count reasoning
 )
 
 
@@ -243,7 +87,7 @@ class RedisStore:
         self._num_following = 1  # replicas of the master, when it last said so
         self._prefix, self._migrations = f"{{{prefix}}}", migrations
         self._where = _without_password(url)
-        self._scripts: dict[str, Any] = {}
+        self._operations: Any = self.redis.register_script(_OPERATIONS)
         self._version = ""
 
     @classmethod
@@ -284,7 +128,7 @@ class RedisStore:
 
     async def add_file(self, file: StoredFile, quota: OwnerUsage | None = None) -> None:
         limits = ("", "") if quota is None else (quota.files, quota.bytes)
-        if await self._script(_ADD_FILE, file.id, file.owner, *_file_values(file), *limits) == "over":
+        if await self._script("add_file", file.id, file.owner, *_file_values(file), *limits) == "over":
             raise OverQuota(await self.usage(file.owner))
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
@@ -300,11 +144,11 @@ class RedisStore:
 
     async def remove_file(self, owner: str, id: str) -> bool:
         file = await self.file(owner, id)
-        return file is not None and await self._script(_REMOVE_FILE, id, owner, file.bytes) == "done"
+        return file is not None and await self._script("remove_file", id, owner, file.bytes) == "done"
 
     async def expired_files(self, now: float) -> Sequence[StoredFile]:
         ids = await self._ask(self.redis.zrange(self._key("expiry"), "-inf", str(now), byscore=True))
-        return [msgspec.json.decode(text, type=StoredFile) for text in await self._records("files", ids)]
+        return await self._decoded("files", StoredFile, ids)
 
     async def usage(self, owner: str) -> OwnerUsage:
         files = await self._ask(self.redis.zcard(self._key(f"files:{owner}")))
@@ -316,7 +160,7 @@ class RedisStore:
 
     async def add_job(self, job: Job, most_open: int | None = None) -> None:
         limit = "" if most_open is None else most_open
-        if await self._script(_ADD_JOB, job.id, job.owner, msgspec.json.encode(job), limit) == "over":
+        if await self._script("add_job", job.id, job.owner, msgspec.json.encode(job), limit) == "over":
             raise OverQuota(await self.usage(job.owner))
 
     async def job(self, owner: str, id: str) -> Job | None:
@@ -327,17 +171,16 @@ class RedisStore:
 
     async def forget_jobs(self, now: float) -> None:
         ids = await self._ask(self.redis.zrange(self._key("ended"), "-inf", str(now), byscore=True))
-        for text in await self._records("jobs", ids):
-            job = msgspec.json.decode(text, type=Job)
-            await self._script(_FORGET_JOB, job.id, job.owner)
+        for job in await self._decoded("jobs", Job, ids):
+            await self._script("forget_job", job.id, job.owner)
 
     async def open_jobs(self) -> Sequence[Job]:
         ids = await self._ask(self.redis.zrange(self._key("open"), 0, -1))
-        return [msgspec.json.decode(text, type=Job) for text in await self._records("jobs", ids)]
+        return await self._decoded("jobs", Job, ids)
 
     async def ended_jobs(self, most: int) -> Sequence[Job]:
         ids = await self._ask(self.redis.zrange(self._key("ended"), 0, most - 1, desc=True))
-        return [msgspec.json.decode(text, type=Job) for text in await self._records("jobs", ids)]
+        return await self._decoded("jobs", Job, ids)
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         saved = replace(job, revision=job.revision + 1)
@@ -345,7 +188,7 @@ class RedisStore:
         state = (job.revision, int(saved.is_open), msgspec.json.encode(saved), kept_until)
         head = (_fence(fence), job.id, job.owner, *state)
         new = [value for file in files for value in (file.id, *_file_values(file))]
-        match await self._script(_SAVE_JOB, *head, *new):
+        match await self._script("save_job", *head, *new):
             case "fenced":
                 raise _fenced(fence)
             case "conflict":
@@ -360,7 +203,7 @@ class RedisStore:
             for result in results
             for value in (result.line, msgspec.json.encode(result), *asdict(result.counts).values())
         ]
-        answer = await self._script(_ADD_RESULTS, fence, job, *values)
+        answer = await self._script("add_results", fence, job, *values)
         if answer == "fenced":
             raise _fenced(fence)
         return int(answer)
@@ -397,31 +240,31 @@ class RedisStore:
     async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
         text = msgspec.json.encode(response)
         values = (response.id, response.owner, text, len(text), response.expires_at, most_bytes)
-        await self._script(_ADD_RESPONSE, *values)
+        await self._script("add_response", *values)
 
     async def save_response(self, response: StoredResponse) -> bool:
         text = msgspec.json.encode(response)
-        return await self._script(_SAVE_RESPONSE, response.id, response.owner, text, len(text)) == "done"
+        return await self._script("save_response", response.id, response.owner, text, len(text)) == "done"
 
     async def response(self, owner: str, id: str) -> StoredResponse | None:
         return await self._record("responses", StoredResponse, owner, id)
 
     async def remove_response(self, owner: str, id: str) -> bool:
         found = await self.response(owner, id)
-        return found is not None and await self._script(_FORGET_RESPONSE, id, owner) == "done"
+        return found is not None and await self._script("forget_response", id, owner) == "done"
 
     async def forget_responses(self, now: float) -> None:
-        while await self._script(_FORGET_EXPIRED, now, ROWS) == "more":
+        while await self._script("forget_expired", now, ROWS) == "more":
             pass
 
     # --- The lease
 
     async def lease(self, holder: Holder, for_s: float) -> int | None:
-        answer = await self._script(_LEASE, holder.name, holder.life, int(for_s * 1000), holder.model, holder.keys)
+        answer = await self._script("lease", holder.name, holder.life, int(for_s * 1000), holder.model, holder.keys)
         return int(answer) if answer else None
 
     async def release(self, holder: Holder) -> None:
-        await self._script(_RELEASE, holder.name, holder.life)
+        await self._script("release", holder.name, holder.life)
 
     async def last_lease(self) -> LastLease | None:
         fields = ["model", "holder", "until", "keys"]
@@ -469,11 +312,7 @@ class RedisStore:
 
     async def _migrate(self) -> None:
         found = int(await self._ask(self.redis.get(self._key("schema"))) or 0)
-        if found > len(self._migrations):
-            raise StoreError(
-                f"{self._where} has schema {found}, this version of AlignedServe knows up to {len(self._migrations)}: "
-                "use a newer one"
-            )
+        check_schema(self._where, found, len(self._migrations))
         for number, migration in enumerate(self._migrations[found:], found + 1):
             await migration(self)
             await self._ask(self.redis.set(self._key("schema"), number))
@@ -494,14 +333,16 @@ class RedisStore:
             if not ids:
                 break
             start += ROWS
-            records = [msgspec.json.decode(text, type=kind) for text in await self._records(table, ids)]
-            found += filter(is_shown, records)
+            found += filter(is_shown, await self._decoded(table, kind, ids))
         return Listing(tuple(found[: page.limit]), len(found) > page.limit)
 
     async def _record(self, table: str, kind: type[T], owner: str, id: str) -> T | None:
         text = await self._ask(self.redis.hget(self._key(table), id))
         found = None if text is None else msgspec.json.decode(text, type=kind)
         return found if found is not None and found.owner == owner else None
+
+    async def _decoded(self, table: str, kind: type[T], ids: Sequence[Any]) -> list[T]:
+        return [msgspec.json.decode(text, type=kind) for text in await self._records(table, ids)]
 
     async def _records(self, table: str, ids: Sequence[Any]) -> list[str]:
         """Return the records of those ids that still exist, ROWS of them in an answer."""
@@ -522,28 +363,30 @@ class RedisStore:
     def _key(self, name: str) -> str:
         return f"{self._prefix}:{name}"
 
-    async def _script(self, body: str, *values: Any) -> str:
+    async def _script(self, operation: str, *values: Any) -> str:
+        """Return what an operation of redis.lua answers."""
         if self._has_replicas:
-            return await self._replicated(body, *values)
-        script = self._scripts.get(body)
-        if script is None:
-            script = self._scripts[body] = self.redis.register_script(_HEAD + body)
-        return str(await self._ask(script(keys=[self._prefix], args=list(values))))
+            return await self._replicated(operation, *values)
+        return str(await self._ask(self._operations(keys=[self._prefix], args=[*values, operation])))
 
-    async def _replicated(self, body: str, *values: Any) -> str:
-        """Run a script, and return its answer when all replicas that follow have what it wrote, or one of them after
-        REPLICA_MS: Sentinels may choose a replica by what it had seconds ago, so that one is not enough."""
+    async def _replicated(self, operation: str, *values: Any) -> str:
+        """Return the answer when all replicas that follow have what was written, or one of them after REPLICA_MS:
+        Sentinels may choose a replica by what it had seconds ago, so that one is not enough. Another replica may have
+        come meanwhile: then it is sent again, and its first answer counts, since the second finds it done."""
+        first: str | None = None
         while True:
             both = self.redis.pipeline(transaction=False)
-            both.eval(_HEAD + body, 1, self._prefix, *values)  # whole: a new master knows no script by its hash
+            # Whole: a new master knows no script by its hash.
+            both.eval(_OPERATIONS, 1, self._prefix, *values, operation)
             both.execute_command("ROLE")
             both.execute_command("WAIT", self._num_following, REPLICA_MS)
             answer, role, num_replicas = await self._ask(both.execute())
+            first = str(answer) if first is None else first
             if not num_replicas:
                 raise StoreError(f"{self._where} has no replica that answers: what only its master has may be lost")
             waited_for, self._num_following = self._num_following, max(1, len(role[2]))
             if self._num_following <= waited_for:
-                return str(answer)
+                return first
 
     async def _ask(self, answer: Any) -> Any:
         try:

@@ -36,6 +36,7 @@ from alignedserve.store.store import (
     Record,
     StoreDescription,
     StoredFile,
+    check_schema,
 )
 
 BUSY_S = 10.0  # how long a write waits for another process's write
@@ -160,8 +161,9 @@ class SqliteStore:
         return await self._write(remove)
 
     async def expired_files(self, now: float) -> Sequence[StoredFile]:
-        rows = await self._all("SELECT record FROM files WHERE expires_at <= ? ORDER BY expires_at", now)
-        return [msgspec.json.decode(row[0], type=StoredFile) for row in rows]
+        return await self._records(
+            StoredFile, "SELECT record FROM files WHERE expires_at <= ? ORDER BY expires_at", now
+        )
 
     async def usage(self, owner: str) -> OwnerUsage:
         return await self._run(lambda: self._usage(owner))
@@ -190,12 +192,11 @@ class SqliteStore:
         await self._do("DELETE FROM jobs WHERE kept_until <= ?", now)
 
     async def open_jobs(self) -> Sequence[Job]:
-        rows = await self._all("SELECT record FROM jobs WHERE is_open ORDER BY number")
-        return [msgspec.json.decode(row[0], type=Job) for row in rows]
+        return await self._records(Job, "SELECT record FROM jobs WHERE is_open ORDER BY number")
 
     async def ended_jobs(self, most: int) -> Sequence[Job]:
         sql = "SELECT record FROM jobs WHERE kept_until IS NOT NULL ORDER BY kept_until DESC LIMIT ?"
-        return [msgspec.json.decode(row[0], type=Job) for row in await self._all(sql, most)]
+        return await self._records(Job, sql, most)
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
         saved = replace(job, revision=job.revision + 1)
@@ -354,11 +355,7 @@ class SqliteStore:
         with _Transaction(self):
             found = self._execute("PRAGMA user_version").fetchone()[0]
             known = len(self._migrations)
-            if found > known:
-                raise StoreError(
-                    f"{self._path} has schema {found}, this version of AlignedServe knows up to {known}: "
-                    "use a newer one"
-                )
+            check_schema(self._path, found, known)
             for script in self._migrations[found:]:
                 for statement in filter(str.strip, script.split(";")):
                     self._execute(statement)
@@ -402,13 +399,15 @@ class SqliteStore:
             values.append(after[0])
         order = "DESC" if page.newest_first else "ASC"
         sql = f"SELECT record FROM {table} WHERE {where} ORDER BY number {order} LIMIT ?"
-        rows = await self._all(sql, *values, page.limit + 1)
-        found = tuple(msgspec.json.decode(row[0], type=kind) for row in rows[: page.limit])
-        return Listing(found, len(rows) > page.limit)
+        found = await self._records(kind, sql, *values, page.limit + 1)
+        return Listing(tuple(found[: page.limit]), len(found) > page.limit)
 
     async def _record(self, table: str, kind: type[T], owner: str, id: str) -> T | None:
         row = await self._first(f"SELECT record FROM {table} WHERE id = ? AND owner = ?", id, owner)
         return None if row is None else msgspec.json.decode(row[0], type=kind)
+
+    async def _records(self, kind: type[T], sql: str, *values: Any) -> list[T]:
+        return [msgspec.json.decode(row[0], type=kind) for row in await self._all(sql, *values)]
 
     async def _first(self, sql: str, *values: Any) -> Any:
         return await self._run(lambda: self._execute(sql, *values).fetchone())

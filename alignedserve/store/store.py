@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from alignedserve.errors import AlignedServeError
+from alignedserve.errors import AlignedServeError, StoreError
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
 
@@ -86,6 +86,13 @@ class StoreDescription:
     schema: int
     guarantees: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+
+
+def check_schema(where: object, found: int, known: int) -> None:
+    """Raise StoreError where a newer version has changed the store."""
+    if found > known:
+        message = f"{where} has schema {found}, this version of AlignedServe knows up to {known}: use a newer one"
+        raise StoreError(message)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from alignedserve.text.syntax import JSON_SPACES, closed, lark_syntax
 _OPTIONS = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}
 
 
-class Beside(Enum):
+class BesideCalls(Enum):
     """What an output may be instead of calls."""
 
     NOTHING = "nothing"
@@ -71,7 +71,7 @@ def call_syntax(
     functions: Mapping[str, Schema],
     several: bool,
     specials: Mapping[str, int],
-    beside: Beside = Beside.NOTHING,
+    beside: BesideCalls = BesideCalls.NOTHING,
     schema: Any = None,
 ) -> str:
     """Return the syntax of calls of these functions, or of what may stand `beside` them."""
@@ -79,17 +79,17 @@ def call_syntax(
     before, between, after = form.frame
     bodies = [form.layout.rule(name, parameters, writer) for name, parameters in functions.items()]
     names = [f"call_{number}" for number in range(len(bodies))]
-    if beside is Beside.TEXT and form.has_mark:
+    if beside is BesideCalls.TEXT and form.has_mark:
         marker = next(opening for opening in form.openings if before.startswith(opening))
         between = between.partition(marker)[0]  # the marker begins the next round
         starts = _starts_with_text(marker, before.removeprefix(marker), after, several, writer)
     else:
         more = f" ({writer.text(between)} call)*" if several else ""
-        starts = [f"start: calls{'' if beside is Beside.NOTHING else ' | answer'}"]
+        starts = [f"start: calls{'' if beside is BesideCalls.NOTHING else ' | answer'}"]
         starts.append(f"calls: {writer.text(before)} call{more} {writer.text(after)}")
-    if beside is Beside.SCHEMA:
+    if beside is BesideCalls.SCHEMA:
         starts.append(f"answer: {writer.json(schema)}")
-    elif beside is Beside.TEXT and not form.has_mark:
+    elif beside is BesideCalls.TEXT and not form.has_mark:
         starts += ["answer: TEXT", _text_without_calls(marker for marker in form.openings if marker not in specials)]
     each = [f"{name}: {body}" for name, body in zip(names, bodies, strict=True)]
     return lark_syntax("\n".join([*starts, f"call: {' | '.join(names)}", *each, *writer.rules]))

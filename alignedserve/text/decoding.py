@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from alignedserve.text.calls.scanning import num_unsettled
+
 _UNKNOWN = "\ufffd"  # stands in decoded text for bytes that are not a character, or not yet
 
 
@@ -87,7 +89,7 @@ class StopStrings:
             end, start = min(matches)
             self._held, self.found = "", text[start:end]
             return text[: end if self._include else start]
-        settled = len(text) - self._num_held(text)
+        settled = len(text) - num_unsettled(text, self._stops)
         self._held = text[settled:]
         return text[:settled]
 
@@ -95,12 +97,3 @@ class StopStrings:
         """Return the held text, when no more text comes."""
         held, self._held = self._held, ""
         return held
-
-    def _num_held(self, text: str) -> int:
-        """Return how many characters at the end of the text may begin a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        lengths = range(min(longest, len(text)), 0, -1)
-        return next((length for length in lengths if self._begins_stop(text[-length:])), 0)
-
-    def _begins_stop(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.bench.answer import Answer, AnswerReader, Counted
+from alignedserve.bench.answer import Counted, StreamedAnswer, StreamReader
 from alignedserve.loads.records.records import RequestOutcome
 
 DONE = b"data: [DONE]\n\n"
@@ -27,9 +27,9 @@ def usage(completion: int, prompt: int = 7, cached: int | None = None) -> bytes:
     return b"data: " + json.dumps({"choices": [], "usage": told}).encode() + b"\n\n"
 
 
-def read(*parts: bytes, status: int = 200, broke: str | None = None) -> Answer:
+def read(*parts: bytes, status: int = 200, broke: str | None = None) -> StreamedAnswer:
     """Return the answer whose parts came a second apart."""
-    reader = AnswerReader()
+    reader = StreamReader()
     reader.begin(status, 0.0)
     for at, part in enumerate(parts, 1):
         reader.read(part, float(at))
@@ -105,7 +105,7 @@ def test_what_is_not_whole_is_broken() -> None:
         read(piece("a", [5])).failure,
         read(piece("a", [5]), error, DONE).failure,
         read(b"data: {nonsense\n\n", DONE).failure,
-        AnswerReader().answer(1.0, "no connection to x:1").failure,
+        StreamReader().answer(1.0, "no connection to x:1").failure,
     ]
     assert all(failure is not None and failure.outcome is RequestOutcome.BROKEN for failure in found)
     assert [failure.kind for failure in found if failure] == [

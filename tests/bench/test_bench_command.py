@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli.remote.bench import BenchOptions
+from alignedserve.cli.remote.options import BenchOptions
 from alignedserve.loads.workload.spec import read_workload
 from tests.bench.stub import Script, served
 
@@ -221,7 +221,7 @@ def test_the_commands_of_the_docs_are_understood(
         return 7
 
     monkeypatch.setattr("alignedserve.cli.remote.bench.run", read)
-    monkeypatch.setattr("alignedserve.cli.remote.bench.show", lambda _paths, _files: 7)
+    monkeypatch.setattr("alignedserve.cli.remote.bench.show", lambda _: 7)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     assert cli.main(words) == 7

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import pytest
 
-from alignedserve.bench.answer import Answer
+from alignedserve.bench.answer import StreamedAnswer
 from alignedserve.bench.connections import Address, Connections
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -51,7 +51,7 @@ def test_a_connection_is_used_again_and_one_that_the_server_closed_is_replaced()
                 writer.write(WHOLE)
         writer.close()
 
-    async def ask() -> list[Answer]:
+    async def ask() -> list[StreamedAnswer]:
         async with connected(serve) as connections:
             return [await connections.ask(str(name), "/completions", b"{}") for name in range(4)]
 
@@ -63,7 +63,7 @@ def test_a_connection_is_used_again_and_one_that_the_server_closed_is_replaced()
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_request_may_be_given_up(is_begun: bool) -> None:
-    async def ask() -> Answer:
+    async def ask() -> StreamedAnswer:
         waits = asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,7 +94,7 @@ def test_what_is_no_http_is_broken() -> None:
         await heard(reader)
         writer.write(b"220 mail.example ESMTP\r\n")
 
-    async def ask() -> Answer:
+    async def ask() -> StreamedAnswer:
         async with connected(serve) as connections:
             return await connections.ask("r", "/completions", b"{}")
 

@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
-from alignedserve.bench.answer import Answer, Counted, Failure
+from alignedserve.bench.answer import AskFailure, Counted, StreamedAnswer
 from alignedserve.bench.core import (
     FIELDS,
     Answered,
-    Ask,
+    AskServer,
     Begin,
     Command,
     Dialect,
@@ -31,24 +31,24 @@ from alignedserve.loads.workload import Load
 from alignedserve.loads.workload.spec import read_workload
 
 TTFT_S, TBT_S = 0.2, 0.05
-BUSY = Failure(RequestOutcome.REFUSED, "429", "too many", 429)
+BUSY = AskFailure(RequestOutcome.REFUSED, "429", "too many", 429)
 
 
-def answer(at: float, num: int, failure: Failure | None = None) -> Answer:
+def answer(at: float, num: int, failure: AskFailure | None = None) -> StreamedAnswer:
     """Return the answer of a server with steady times to a request that was asked then."""
     token_at = array("d", (at + TTFT_S + TBT_S * number for number in range(num)))
     ids = tuple(range(5000, 5000 + num))
-    return Answer(at + TTFT_S + TBT_S * max(0, num - 1), failure, token_at, Counted.IDS, ids, "w " * num, 9, 2)
+    return StreamedAnswer(at + TTFT_S + TBT_S * max(0, num - 1), failure, token_at, Counted.IDS, ids, "w " * num, 9, 2)
 
 
 class Server:
     """Answers what a test asks, in virtual time."""
 
-    def __init__(self, test: LoadTest, failure: Callable[[Ask], Failure | None] = lambda _: None) -> None:
+    def __init__(self, test: LoadTest, failure: Callable[[AskServer], AskFailure | None] = lambda _: None) -> None:
         self._test, self._failure = test, failure
         self._agenda: list[tuple[float, int, Event]] = [(0.0, 0, Begin())]
         self._serial = count(1)
-        self.asked: list[tuple[float, Ask]] = []
+        self.asked: list[tuple[float, AskServer]] = []
 
     def run(self, until: float = 1e9) -> RunRecord:
         while self._agenda and self._agenda[0][0] <= until:
@@ -61,7 +61,7 @@ class Server:
         match command:
             case Wake(at, event):
                 self._add(max(at, now), event)
-            case Ask(request, _, body):
+            case AskServer(request, _, body):
                 self.asked.append((now, command))
                 failure = self._failure(command)
                 given = answer(now, 0 if failure else body["max_tokens"], failure)
@@ -69,7 +69,7 @@ class Server:
             case HangUp(request):
                 self._agenda = [item for item in self._agenda if item[2] not in self._answers(request)]
                 heapq.heapify(self._agenda)
-                broke = Failure(RequestOutcome.BROKEN, "the answer broke off", "its client left")
+                broke = AskFailure(RequestOutcome.BROKEN, "the answer broke off", "its client left")
                 self._add(now, Answered(request, answer(now - TTFT_S, 1, broke)))
 
     def _answers(self, request: str) -> list[Event]:
@@ -180,7 +180,7 @@ def test_a_client_that_is_too_slow_is_told() -> None:
     (wake,) = test.handle(Begin(), 0.0)
     assert isinstance(wake, Wake)
     (ask,) = test.handle(wake.event, wake.at + 0.3)
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, AskServer)
     test.handle(Answered(ask.request, answer(1.3, 1)), 1.5)
     record = test.record()
     assert record.notes == ("the client asked up to 300 ms later than the workload says: its processor was busy",)

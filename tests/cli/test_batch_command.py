@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cli.remote import batch as batch_command
-from alignedserve.cli.remote.batch import BatchOptions, BatchSubmission
+from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
 from alignedserve.errors import BatchError
 
 HALF = b'{"custom_id": "c"}\n'  # the end of this file does not come

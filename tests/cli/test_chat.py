@@ -20,7 +20,9 @@ from typing import Any
 import httpx
 import pytest
 
-from alignedserve.cli.remote.chat import ChatOptions, complaint, run
+from alignedserve.cli.remote.chat import run
+from alignedserve.cli.remote.options import ChatOptions
+from alignedserve.cli.remote.server import complaint
 from alignedserve.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,7 +245,9 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(script: Scrip
 
 
 def test_ctrl_c_interrupts_the_answer_and_keeps_what_came(script: Script) -> None:
-    script.replies = [[_piece("Half an"), HOLD, _piece(" answer")], _answer("fine")]
+    told = json.dumps({"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}})
+    fine = [_piece("fine"), _piece(None, "stop"), told, "[DONE]"]
+    script.replies = [[_piece("Half an"), HOLD, _piece(" answer")], fine]
     ours, terminal = pty.openpty()
     command = [sys.executable, "-m", "alignedserve.cli.main", "chat", "--url", script.url]
     process = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
@@ -257,6 +261,7 @@ def test_ctrl_c_interrupts_the_answer_and_keeps_what_came(script: Script) -> Non
         screen.wait_for("> ")
         os.write(ours, b"two\n")
         screen.wait_for("fine")
+        screen.wait_for("(tokens: 1 in the answer, 9 in the conversation)")
         screen.wait_for("> ")
         os.write(ours, b"\x04")
         assert process.wait(20) == 0

@@ -273,7 +273,7 @@ def test_help_imports_nothing_heavy(line: str) -> None:
 
 def test_a_reader_who_leaves_early_is_no_error() -> None:
     """A reader such as `| head` ends early: the command writes no error, and its status is that of a closed pipe."""
-    command = [sys.executable, "-m", "alignedserve", "doctor"]
+    command = [sys.executable, "-m", "alignedserve", "presets"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -284,7 +284,7 @@ def test_a_reader_who_leaves_early_is_no_error() -> None:
 
 def test_a_full_disk_is_said_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "alignedserve", "doctor"]
+        command = [sys.executable, "-m", "alignedserve", "presets"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "alignedserve: the output cannot be written: No space left on device\n"

@@ -181,12 +181,12 @@ def test_a_device_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = replace(_KERNELS, paged=["varlen_attn of torch 2.13"], lacking=["flash-attn is not installed"])
+    tried = replace(_KERNELS, paged=["flash-attn 2.8"], lacking=["FlashAttention 3 is not installed"])
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
     found = _found("GPU attention")
     assert (found.state, found.what) == (
         Presence.ABSENT,
-        "varlen_attn of torch 2.13 is there; flash-attn is not installed",
+        "flash-attn 2.8 is there; FlashAttention 3 is not installed",
     )
     assert f"read blocks of a multiple of {PAGE} tokens, where engine.block_size is 16" in found.how
     flash_3 = replace(tried, paged=["FlashAttention 3"], lacking=[])
@@ -262,7 +262,7 @@ def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(tried.kernels, FoundKernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
     assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
-    assert any(name.startswith("varlen_attn of torch") for name in (*tried.kernels.paged, *tried.kernels.lacking))
+    assert any(name.startswith("FlashAttention 3") for name in (*tried.kernels.paged, *tried.kernels.lacking))
     assert len(tried.kernels.pools) == 1, "the kernels bring no second pool of threads"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "raise ImportError('no libcudart')")
     assert doctor._try_torch() == "ImportError: no libcudart"

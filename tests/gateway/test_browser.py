@@ -22,7 +22,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from alignedserve.text.text_model import TextModel
-from chromium import FLAGS
+from tests.browser import FLAGS
 from tests.chromium import program
 from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway
 from tests.gateway.served import served

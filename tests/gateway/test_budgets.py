@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from alignedserve.gateway.access import budgets as module
 from alignedserve.gateway.access.budgets import FILE, Budgets
-from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Limits, hash_key
+from alignedserve.gateway.access.keys import Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.http.limits import CONVERTED_TOKENS, TRIAL_S, Tab
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway
 
@@ -91,6 +97,48 @@ def test_it_is_written_at_the_end(tmp_path: Path) -> None:
     again = Budgets(tmp_path / FILE, Clock())
     again.exchange()
     assert again.used("ann") == (3, 3)
+
+
+def test_what_is_being_written_at_the_end_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has the file when the gateway ends: the thread that waits for it has the same tokens."""
+    first = Budgets(tmp_path / FILE, Clock())
+    first.use("ann", 1)
+    first.exchange()
+    connect: Any = sqlite3.connect
+    waits, loop_thread = threading.Event(), threading.get_ident()
+
+    def noted(*given: Any, **named: Any) -> Any:
+        if threading.get_ident() != loop_thread:
+            waits.set()
+        return connect(*given, **named)
+
+    async def use() -> None:
+        budgets = Budgets(tmp_path / FILE, Clock())
+        async with budgets.kept():
+            other.execute("BEGIN IMMEDIATE")
+            budgets.use("ann", 3)
+            monkeypatch.setattr(sqlite3, "connect", noted)
+            await asyncio.to_thread(waits.wait)
+            threading.Timer(0.1, other.rollback).start()
+
+    monkeypatch.setattr(module, "WRITE_S", 0.0)
+    with closing(sqlite3.connect(tmp_path / FILE, check_same_thread=False, isolation_level=None)) as other:
+        asyncio.run(use())
+    first.exchange()
+    assert first.used("ann") == (4, 4)
+
+
+def test_other_work_counts_without_a_limit_of_the_minute() -> None:
+    ledger = Ledger(budgets=Budgets(now=Clock()))
+    tab = Tab(ledger, Caller("ann", limits=Limits(tokens_per_day=10)))
+    tab.convert(4 * CONVERTED_TOKENS)
+    tab.try_grammars([6 * TRIAL_S])
+    tab.close(is_refused=True)
+    assert ledger.budgets.used("ann") == (6, 6), "a refusal gives back all but trials"
+    other = Tab(ledger, tab.caller)
+    other.convert(4 * CONVERTED_TOKENS)
+    other.close()
+    assert ledger.budgets.over("ann", tab.caller.limits) is not None
 
 
 @pytest.fixture

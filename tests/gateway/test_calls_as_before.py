@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.text.call_grammar import Beside, call_syntax, can_write
+from alignedserve.text.call_grammar import BesideCalls, call_syntax, can_write
 from alignedserve.text.calls.formats import FORMATS, CallFormat, CallReader
 
 KEPT = Path(__file__).with_name("calls_as_before.json")
@@ -123,8 +123,8 @@ def _syntaxes(form: CallFormat) -> Iterator[Any]:
     specials = {mark: number for number, mark in enumerate(sorted(form.markers)) if mark.startswith("<|")}
     if can_write(form, TOOLS | {"get_weather": {"additionalProperties": False}}):
         functions = TOOLS | {"get_weather": {"additionalProperties": False}}
-        for beside in Beside:
-            yield call_syntax(form, functions, beside is not Beside.NOTHING, specials, beside, {"type": "array"})
+        for beside in BesideCalls:
+            yield call_syntax(form, functions, beside is not BesideCalls.NOTHING, specials, beside, {"type": "array"})
 
 
 def answers(form: CallFormat) -> dict[str, str]:

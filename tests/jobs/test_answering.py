@@ -100,6 +100,17 @@ def test_a_line_costs_its_key_tokens(text: TextModel) -> None:
     asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
 
 
+def test_a_job_whose_key_has_used_its_month_asks_again_soon(text: TextModel) -> None:
+    """The keys file may give the key more before the month ends."""
+    caller, ledger = Caller("ann", limits=Limits(tokens_per_month=1)), Ledger()
+    ledger.budgets.use("ann", 1)
+    answering = Answering(FakeOwner((2,)), text, (MODEL,), MOST, RequestMetrics(), ledger=ledger)
+    line = LineRequest("line", Endpoint.COMPLETIONS, {"model": MODEL, "prompt": [5]}, 60.0, None, caller)
+    with pytest.raises(KeyLimited) as limited:
+        asyncio.run(answering.answer(line, lambda: None))
+    assert limited.value.retry_after_s <= 60
+
+
 def test_lines_hold_no_more_log_probabilities_than_their_key_may(text: TextModel) -> None:
     caller = Caller("ann", limits=Limits(most_logprobs=1000))
 

@@ -354,7 +354,8 @@ def test_a_job_whose_key_was_revoked_while_it_ended_ends_as_it_was_to() -> None:
     assert AssembleJob(ending, JobStatus.COMPLETED) in core.handle(OpenJobsRead((ending,)), 0.0)
 
 
-def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
+def running() -> tuple[RunnerCore, list[int]]:
+    """Return a core that has begun a job of a hundred lines, and the lines that run."""
     core = RunnerCore(8, 2)
     core.handle(LeaseTaken(), 0.0)
     core.handle(OpenJobsRead((job("a"),)), 0.0)
@@ -363,6 +364,20 @@ def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
     orders = core.handle(JobIndexed("a", tuple(range(1, 101))), 0.0)
     ran = [order.line for order in orders if isinstance(order, RunLine)]
     assert ran == list(range(1, 9))
+    return core, ran
+
+
+def test_after_a_refusal_each_line_that_ends_makes_room_for_one_more() -> None:
+    core, (*others, refused) = running()
+    core.handle(LineEnded("a", refused, LineOutcome.REFUSED, retry_after_s=0.5), 1.0)
+    for line in others:
+        core.handle(LineEnded("a", line, LineOutcome.DONE, result(line)), 1.0)
+    more = core.handle(ResultsStored("a", tuple(others)), 2.0)
+    assert len([order for order in more if isinstance(order, RunLine)]) == 8
+
+
+def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
+    core, ran = running()
     for line in ran:
         assert core.handle(LineEnded("a", line, LineOutcome.DONE, result(line)), 1.0) == [
             StoreResult("a", result(line))

@@ -82,6 +82,18 @@ def test_a_write_waits_for_each_replica_that_follows(trio: RedisTrio, monkeypatc
     asyncio.run(check())
 
 
+def test_the_first_operation_after_another_replica_came_says_what_it_did(trio: RedisTrio) -> None:
+    """It is sent again, to wait for both; the second time it finds its file gone."""
+
+    async def check() -> None:
+        await (await opened(trio)).close()
+        store = await RedisStore.open(trio.url, "p")
+        assert await store.remove_file(ME, "file-0")
+        await store.close()
+
+    asyncio.run(check())
+
+
 def test_a_master_without_a_replica_acknowledges_nothing(trio: RedisTrio, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         store = await opened(trio)

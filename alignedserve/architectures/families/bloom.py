@@ -1,4 +1,4 @@
-"""Bloom, Falcon, MPT, and Phi beside this file: LayerNorms, and an MLP without a gate.
+"""Bloom, Falcon, MPT, and Phi and GPT-NeoX beside this file: LayerNorms, and an MLP without a gate.
 
 Positions turn K and queries (Falcon), or lower a score by the distance of its token, for each head by its own slope
 (ALiBi: Bloom, MPT, the first Falcons).
@@ -45,6 +45,7 @@ class BloomNames:
     out: str
     up: str
     down: str
+    heads: tuple[str, ...] = ("lm_head",)  # the first that the files have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class BloomConfig(OurConfig):
     order: LayerOrder
     norm_eps: float
     bias: bool  # of linear layers
+    mlp_bias: bool | None = None  # of those of the MLP, where they differ
     norm_bias: bool = True
     activation: Activation
     rope: Rope | None = None

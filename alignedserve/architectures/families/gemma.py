@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from alignedserve.architectures.config import activation, stored_dtype
-from alignedserve.architectures.families.llama import LAYER_TYPES, LayerNames, LlamaConfig
+from alignedserve.architectures.families.llama import LAYER_TYPES, LayerNames, LlamaConfig, by_type
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 from alignedserve.architectures.stored_form import stored_form
@@ -137,10 +137,7 @@ def _windows(text: Given, every: int) -> tuple[int | None, ...]:
     """Return the window of each layer; where the file names no types, every so many layers one has none."""
     layers = text.whole("num_hidden_layers", _GEMMA2["num_hidden_layers"])
     types = text.get("layer_types") or [_SLIDING if (layer + 1) % every else _FULL for layer in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
-        raise text.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
-    window = text.whole("sliding_window", 4096)
-    return tuple(window if kind == _SLIDING else None for kind in types)
+    return by_type(text, layers, types, text.whole("sliding_window", 4096))
 
 
 def _scales(text: Given) -> tuple[float, ...]:

@@ -93,11 +93,17 @@ def _qwen_windows(given: Given) -> tuple[int | None, ...]:
             raise given.wrong("max_window_layers", "a whole number", first)
         types = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
         types = types if window is not None else ["full_attention"] * layers
-    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
-        raise given.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
+    windows = by_type(given, layers, types, window)
     if window is None and "sliding_attention" in types:
         raise given.wrong("layer_types", "full_attention where use_sliding_window is false", types)
-    return () if window is None else tuple(window if kind == "sliding_attention" else None for kind in types)
+    return () if window is None else windows
+
+
+def by_type(given: Given, layers: int, types: object, window: int | None) -> tuple[int | None, ...]:
+    """Return the window of each layer, by the types of all layers."""
+    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
+        raise given.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def read_family(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from alignedserve.architectures.families.deepseek import read_routing
-from alignedserve.architectures.families.llama import LAYER_TYPES, LlamaConfig, read_family
+from alignedserve.architectures.families.llama import LAYER_TYPES, LlamaConfig, by_type, read_family
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.routing import Clamp, ExpertNames, Routing, Scores, Stack
 
@@ -135,7 +135,4 @@ def _windows(given: Given, usual: str | Sequence[str] | None) -> tuple[int | Non
     if given.get("sliding_window") is None:
         return ()
     types = given.get("layer_types") or ([usual] * layers if isinstance(usual, str) else usual)
-    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
-        raise given.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
-    window = given.whole("sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    return by_type(given, layers, types, given.whole("sliding_window"))

@@ -10,38 +10,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
 import httpx
 
-from alignedserve.cli.remote.chat import api_at, client, complaint, one_line, said_in
+from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
+from alignedserve.cli.remote.server import api_at, client, complaint, one_line, said_in
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
 from alignedserve.machine.whole_file import whole_file
 
-_CONNECT_S, _SILENCE_S = 5.0, 300.0
 _LOOK_S = 0.5  # between two looks at a batch
 _AGAIN_S = 60.0  # while a batch runs, a server that does not answer is asked again for so long
 ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-@dataclass(frozen=True)
-class BatchOptions:
-    url: str
-    api_key: str | None = None
-
-
-@dataclass(frozen=True)
-class BatchSubmission:
-    file: Path
-    window: str
-    endpoint: str | None = None  # None: the one that the file's first line names
-    weight: float | None = None
-    wait: bool = False
-    out: Path | None = None
 
 
 class Unreachable(BatchError):
@@ -209,7 +192,7 @@ class BatchApi:
 
     def __init__(self, options: BatchOptions) -> None:
         self._url = api_at(options.url)
-        self._client = client(self._url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
+        self._client = client(self._url, options.api_key)
 
     def __enter__(self) -> BatchApi:
         return self

@@ -23,16 +23,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from alignedserve.bench import report
-from alignedserve.bench.answer import Failure
+from alignedserve.bench.answer import AskFailure
 from alignedserve.bench.connections import Address
-from alignedserve.bench.core import FIELDS, Dialect, LoadTest, Progress
+from alignedserve.bench.core import FIELDS, Dialect, LoadProgress, LoadTest
 from alignedserve.bench.job import Look, endpoint_of, file_of, lines_of, of_class, records_of, together
 from alignedserve.bench.page import page
 from alignedserve.bench.player import Player
 from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
 from alignedserve.bench.wording import IdWording, StreamWordings, Wording, WordWording
-from alignedserve.cli.remote.batch import ENDED, BatchApi, BatchOptions, Unreachable
-from alignedserve.cli.remote.chat import api_at, client, complaint, one_line
+from alignedserve.cli.remote.batch import ENDED, BatchApi, Unreachable
+from alignedserve.cli.remote.options import BatchOptions, BenchOptions
+from alignedserve.cli.remote.server import api_at, client, complaint, one_line
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
@@ -52,38 +53,16 @@ _WRONG_FIELD = (400, 422)
 _BUSY = (429, 503)  # a server that refuses so may take the next request
 
 
-@dataclass(frozen=True)
-class OutputFiles:
-    json: Path | None = None
-    csv: Path | None = None
-    page: Path | None = None
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    urls: tuple[str, ...]
-    workload: str
-    model: str | None = None  # None: the first that each server lists
-    api_key: str | None = None
-    seed: int = 0
-    is_chat: bool = False
-    as_job: bool = False  # best-effort requests are lines of a batch job
-    rounds: int = 1
-    warm_up: int = 4
-    timeout_s: float = 600.0
-    files: OutputFiles = OutputFiles()
-
-
 def run(options: BenchOptions) -> int:
     workload = _workload(options.workload)
-    if options.as_job and not of_class(workload, ServiceClass.BE).streams:
+    if options.batch and not of_class(workload, ServiceClass.BE).streams:
         raise BenchError("--batch: no stream of this workload is best-effort (service=be)")
     servers = [_find(url, options) for url in options.urls]
     bench = _BenchRun(options, workload, servers)
     run_loop(bench.measure())
     runs = bench.runs()
     if runs:
-        _tell(runs, options.files)
+        _tell(runs, options)
     return INTERRUPTED if bench.is_interrupted else 0
 
 
@@ -94,17 +73,17 @@ def _workload(text: str) -> Mixture:
         raise BenchError(f"--workload: {str(error).removeprefix('workload: ')}") from None
 
 
-def show(paths: Sequence[Path], files: OutputFiles) -> int:
+def show(options: BenchOptions) -> int:
     """Show runs that were measured before."""
-    _tell([run for path in paths for run in report.read(path)], files)
+    _tell([run for path in options.runs for run in report.read(path)], options)
     return 0
 
 
-def _tell(runs: Sequence[MeasuredRun], files: OutputFiles) -> None:
+def _tell(runs: Sequence[MeasuredRun], options: BenchOptions) -> None:
     print(report.text(runs), end="")
-    _write(files.json, lambda: report.document(runs))
-    _write(files.csv, lambda: report.requests_csv(runs))
-    _write(files.page, lambda: page(runs))
+    _write(options.json, lambda: report.document(runs))
+    _write(options.csv, lambda: report.requests_csv(runs))
+    _write(options.page, lambda: page(runs))
 
 
 def _write(path: Path | None, text: Callable[[], str]) -> None:
@@ -127,7 +106,7 @@ class _BenchedServer:
     context: int | None  # most tokens of a request, where the server tells it
     dialect: Dialect
     records: list[RunRecord] = field(default_factory=list)
-    failures: dict[str, list[Failure]] = field(default_factory=dict)
+    failures: dict[str, list[AskFailure]] = field(default_factory=dict)
     num_cached: int = 0
 
 
@@ -151,7 +130,7 @@ def _find(url: str, options: BenchOptions) -> _BenchedServer:
 
 def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
     """Return what the server says of the model that is asked for; of the first model if none is."""
-    with client(base, options.api_key, httpx.Timeout(_ASKING_S)) as http:
+    with client(base, options.api_key, _ASKING_S) as http:
         try:
             answer = http.get(f"{base}/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -229,7 +208,7 @@ class _BenchRun:
     async def _play(self, server: _BenchedServer, seed: int) -> None:
         with ProgressBar(server.url, sys.stderr) as bar:
             bar.note(f"{server.url}: {_extent(self._workload)}")
-            if self._options.as_job:
+            if self._options.batch:
                 test, record = await self._beside_job(server, seed, bar)
             else:
                 test = await self._played(server, self._workload, seed, bar)
@@ -276,7 +255,7 @@ class _BenchRun:
         player = Player(
             test,
             server.address,
-            self._options.timeout_s,
+            self._options.timeout,
             lambda progress, tokens, now: bar.tell(_line(progress, rate.seen(tokens, now))),
         )
         self._player = player
@@ -286,7 +265,7 @@ class _BenchRun:
     def _wording(self) -> Wording:
         """Return a wording of its own for each load: no server has seen its prompts."""
         draw = Random(SystemRandom().getrandbits(64))
-        usual: Wording = WordWording(draw) if self._options.is_chat else IdWording(draw)
+        usual: Wording = WordWording(draw) if self._options.chat else IdWording(draw)
         return StreamWordings(self._workload, usual)
 
     def _run(self, server: _BenchedServer) -> MeasuredRun:
@@ -318,7 +297,7 @@ def _ends_s(stream: Stream) -> float | None:
     return stream.num_requests / rate if stream.num_requests and rate else None
 
 
-def _refusal(server: _BenchedServer, failure: Failure) -> str:
+def _refusal(server: _BenchedServer, failure: AskFailure) -> str:
     if failure.status is None:
         return f"{server.url}: {failure.kind}: {failure.text}"
     return f"{server.url} refuses with {failure.status}: {failure.text}"
@@ -404,11 +383,11 @@ class _TokenRate:
         return ratio(tokens - before, now - since)
 
 
-def _line(progress: Progress, tokens_per_s: float) -> str:
+def _line(progress: LoadProgress, tokens_per_s: float) -> str:
     return ", ".join(_parts(progress, tokens_per_s))
 
 
-def _parts(progress: Progress, tokens_per_s: float) -> Iterator[str]:
+def _parts(progress: LoadProgress, tokens_per_s: float) -> Iterator[str]:
     of = "" if progress.expected is None else f" of {progress.expected:,}"
     yield f"{progress.ended:,}{of} ended"
     yield f"{progress.open:,} open"

@@ -7,43 +7,29 @@ user's line ──▶ ChatSession.turn ──▶ ChatApi.answer ──▶ POST /
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from io import TextIOWrapper
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import httpx
 
-from alignedserve.errors import ChatError, ConfigError
+from alignedserve.cli.remote.options import ChatOptions
+from alignedserve.cli.remote.server import CONTROL, SILENCE_S, api_at, client, complaint, one_line, said_in
+from alignedserve.errors import ChatError
 
 Message: TypeAlias = dict[str, str]
 
-_CONNECT_S = 5.0
-_SILENCE_S = 300.0  # a long prompt in a long queue may take so long to its first token
 _COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit or Ctrl-D ends, Ctrl-C interrupts"
-_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-
-
-@dataclass(frozen=True)
-class ChatOptions:
-    url: str
-    model: str | None = None  # None: the first model that the server lists
-    api_key: str | None = None
-    system: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
 
 
 def run(options: ChatOptions) -> int:
     """Chat until the input ends; return 1 where a turn of piped input failed, since a script wants to know."""
     _never_stumble_over_characters()
     person = sys.stdin.isatty()
-    with ChatApi(options) as server:
+    with ChatApi(options, counts_tokens=person) as server:
         failed = ChatSession(server, options.system, person).run()
     return 1 if failed and not person else 0
 
@@ -134,6 +120,8 @@ class ChatSession:
                 if not kept:
                     raise
                 kept = kept[2:]
+        if self._server.tokens is not None:
+            print("(tokens: {:,} in the answer, {:,} in the conversation)".format(*self._server.tokens))
         if num_forgotten := (len(self._turns) - len(kept)) // 2:
             print(f"(the context is full: {num_forgotten} of the oldest turns are forgotten)", file=sys.stderr)
         self._turns = [*kept, asked, {"role": "assistant", "content": answer}] if answer else kept
@@ -148,7 +136,7 @@ class ChatSession:
             with closing(pieces):
                 for piece in pieces:
                     shown.append(piece)
-                    print(piece.translate(_CONTROL), end="", flush=True)
+                    print(piece.translate(CONTROL), end="", flush=True)
         except KeyboardInterrupt:
             if not self._person:
                 raise
@@ -161,11 +149,13 @@ class ChatSession:
 class ChatApi:
     """The API of a server; every failure is a ChatError of one line."""
 
-    def __init__(self, options: ChatOptions) -> None:
+    def __init__(self, options: ChatOptions, counts_tokens: bool) -> None:
         self.url = api_at(options.url)
         self._options = options
         self._model = options.model
-        self._client = client(self.url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
+        self._client = client(self.url, options.api_key)
+        self._counts_tokens = counts_tokens
+        self.tokens: tuple[int, int] | None = None  # of the last answer, and of the conversation with it, where told
 
     def __enter__(self) -> ChatApi:
         return self
@@ -182,13 +172,17 @@ class ChatApi:
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, None]:
         """Yield the pieces of the answer's text as they come."""
         body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        if self._counts_tokens:
+            body["stream_options"] = {"include_usage": True}
         for name in ("max_tokens", "temperature"):
             if getattr(self._options, name) is not None:
                 body[name] = getattr(self._options, name)
         ended = False
+        self.tokens = None
         for event in self._events(body):
             ended = ended or event is None or _ends(event)
             text = _text(event)
+            self.tokens = _tokens(event) or self.tokens
             if text:
                 yield text
         if not ended:
@@ -220,27 +214,10 @@ class ChatApi:
 
     def _unreachable(self, error: Exception) -> ChatError:
         if isinstance(error, httpx.ReadTimeout):
-            return ChatError(f"{self.url} has been silent for {_SILENCE_S:.0f} s")
+            return ChatError(f"{self.url} has been silent for {SILENCE_S:.0f} s")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return ChatError(f"no server at {self.url} ({one_line(error)}): start one with `alignedserve serve`")
         return ChatError(f"talking to {self.url} failed: {one_line(error)}")
-
-
-def api_at(url: str) -> str:
-    """Return the address of a server's API: below /v1 where the address of the server alone is named."""
-    try:
-        names_server = not urlsplit(url).path.strip("/")
-    except ValueError:  # it is no address, as who asks it will say
-        names_server = False
-    return url.rstrip("/") + ("/v1" if names_server else "")
-
-
-def client(url: str, api_key: str | None, timeout: httpx.Timeout) -> httpx.Client:
-    """Return an HTTP client for the server. It ignores the environment's proxy for servers on this machine."""
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ConfigError("the API key holds characters that a key cannot have")
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return httpx.Client(headers=headers, timeout=timeout, trust_env=not _is_here(url))
 
 
 def _check(response: httpx.Response) -> None:
@@ -249,22 +226,6 @@ def _check(response: httpx.Response) -> None:
         said = complaint(response)
         kind = ContextFull if "maximum context length" in said else ChatError  # as OpenAI, vLLM and we put it
         raise kind(f"the server refuses with {response.status_code}: {said}")
-
-
-def complaint(response: httpx.Response) -> str:
-    try:
-        said = said_in(response.json())
-    except ValueError:
-        said = one_line(response.text) or response.reason_phrase
-    lacks_base = response.status_code == httpx.codes.NOT_FOUND and "/v1/" not in response.url.path
-    return f"{said} (--url is the API's base, which mostly ends with /v1)" if lacks_base else said
-
-
-def said_in(given: Any) -> str:
-    """Return the text of an error, in whichever shape the server gives it."""
-    while isinstance(given, dict):
-        given = next((given[name] for name in ("error", "message", "detail") if name in given), str(given))
-    return one_line(given)
 
 
 def _event(data: str) -> dict[str, Any] | None:
@@ -296,13 +257,10 @@ def _text(event: dict[str, Any] | None) -> str:
     return text if isinstance(text, str) else ""
 
 
-def one_line(text: object) -> str:
-    return " ".join(str(text).translate(_CONTROL | {10: " ", 9: " "}).split())[:500]
-
-
-def _is_here(url: str) -> bool:
-    try:
-        host = httpx.URL(url).host
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except (ValueError, httpx.InvalidURL):
-        return False
+def _tokens(event: dict[str, Any] | None) -> tuple[int, int] | None:
+    """Return the tokens of the answer and of prompt and answer together, if this event tells them."""
+    usage = event.get("usage") if event else None
+    if not isinstance(usage, dict):
+        return None
+    answer, together = usage.get("completion_tokens"), usage.get("total_tokens")
+    return (answer, together) if isinstance(answer, int) and isinstance(together, int) else None

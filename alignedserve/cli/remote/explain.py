@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote
 
-import httpx
-
-from alignedserve.cli.remote.status import StatusError, asking
-
-
-@dataclass(frozen=True)
-class ExplainOptions:
-    request: str
-    url: str
-    api_key: str | None = None
-    as_json: bool = False
-    perfetto: Path | None = None
+from alignedserve.cli.remote.options import ExplainOptions
+from alignedserve.cli.remote.server import StatusError, answered, asking
 
 
 def run(options: ExplainOptions) -> int:
     path = f"/v1/requests/{quote(options.request, safe='')}/timeline"
-    form = "perfetto" if options.perfetto else "json" if options.as_json else "text"
+    form = "perfetto" if options.perfetto else "json" if options.json else "text"
     with asking(options.url, options.api_key) as http:
-        told = _answer(http, path, form)
+        told = answered(http, path, format=form).text
     if options.perfetto is None:
         print(told.rstrip("\n"))
         return 0
@@ -34,20 +22,3 @@ def run(options: ExplainOptions) -> int:
         raise StatusError(f"{options.perfetto} cannot be written: {error.strerror}") from None
     print(f"{options.perfetto}: open it at https://ui.perfetto.dev")
     return 0
-
-
-def _answer(http: httpx.Client, path: str, form: str) -> str:
-    try:
-        answer = http.get(path, params={"format": form})
-    except httpx.HTTPError as error:
-        raise StatusError(f"nothing answers at {http.base_url}: {error}") from error
-    if answer.status_code == httpx.codes.OK:
-        return answer.text
-    raise StatusError(f"{http.base_url} answers {answer.status_code}: {_message(answer)}")
-
-
-def _message(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return answer.text[:200]

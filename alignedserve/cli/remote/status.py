@@ -13,11 +13,10 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.cli.remote.chat import client
-from alignedserve.errors import AlignedServeError
+from alignedserve.cli.remote.options import StatusOptions
+from alignedserve.cli.remote.server import answered, asking
 
 _LOOK_S = 0.5  # between two questions whether the deployment is ready
-_TIMEOUT_S = 5.0
 _WHERE = {
     "unplaced": "without a worker",
     "prefill": "with prefill workers",
@@ -34,18 +33,6 @@ _MISSED = {
     "stall": "a stall",
     "jct": "late",
 }
-
-
-class StatusError(AlignedServeError):
-    """The gateway does not answer."""
-
-
-@dataclass(frozen=True)
-class StatusOptions:
-    url: str
-    api_key: str | None = None
-    wait_s: float = 0.0
-    as_json: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,23 +87,13 @@ class DeploymentStatus:
 
 
 def run(options: StatusOptions) -> int:
-    deadline = time.monotonic() + options.wait_s
+    deadline = time.monotonic() + options.wait
     with asking(options.url, options.api_key) as http:
         while not _is_ready(http) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         status = _told(http)
-    print(json.dumps(asdict(status)) if options.as_json else "\n".join(status.lines()))
+    print(json.dumps(asdict(status)) if options.json else "\n".join(status.lines()))
     return 0 if status.is_ready else 1
-
-
-def asking(url: str, api_key: str | None) -> httpx.Client:
-    """Return an HTTP client for all routes of a deployment."""
-    asks = client(url, api_key, httpx.Timeout(_TIMEOUT_S))
-    try:
-        asks.base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
-        return asks
-    except httpx.InvalidURL as error:
-        raise StatusError(f"--url {url!r} is not a URL: {error}") from error
 
 
 def _is_ready(http: httpx.Client) -> bool:
@@ -126,8 +103,8 @@ def _is_ready(http: httpx.Client) -> bool:
 
 
 def _told(http: httpx.Client) -> DeploymentStatus:
-    told: dict[str, Any] = _answer(http, "/status").json()
-    exposed = _answer(http, "/metrics").text
+    told: dict[str, Any] = answered(http, "/status").json()
+    exposed = answered(http, "/metrics").text
     sums = _sums(exposed)
     return DeploymentStatus(
         **{name: told[name] for name in ("state", "models", "parts", "late", "scale", "fallbacks", "weights")},
@@ -138,16 +115,6 @@ def _told(http: httpx.Client) -> DeploymentStatus:
         stages=_by_class(exposed, "num_requests_at", "stage"),
         pool_pages=dict(sums["kv_pool_pages", "state"]),
     )
-
-
-def _answer(http: httpx.Client, path: str) -> httpx.Response:
-    try:
-        answer = http.get(path)
-    except httpx.HTTPError as error:
-        raise StatusError(f"nothing answers at {http.base_url}: {error}") from error
-    if answer.status_code != httpx.codes.OK:
-        raise StatusError(f"{http.base_url} answers {answer.status_code} to {path}: {answer.text[:200]}")
-    return answer
 
 
 def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Collection
-from dataclasses import fields
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from alignedserve.errors import ConfigError
 
@@ -61,11 +60,6 @@ def check_goes_with(args: argparse.Namespace, flag: str, others: tuple[str, ...]
     if flag in given(args) and not set(here) & set(others):
         *first, last = others
         raise ConfigError(f"{flag} goes only with {' or '.join(filter(None, (', '.join(first), last)))}")
-
-
-def options_of(kind: type[Value], args: argparse.Namespace) -> Value:
-    """Return the options that the flags give: each field of the dataclass has the name of a flag."""
-    return kind(**{declared.name: getattr(args, declared.name) for declared in fields(cast(Any, kind))})
 
 
 # --- Values

@@ -17,7 +17,6 @@ from typing import Any
 
 from alignedserve.architectures.config import ModelConfig
 from alignedserve.architectures.families.bloom import BloomConfig
-from alignedserve.architectures.families.gpt_neox import NeoxConfig
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.opt import OptConfig
@@ -116,10 +115,6 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
             of_layer = {f"self_attn.{name}_proj": (query, hidden) for name in "qkv"}
             of_layer |= {"self_attn.out_proj": (hidden, query), "fc1": (inner, hidden), "fc2": (hidden, inner)}
             prefix = "model.decoder.layers"
-        case NeoxConfig(intermediate_size=inner):
-            of_layer = {"attention.query_key_value": (3 * query, hidden), "attention.dense": (hidden, query)}
-            of_layer |= {"mlp.dense_h_to_4h": (inner, hidden), "mlp.dense_4h_to_h": (hidden, inner)}
-            prefix = "gpt_neox.layers"
         case Llama4Config():
             return _shapes_of_llama4(model)
         case BloomConfig(intermediate_size=inner, names=names):

@@ -36,7 +36,7 @@ class Budgets:
     def __init__(self, path: Path | None = None, now: Callable[[], float] = time.time) -> None:
         """Without `path` what was used is known to this process alone, and forgotten with it."""
         self._path, self._now = path, now
-        self._lock = threading.Lock()  # a thread writes
+        self._lock, self._exchanging = threading.Lock(), threading.Lock()  # a thread writes
         self._written: dict[tuple[str, str], int] = {}  # (caller, period) -> tokens, of all processes
         self._new: Counter[tuple[str, str]] = Counter()  # that are not written yet
         self._fault = ""
@@ -88,6 +88,10 @@ class Budgets:
 
     def exchange(self) -> None:
         """Write what is new, and read what all processes have written. A file that is away is tried again later."""
+        with self._exchanging:  # the last time at the end, while a thread may still write the same
+            self._exchange_new()
+
+    def _exchange_new(self) -> None:
         with self._lock:
             new = +self._new
         try:

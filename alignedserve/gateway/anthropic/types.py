@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema
-from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, SentBack, Strict, TextOr, Usual, fault
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, SentBack, Strict, TextOr, Usual, fault, type_of
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, as_function
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatRequest, text_of
 
@@ -50,10 +50,6 @@ class ToolUseBlock(SentBack):
     toolset_name: Any = None
 
 
-def kind_of(block: Any) -> Any:
-    return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-
-
 Texts: TypeAlias = TextOr[ListOf[TextBlock]]
 
 
@@ -73,7 +69,7 @@ _AnyBlock = Annotated[
     | Annotated[RedactedBlock, Tag("redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")],
-    Discriminator(kind_of),
+    Discriminator(type_of),
 ]
 _KINDS = {
     "user": ("text", "tool_result"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -197,11 +198,11 @@ class Tab:
 
     def _work(self, tokens: float) -> int:
         """Take tokens for other work, however few are left, and return their number."""
-        per_minute = self._limits.tokens_per_minute
-        if per_minute is None or not tokens:
+        if not tokens or (self._limits.tokens_per_minute is None and not self._limits.has_budget):
             return 0
+        most = self._limits.tokens_per_minute or sys.maxsize
         before, self._worked = self._worked, self._worked + tokens
-        cost = min(per_minute, math.ceil(self._worked)) - min(per_minute, math.ceil(before))
+        cost = min(most, math.ceil(self._worked)) - min(most, math.ceil(before))
         self._used += cost
         if self._used > self._taken:
             self._settle(self._used)

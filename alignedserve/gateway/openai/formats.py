@@ -14,7 +14,7 @@ from alignedserve.core import Choice
 from alignedserve.errors import ModelError
 from alignedserve.gateway.openai.errors import invalid
 from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, Usual, fault
-from alignedserve.text.call_grammar import Beside, call_syntax, can_write
+from alignedserve.text.call_grammar import BesideCalls, call_syntax, can_write
 from alignedserve.text.calls.formats import GENERAL, CallFormat
 from alignedserve.text.syntax import closed, json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.syntax_trial import OnTrial
@@ -34,7 +34,7 @@ class WantedCalls:
 
     functions: Mapping[str, Schema]  # the schemas of their parameters, by their names
     several: bool
-    beside: Beside = Beside.NOTHING
+    beside: BesideCalls = BesideCalls.NOTHING
 
     def form(self, text: TextModel, schema: Any) -> CallFormat:
         """Return the model's own format of calls, or the general one where a grammar cannot say the model's own."""
@@ -42,9 +42,9 @@ class WantedCalls:
         if self._stand_aside(text):
             return own
         differs = {
-            Beside.NOTHING: True,
-            Beside.SCHEMA: own.has_mark or _has_no_name(schema),
-            Beside.TEXT: own.has_mark or own.is_whole_answer,
+            BesideCalls.NOTHING: True,
+            BesideCalls.SCHEMA: own.has_mark or _has_no_name(schema),
+            BesideCalls.TEXT: own.has_mark or own.is_whole_answer,
         }
         return own if differs[self.beside] and can_write(own, self.functions) else GENERAL
 
@@ -58,7 +58,7 @@ class WantedCalls:
 
     def _stand_aside(self, text: TextModel) -> bool:
         """Return whether calls stand apart from the answer, where nothing limits them."""
-        return text.call_format.stands_aside and text.reasoning is not None and self.beside is Beside.SCHEMA
+        return text.call_format.stands_aside and text.reasoning is not None and self.beside is BesideCalls.SCHEMA
 
 
 def _has_no_name(schema: Any) -> bool:

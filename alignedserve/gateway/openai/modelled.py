@@ -9,7 +9,7 @@ from alignedserve.core import Choice, Reasoning
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.formats import Format, Schema, WantedCalls
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.text.call_grammar import Beside
+from alignedserve.text.call_grammar import BesideCalls
 from alignedserve.text.calls.formats import CallFormat
 from alignedserve.text.reasoning.families import ReasoningFamily
 from alignedserve.text.reasoning.splitting import Splitter
@@ -30,7 +30,7 @@ def limits(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnT
     if body.format is not None:
         return body.format.limits(text, on_trial)
     if isinstance(body, ChatRequest) and body.is_held(text):
-        return _held_to_calls(body.free_calls(Beside.TEXT), body.strict_functions, text, on_trial)
+        return _held_to_calls(body.free_calls(BesideCalls.TEXT), body.strict_functions, text, on_trial)
     return None, ""
 
 

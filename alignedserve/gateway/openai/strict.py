@@ -26,6 +26,11 @@ T = TypeVar("T")
 ListOf: TypeAlias = Annotated[list[T], _FirstFault()]
 
 
+def type_of(given: Any) -> Any:
+    """Return the `type` of an object, as a body has it or parsed."""
+    return given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+
+
 def _text_or_list(given: Any) -> str:
     return "list" if isinstance(given, list) else "text"
 

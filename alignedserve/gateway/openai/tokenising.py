@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from alignedserve.gateway.openai.requests import MOST_CONTEXTS, check_length, check_token_ids, too_long
 from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, fault
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
-from alignedserve.gateway.openai.types import MOST_MESSAGES, Message, TokenId
+from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatMessage, TokenId
 from alignedserve.text.chat_template import Rendering, all_texts
 from alignedserve.text.text_model import TextModel
 
@@ -25,7 +25,7 @@ class TokenizeRequest(Ruled):
 
     model: str | None = None
     prompt: str | None = None
-    messages: ListOf[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
+    messages: ListOf[ChatMessage] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
     tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

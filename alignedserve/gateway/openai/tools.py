@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema, WantedCalls
-from alignedserve.gateway.openai.strict import ListOf, Strict, fault
+from alignedserve.gateway.openai.strict import ListOf, Strict, fault, type_of
 
 MOST_TOOLS = 128
 _NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -102,11 +102,9 @@ class AllowedTools(Strict):
 
 
 def _kind_of_choice(choice: Any) -> str:
-    if isinstance(choice, dict):
-        return "allowed" if choice.get("type") == "allowed_tools" else "named"
-    if isinstance(choice, AllowedTools):
-        return "allowed"
-    return "named" if isinstance(choice, NamedTool) else "word"
+    if not isinstance(choice, dict | AllowedTools | NamedTool):
+        return "word"
+    return "allowed" if type_of(choice) == "allowed_tools" else "named"
 
 
 ToolChoice: TypeAlias = Annotated[

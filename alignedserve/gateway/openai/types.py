@@ -37,7 +37,7 @@ from alignedserve.gateway.openai.tools import (
     demanded,
     schemas,
 )
-from alignedserve.text.call_grammar import Beside, can_write
+from alignedserve.text.call_grammar import BesideCalls, can_write
 from alignedserve.text.chat_template import ChatTemplate, Rendering
 from alignedserve.text.text_model import TextModel
 
@@ -84,7 +84,7 @@ def text_of(content: str | Sequence[_HasText]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-class Message(Ruled):
+class ChatMessage(Ruled):
     UNSUPPORTED: ClassVar[Usual] = {"audio": (), "function_call": ()}
     WHERE = "in a message, "
 
@@ -311,7 +311,7 @@ class ChatRequest(_AnyRequest):
         "web_search_options": (),
     }
 
-    messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: ListOf[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
@@ -437,7 +437,7 @@ class ChatRequest(_AnyRequest):
         wants = (own.has_mark and not text.shows_tools) or (strict and (own.has_mark or own.is_whole_answer))
         return self.may_call and self.format is None and has_free_end and wants and can_write(own, self.functions)
 
-    def free_calls(self, beside: Beside) -> WantedCalls:
+    def free_calls(self, beside: BesideCalls) -> WantedCalls:
         """Return the calls that the answer may be besides something else."""
         return WantedCalls(self.functions, self.most_calls is None, beside)
 
@@ -449,7 +449,7 @@ class ChatRequest(_AnyRequest):
             return [Format("tool_choice", calls=calls)]
         if not self.may_call:
             return others
-        return [replace(form, calls=self.free_calls(Beside.SCHEMA)) for form in others]
+        return [replace(form, calls=self.free_calls(BesideCalls.SCHEMA)) for form in others]
 
     @property
     def most_calls(self) -> int | None:

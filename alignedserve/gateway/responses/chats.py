@@ -20,7 +20,7 @@ from alignedserve.gateway.responses.items import (
     OutputItem,
     ReasoningItem,
 )
-from alignedserve.gateway.responses.types import AllowedTools, NamedTool, ResponseRequest
+from alignedserve.gateway.responses.types import AllowedResponseTools, NamedResponseTool, ResponseRequest
 
 _SAME = (*SampledRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs", "max_reasoning_tokens")
 # The fields of a chat that have another name here.
@@ -64,9 +64,9 @@ def make_lone_chat(body: ResponseRequest) -> ChatRequest:
 def _forms(body: ResponseRequest) -> dict[str, Any]:
     text, reasoning = body.text, body.reasoning
     choice: Any = body.tool_choice
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, NamedResponseTool):
         choice = as_function(name=choice.name)
-    elif isinstance(choice, AllowedTools):
+    elif isinstance(choice, AllowedResponseTools):
         named = [as_function(name=tool.name) for tool in choice.tools]
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": named}}
     return {

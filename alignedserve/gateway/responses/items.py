@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from alignedserve.gateway.openai.strict import ListOf, SentBack, TextOr
+from alignedserve.gateway.openai.strict import ListOf, SentBack, TextOr, type_of
 
 _ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io][0-9]{1,5}")
 PREFIX = "resp_"  # of the ids of responses
@@ -41,7 +41,7 @@ class RefusalContent(SentBack):
 
 
 def _kind_of_part(part: Any) -> Any:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    kind = type_of(part)
     return "text" if kind in get_args(_TextType) else kind
 
 

@@ -73,14 +73,14 @@ class ResponseKeeper:
         assert self._open_storage is not None
         await (await self._open_storage()).store.remove_response(response.owner, response.id)
 
-    async def own_items(self, owner: str, body: ResponseRequest, room: Room) -> list[Item]:
+    async def own_items(self, owner: str, body: ResponseRequest, room: KeptItemRoom) -> list[Item]:
         """Return the items of a body's own input, with the items that its references stand for."""
         if isinstance(body.input, str):
             return [MessageItem(role="user", content=body.input)]
         kept = await self._resolve(owner, body.input, room)
         return [kept[item.id] if isinstance(item, ItemReference) else item for item in body.input]
 
-    async def items_before(self, owner: str, body: ResponseRequest, room: Room) -> list[Item]:
+    async def items_before(self, owner: str, body: ResponseRequest, room: KeptItemRoom) -> list[Item]:
         """Return the items of the conversation that a body continues, the oldest first."""
         turns: list[list[msgspec.Raw]] = []
         id, num_items = body.previous_response_id, 0
@@ -118,7 +118,7 @@ class ResponseKeeper:
             return None
         return await self.background.refresh(found)
 
-    async def _resolve(self, owner: str, items: Sequence[Item | ItemReference], room: Room) -> dict[str, Item]:
+    async def _resolve(self, owner: str, items: Sequence[Item | ItemReference], room: KeptItemRoom) -> dict[str, Item]:
         """Return the items that references stand for, by their ids; each response that has some is read once."""
         by_response: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         for number, item in enumerate(items):
@@ -136,7 +136,7 @@ class ResponseKeeper:
         return dict(zip(found, await asyncio.to_thread(read_items, [*found.values()]), strict=True))
 
 
-class Room:
+class KeptItemRoom:
     """The room that what a body brings in from kept responses has in memory: as much as a body itself may take."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -152,10 +152,10 @@ class Room:
 
 
 def _by_id(response: StoredResponse) -> dict[str, msgspec.Raw]:
-    return {msgspec.json.decode(item, type=_Named).id: item for item in response.items}
+    return {msgspec.json.decode(item, type=_KeptItemId).id: item for item in response.items}
 
 
-class _Named(msgspec.Struct):
+class _KeptItemId(msgspec.Struct):
     id: str
 
 

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema
-from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, Strict, TextOr, Usual, fault
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, Strict, TextOr, Usual, fault, type_of
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, Typed
 from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, SampledRequest
 from alignedserve.gateway.responses.items import InputItem
@@ -50,26 +50,26 @@ class FunctionTool(Typed, Ruled):
         return {**shown, "parameters": self.parameters, "strict": bool(self.strict)}
 
 
-class NamedTool(Strict):
+class NamedResponseTool(Strict):
     type: Literal["function"]
     name: Name
 
 
-class AllowedTools(Strict):
+class AllowedResponseTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: ListOf[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
+    tools: ListOf[NamedResponseTool] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
 def _kind_of_choice(choice: Any) -> Any:
-    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    kind = type_of(choice)
     return "auto" if kind is None else kind
 
 
 ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("auto")]
-    | Annotated[NamedTool, Tag("function")]
-    | Annotated[AllowedTools, Tag("allowed_tools")],
+    | Annotated[NamedResponseTool, Tag("function")]
+    | Annotated[AllowedResponseTools, Tag("allowed_tools")],
     Discriminator(_kind_of_choice),
 ]
 

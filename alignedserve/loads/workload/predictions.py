@@ -1,8 +1,7 @@
 """Predictions as wrong as those of real predictors, for outputs whose lengths are known.
 
-A table has what a predictor said of real outputs: for each range of their lengths, how often it said what. It was
-compiled by tools/compile_predictions.py from published pairs of predicted and true lengths; predictions.json names the
-sources.
+A table has what a predictor said of real outputs: for each range of their lengths, how often it said what. The tables
+were compiled from published pairs of predicted and true lengths; predictions.json names the sources.
 """
 
 from __future__ import annotations

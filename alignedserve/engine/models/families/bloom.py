@@ -1,4 +1,4 @@
-"""Bloom, Falcon, MPT, Phi: scores may fall with a token's distance; attention and MLP run in parallel or in turn."""
+"""Bloom, Falcon, MPT, Phi, GPT-NeoX: LayerNorms, an MLP without a gate, and attention before it or beside it."""
 
 from __future__ import annotations
 
@@ -43,22 +43,24 @@ class Bloom:
         self._embedding_norm = self._norm(loader, f"{names.embedding}_layernorm") if config.embedding_norm else None
         self._layers = [self._layer(number, loader) for number in range(config.num_layers)]
         self._final_norm = self._norm(loader, names.final_norm)
-        self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings, config.head_bias)
+        head = next((head for head in names.heads if f"{head}.weight" in loader.tensors), names.heads[-1])
+        self._head = loader.head(f"{head}.weight", self._embedding, config.tied_embeddings, config.head_bias)
         self._rotation = Rotation(config.rope, loader.device) if config.rope else None
         self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
 
     def _layer(self, number: int, loader: Loader) -> _Layer:
         config, names, prefix = self._config, self._config.names, f"{self._config.names.layers}.{number}"
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.bias
+        hidden, inner = config.hidden_size, config.intermediate_size
+        mlp_bias = config.bias if config.mlp_bias is None else config.mlp_bias
         norm = self._norm(loader, f"{prefix}.{names.attention_norm}")
         has_one = config.order is LayerOrder.BESIDE
         return _Layer(
             attention_norm=norm,
             qkv=self._qkv(loader, [f"{prefix}.{name}" for name in names.qkv]),
-            out=loader.by_columns(f"{prefix}.{names.out}", hidden, config.query_dim, bias),
+            out=loader.by_columns(f"{prefix}.{names.out}", hidden, config.query_dim, config.bias),
             mlp_norm=norm if has_one else self._norm(loader, f"{prefix}.{names.mlp_norm}"),
-            up=loader.by_rows([f"{prefix}.{names.up}"], [inner], hidden, bias),
-            down=loader.by_columns(f"{prefix}.{names.down}", hidden, inner, bias),
+            up=loader.by_rows([f"{prefix}.{names.up}"], [inner], hidden, mlp_bias),
+            down=loader.by_columns(f"{prefix}.{names.down}", hidden, inner, mlp_bias),
             scoring=Scoring(config.scale(number), config.window(number), slopes=self._slopes),
         )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.architectures.families.generic import GenericConfig
-from alignedserve.architectures.families.gpt_neox import NeoxConfig
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.model_config import ModelConfig
@@ -16,7 +15,6 @@ from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.engine.models.encoder import Encoder, load_encoder
 from alignedserve.engine.models.families.bloom import Bloom
 from alignedserve.engine.models.families.deepseek import Deepseek
-from alignedserve.engine.models.families.gpt_neox import GptNeox
 from alignedserve.engine.models.families.llama import Llama
 from alignedserve.engine.models.families.llama4 import Llama4
 from alignedserve.engine.models.families.opt import Opt
@@ -45,8 +43,6 @@ def load_model(config: ModelConfig, loader: Loader) -> Model:
             return Llama(config, loader)
         case OptConfig():
             return Opt(config, loader)
-        case NeoxConfig():
-            return GptNeox(config, loader)
         case BloomConfig():
             return Bloom(config, loader)
         case Llama4Config():
