@@ -32,7 +32,7 @@ class Processes:
     """Processes at the ends of pipes: they share no queue and no lock, so one that is killed holds up nobody.
 
     They ignore Ctrl-C: a terminal sends it to all of them, and this process ends the others. A process whose parent
-    is gone ends when it has computed what it was given.
+    is gone ends when it has computed what it was given. Where there may be one alone, this process does the work.
     """
 
     def __init__(self, most: int) -> None:
@@ -43,8 +43,7 @@ class Processes:
 
     def as_done(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Yield the function's results as they come."""
-        for _, result in self._results(function, items):
-            yield result
+        return (result for _, result in self._results(function, items))
 
     def in_order(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """Yield the function's results in the order of the items, which may have no end."""
@@ -64,6 +63,9 @@ class Processes:
 
     def _results(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[int, R]]:
         """Yield each result with the number of its item."""
+        if self._most == 1:
+            yield from ((number, function(item)) for number, item in enumerate(items))
+            return
         assert not self._busy, "the results of the last call are all taken"
         left = enumerate(items)
         self._hand_out(function, left)
@@ -102,7 +104,8 @@ def processes(most: int) -> Iterator[Processes]:
 
     Each computes in one thread: a second one would only take a core from another process.
     """
-    resource_tracker.ensure_running()  # it would let Ctrl-C through again where a process starts it
+    if most > 1:
+        resource_tracker.ensure_running()  # it would let Ctrl-C through again where a process starts it
     started = Processes(most)
     try:
         yield started

@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 
-import chromium
+from tests import browser
 
 
 def program() -> tuple[str, dict[str, str]]:
     """Return the browser and its environment; skip the test where there is none, or fail it in CI."""
-    if (found := chromium.find()) is None:
+    if (found := browser.find()) is None:
         why = "there is no Chromium: `make chromium` gets Debian's where apt-get may"
     elif not (why := _what_it_lacks()):
         return found
@@ -25,7 +25,7 @@ def program() -> tuple[str, dict[str, str]]:
 @cache
 def _what_it_lacks() -> str:
     """Return why the browser cannot run here, such as a library that is missing."""
-    found = chromium.find()
+    found = browser.find()
     assert found is not None
     command, env = found
     tried = subprocess.run([command, "--version"], env=env, capture_output=True, text=True, timeout=60, check=False)

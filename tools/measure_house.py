@@ -54,6 +54,16 @@ MECHANISMS = {
 }
 NOTEBOOK = "notebook"  # in docs/: what was measured, with dates; the pages below it are made by commands
 GENERATED = (
+    "reference/api_fields",
+    "reference/device_names",
+    "reference/faults",
+    "reference/figures",
+    "reference/folders",
+    "reference/metric_names",
+    "reference/parsers",
+    "reference/preset_list",
+    "reference/protocol",
+    "reference/states",
     "reproductions",
     "reference/clients",
     "reference/families",

@@ -12,8 +12,8 @@ itself, and all that it has started ends with it. After such a step a fresh proc
 computes; where it does not, nothing more is run. Steps that no longer fit into the time are left out. At the end there
 is a table.
 
-DIR gets results.jsonl (every figure with its step, and how every step ended; flushed line by line), steps.log (what the
-steps said besides, the beginning and the end of each) and junit-*.xml. Only the standard library is needed.
+DIR gets stdout.log and stderr.log, to which the steps write themselves, results.jsonl (every figure with its step, and
+how every step ended) and junit-*.xml. Only the standard library is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -30,17 +29,18 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 ROOT = Path(__file__).parents[1]
-HEAD, TAIL = 256 << 10, 128 << 10  # bytes of steps.log from the beginning and the end of what a step says
+MOST_SAID = 8 << 20  # bytes: a step that says more is ended
 ASKING_S = 60.0  # for a question to torch, to git or to pip
 MARK = "QUARTER_STEP"  # in the environment of all that a step starts
-MOST_LINES = 2_000  # figures of one step
 LEAST_S = 5.0  # a step with less time is left out
 GRACE_S = 3.0  # between asking a step to end and killing it
+LOOK_S = 0.1
 
 RESULTS, PAGE = ROOT / "lab" / "benchmarks" / "results", ROOT / "docs" / "notebook" / "gpu.md"
 BEGIN, END = "<!-- made by tools/quarter.py --page from here -->", "<!-- to here -->"
@@ -59,9 +59,6 @@ WHAT_IS_HERE = (
     "print(torch.__version__, torch.cuda.get_device_name(0) if has else 'none', sep=';')"
 )
 STILL_COMPUTES = "import torch; x = torch.ones(1 << 20, device='cuda'); assert float((x + x).sum()) == 2 << 20"
-CRASHES = 'import os, signal; print(\'{"name": "crash", "value": 1.0, "unit": "1"}\', flush=True); os.abort()'
-HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
-FLOODS = "while True: print('x' * 10_000)"
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,6 @@ PROMPTS = ("rate", "products", "step", "gpu")
 SERVED = ("requests.finished", "attainment", "tokens_in_time", "tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50",
     "gap_s.p99")  # fmt: skip
 STEPS = (
-    Step("a", "machine", gpu("gpu_ceilings", "machine"), 30, "The machine"),
     Step("a", "warm", gpu("gpu", "warm"), 90, "A first start: all choices of all kernels"),
     Step("a", "right", tests("a", "tests/gpu/test_kernels.py", "tests/gpu/test_sampling.py", "tests/gpu/test_engine.py",
         "-k", "not quantised and not int8"), 110, "Tests of kernels and engines"),
@@ -101,149 +97,96 @@ STEPS = (
     Step("b", "separate", gpu("gpu_server", "separate"), 70, "Prompts and decodes apart, on one GPU"),
     Step("b", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
     Step("b", "roads", ("-m", "lab.benchmarks.roads", "--device", "cuda"), 60, "KV from worker to worker"),
-    Step("b", "peer", gpu("gpu", "peer"), 70, "transformers' continuous batching"),
     Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
-    Step("b", "counters", gpu("gpu_ceilings", "counters"), 40, "Counters of the GPU, by ncu"),
-    Step("b", "quantised", ("-m", "lab.benchmarks.gpu_quantised", "--only", "engine"), 80, "Quantised weights"),
+    Step("b", "quantised", ("-m", "lab.benchmarks.gpu_quantised"), 80, "Quantised weights"),
     Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
         "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py"), 90, "Tests of transports and quantised weights"),
     Step("b", "alignment", gpu("gpu_ceilings", "alignment"), 30, "Long requests among short"),
 )  # fmt: skip
-# What a dry run adds: steps that behave as badly as steps can.
-BAD = (
-    Step("a", "crash", ("-c", CRASHES), 30, "A step that crashes"),
-    Step("a", "hang", ("-c", HANGS), 3, "A step that hangs"),
-    Step("b", "flood", ("-c", FLOODS), 5, "A step that prints without end"),
-)
 
 
 class Results:
-    """The files of a run: lines are flushed at once, so that what was measured is kept whatever comes."""
+    """The files of a run. Steps write to their logs themselves, so that what was said is kept whatever comes."""
 
     def __init__(self, out: Path, about: dict[str, Any]) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.lines: list[dict[str, Any]] = []
         self._about = about
         self._results = (out / "results.jsonl").open("w", encoding="utf-8")
-        self._log = (out / "steps.log").open("wb")
+        self.logs = [(out / name).open("wb") for name in ("stdout.log", "stderr.log")]
 
     def add(self, line: dict[str, Any]) -> None:
         line = {**line, **self._about}
         self.lines.append(line)
         print(json.dumps(line), file=self._results, flush=True)
 
-    def log(self, data: bytes) -> None:
-        self._log.write(data)
-        self._log.flush()
-
     def close(self) -> None:
-        self._results.close()
-        self._log.close()
+        for file in (self._results, *self.logs):
+            file.close()
 
 
-class Run:
-    """One step while it runs: its group ends with it."""
-
-    def __init__(self, step: Step, command: Sequence[str], environment: dict[str, str], results: Results) -> None:
-        self._step, self._results = step, results
-        self._began, self._said, self._tail, self._figures = time.monotonic(), 0, b"", 0
-        self._mark = f"{step.name}-{os.getpid()}-{time.monotonic_ns()}"
-        self._group = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**environment, MARK: self._mark},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    def wait(self, limit_s: float) -> dict[str, Any]:
-        """Take what the step prints until it ends or its time is over; return how it ended."""
-        status = "limit" if not self._read_until(self._began + limit_s) else "ok"
-        if status == "limit":
-            self._end(signal.SIGTERM)
-            self._read_until(time.monotonic() + GRACE_S)
-        self._end(signal.SIGKILL)
-        code = self._group.wait()
-        self._end_what_is_left()
-        self._results.log(self._tail)
-        if status == "ok" and code:
-            status = "failed" if code > 0 else f"died of {signal.Signals(-code).name}"
-        seconds = round(time.monotonic() - self._began, 1)
-        return {"step": self._step.name, "status": status, "rc": code, "seconds": seconds, "figures": self._figures}
-
-    def _end(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self._group.pid, number)
-        except ProcessLookupError:
-            return
-
-    def _end_what_is_left(self) -> None:
-        """Kill what the step has started in sessions of its own, such as a server that holds the GPU's memory."""
-        mark = f"{MARK}={self._mark}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(folder.name), signal.SIGKILL)
-            except OSError:  # it has ended by now, or is not ours
-                continue
-
-    def _read_until(self, deadline: float) -> bool:
-        """Return whether the step closed its output, which it does when it ends."""
-        outputs = self._group.stdout, self._group.stderr
-        rests: dict[int, bytes] = {}
-        with selectors.DefaultSelector() as ready:
-            for output in outputs:
-                if output is not None and not output.closed:
-                    ready.register(output, selectors.EVENT_READ)
-            while ready.get_map():
-                if time.monotonic() >= deadline:
-                    return False
-                for key, _ in ready.select(max(0.0, min(0.2, deadline - time.monotonic()))):
-                    data = os.read(key.fd, 1 << 16)
-                    if not data:
-                        ready.unregister(key.fileobj)
-                    if key.fileobj is self._group.stdout:
-                        *whole, rests[key.fd] = (rests.get(key.fd, b"") + data).split(b"\n")
-                        rests[key.fd] = rests[key.fd][-(1 << 16) :]
-                        for line in [*whole, *([] if data else [rests[key.fd]])]:
-                            self._take(line)
-                    else:
-                        self._keep(data)
-                if self._group.poll() is not None and not _has_more(outputs):
-                    return True  # a process that it left behind may hold its output open
-        return True
-
-    def _take(self, line: bytes) -> None:
-        """Take a line of the step's output: a figure, or something for the log."""
-        figure = _figure(line) if self._figures < MOST_LINES else None
-        if figure is None:
-            self._keep(line + b"\n")
-        else:
-            self._figures += 1
-            self._results.add({"step": self._step.name, **figure})
-
-    def _keep(self, data: bytes) -> None:
-        """Log the beginning at once, and keep the end for later."""
-        head = max(0, min(len(data), HEAD - self._said))
-        self._said += len(data)
-        if head:
-            self._results.log(data[:head])
-        self._tail = (self._tail + data[head:])[-TAIL:]
+def run_step(
+    step: Step, command: Sequence[str], limit_s: float, environment: dict[str, str], results: Results
+) -> dict[str, Any]:
+    """Run a step for so long at most, add the figures that it prints to the results, and return how it ended."""
+    began, mark = time.monotonic(), f"{step.name}-{os.getpid()}-{time.monotonic_ns()}"
+    for log in results.logs:
+        log.write(f"=== {step.name}\n".encode())
+        log.flush()
+    starts = [_size(log) for log in results.logs]
+    group = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**environment, MARK: mark},
+        stdin=subprocess.DEVNULL,
+        stdout=results.logs[0],
+        stderr=results.logs[1],
+        start_new_session=True,
+    )
+    status = "ok"
+    while group.poll() is None and status == "ok":
+        time.sleep(LOOK_S)
+        if time.monotonic() - began >= limit_s:
+            status = "limit"
+        elif sum(map(_size, results.logs)) > sum(starts) + MOST_SAID:
+            status = "says too much"
+    if status != "ok":
+        _end(group, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            group.wait(GRACE_S)
+    _end(group, signal.SIGKILL)
+    code = group.wait()
+    _end_what_is_left(mark)
+    if status == "ok" and code:
+        status = "failed" if code > 0 else f"died of {signal.Signals(-code).name}"
+    with open(results.logs[0].name, "rb") as said:
+        said.seek(starts[0])
+        figures = [figure for line in said if (figure := _figure(line)) is not None]
+    for figure in figures:
+        results.add({"step": step.name, **figure})
+    seconds = round(time.monotonic() - began, 1)
+    return {"step": step.name, "status": status, "rc": code, "seconds": seconds, "figures": len(figures)}
 
 
-def _has_more(outputs: Iterable[IO[bytes] | None]) -> bool:
-    with selectors.DefaultSelector() as ready:
-        for output in outputs:
-            if output is not None:
-                ready.register(output, selectors.EVENT_READ)
-        return bool(ready.select(0))
+def _size(log: BinaryIO) -> int:
+    return os.fstat(log.fileno()).st_size
+
+
+def _end(group: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group.pid, number)
+
+
+def _end_what_is_left(mark: str) -> None:
+    """Kill what a step has started in sessions of its own, such as a server that holds the GPU's memory."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended by now, or is not ours
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _figure(line: bytes) -> dict[str, Any] | None:
-    if not line.startswith(b"{"):
-        return None
+    """Return the figure that a line holds, if it holds one."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -262,8 +205,7 @@ def run_all(steps: Sequence[Step], seconds: float, results: Results, out: Path, 
             went_well = False
             continue
         command = [sys.executable, *(part.replace("{out}", str(out)) for part in step.command)]
-        results.log(f"\n=== {step.name}: {' '.join(command)[:500]}\n".encode())
-        ended = Run(step, command, environment, results).wait(min(step.limit_s, left))
+        ended = run_step(step, command, min(step.limit_s, left), environment, results)
         results.add(ended)
         print(f"{step.name}: {ended['status']}, {ended['figures']} figures, {ended['seconds']} s", flush=True)
         if ended["status"] != "ok":
@@ -308,8 +250,6 @@ def dried(step: Step) -> Step:
         return Step(
             step.part, step.name, tuple("1" if part == "12" else part for part in step.command), 120, step.title
         )
-    if step.command[0] == "-c":
-        return step
     command = tuple(part for part in step.command if part not in ("--model", "moe"))
     return Step(step.part, step.name, (*command, "--model", "tiny"), 240, step.title)
 
@@ -448,7 +388,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for the results")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that steps need")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
-    parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, and steps that misbehave")
+    parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="download the wheels there, and end")
     parser.add_argument("--page", action="store_true", help="write the tables of docs/notebook/gpu.md anew, and end")
     options = parser.parse_args()
@@ -466,7 +406,7 @@ def main() -> int:
     by_name = {step.name: step for step in STEPS}
     steps = [by_name[name] for name in wanted]
     if options.dry:
-        steps = [*map(dried, steps), *(step for step in BAD if not options.only and step.part in options.part)]
+        steps = [*map(dried, steps)]
     results = Results(options.out, about(options.commit))
     with tempfile.TemporaryDirectory() as folder:
         site = install(options.wheels, folder) if options.wheels else None

@@ -139,7 +139,6 @@ void likeliest(const float* logits, int64_t stride, int64_t rows, int64_t width,
 // measuring.cpp
 void limit_scratch(int64_t bytes);  // limits the memory of each thread and kernel; for tests
 void evict(const void* memory, int64_t bytes);
-int64_t read_all(const void* memory, int64_t bytes);
 
 // copies.cpp
 // The places of vectors in the cache and in the rows of a page, in bytes but for the counts. native_kernels.py fills it.

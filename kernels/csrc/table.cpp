@@ -59,7 +59,6 @@ static const Named kernels[] = {
     {"likeliest", (void*)&InC<&likeliest>::call},
     {"evict", (void*)&InC<&evict>::call},
     {"limit_scratch", (void*)&InC<&limit_scratch>::call},
-    {"read_all", (void*)&read_all},
 };
 
 void* kernel(const char* name) {

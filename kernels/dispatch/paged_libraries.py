@@ -1,6 +1,6 @@
-"""Attention of other libraries over paged blocks: FlashAttention 3, flash-attn, and torch's for varying lengths.
+"""Attention of other libraries over paged blocks: FlashAttention 3, and flash-attn.
 
-All take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
+both take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
 request's pages. A layer's cache has this form without a copy: K of all pairs is every other block, V the rest.
 `misfit` and `why_not` say what else they require. They read the tokens of a page in the order of its slots alone.
 
@@ -9,8 +9,7 @@ The libraries read what is in the cache already; nothing here writes to it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +23,7 @@ from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import Spans
 
-PAGE = 256  # tokens that a page is a multiple of, for flash-attn and torch
+PAGE = 256  # tokens that a page is a multiple of, for flash-attn
 _MOST_HEAD_DIM = 256
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -81,14 +80,6 @@ _FLASH_3 = "flash_attn_interface"  # the module of each package of FlashAttentio
 _NO_FLASH_3 = "FlashAttention 3 is not installed"
 
 
-def _varlen_of(torch_version: str) -> str:
-    return f"varlen_attn of torch {torch_version}".rstrip()
-
-
-def _knows_no_pages(torch_version: str) -> str:
-    return f"{_varlen_of(torch_version)} knows no pages (torch 2.12 does)"
-
-
 class PagedLibrary(Protocol):
     @property
     def name(self) -> str:
@@ -129,7 +120,7 @@ class FlashAttn3:
             max_seqlen_q=requests.most_queries,
             softmax_scale=scale,
             causal=True,
-            window_size=_window(window, -1),
+            window_size=_window(window),
         )
         return attended
 
@@ -151,7 +142,7 @@ class FlashAttn:
         common = {
             "softmax_scale": scale,
             "causal": True,
-            "window_size": _window(window, -1),
+            "window_size": _window(window),
             "block_table": requests.table,
         }
         if requests.most_queries == 1:  # only there does it split long requests
@@ -168,37 +159,9 @@ class FlashAttn:
         return attended
 
 
-class TorchVarlen:
-    """Attention of torch.nn.attention.varlen, which takes page tables from torch 2.12 on."""
-
-    page = PAGE
-
-    def __init__(self, varlen_attn: Callable[..., Tensor], version: str = "") -> None:
-        self.name = _varlen_of(version)
-        self._varlen_attn = varlen_attn
-
-    def why_not(self, decodes: bool) -> str | None:
-        if decodes:
-            return "it would have to cut long requests, and is wrong where it does (pytorch issue 194167)"
-        return None
-
-    def attend(
-        self, query: Tensor, k: Tensor, v: Tensor, requests: PagedRequests, scale: float, window: int | None
-    ) -> Tensor:
-        return self._varlen_attn(
-            *(query, k, v, requests.starts, requests.reached, requests.most_queries, requests.most_tokens),
-            scale=scale,
-            window_size=_window(window, 0),
-            enable_gqa=query.shape[1] != k.shape[2],
-            seqused_k=requests.tokens,
-            block_table=requests.table,
-            num_splits=1,
-        )
-
-
-def _window(window: int | None, right: int) -> tuple[int, int]:
+def _window(window: int | None) -> tuple[int, int]:
     """Return how many tokens a query sees to its left and to its right."""
-    return (-1, right) if window is None else (window - 1, 0)
+    return (-1, -1) if window is None else (window - 1, 0)
 
 
 def pages_of(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -232,10 +195,7 @@ class FoundLibraries:
     lacking: tuple[str, ...]  # why each absent library is absent
 
 
-_FIRST_PAGED_TORCH = (2, 12)
-
-
-def installed(torch_version: str) -> tuple[list[str], list[str]]:
+def installed() -> tuple[list[str], list[str]]:
     """Return the libraries that are installed and those that are not; nothing is imported, which would take seconds."""
     there, lacking = list[str](), list[str]()
     if find_spec(_FLASH_3) is not None:
@@ -246,11 +206,6 @@ def installed(torch_version: str) -> tuple[list[str], list[str]]:
         there.append(f"flash-attn {version('flash-attn')}")
     except PackageNotFoundError:
         lacking.append(_NO_FLASH_ATTN)
-    major, minor = (int(number) for number in torch_version.split(".")[:2])
-    if (major, minor) >= _FIRST_PAGED_TORCH:
-        there.append(_varlen_of(torch_version))
-    else:
-        lacking.append(_knows_no_pages(torch_version))
     return there, lacking
 
 
@@ -258,7 +213,7 @@ def find() -> FoundLibraries:
     """Return the installed libraries that take page tables, and why the others are missing."""
     found: list[PagedLibrary] = []
     lacking: list[str] = []
-    for make in (_flash_attn_3, _flash_attn, _torch_varlen):
+    for make in (_flash_attn_3, _flash_attn):
         library = make()
         if isinstance(library, str):
             lacking.append(library)
@@ -285,13 +240,3 @@ def _flash_attn() -> FlashAttn | str:
         return FlashAttn(import_module("flash_attn"), number)
     except Exception as error:  # built for another torch or CUDA, importing it may raise anything
         return f"flash-attn {number} cannot be imported ({in_a_line(error)})"
-
-
-def _torch_varlen() -> TorchVarlen | str:
-    try:
-        varlen_attn = import_module("torch.nn.attention.varlen").varlen_attn
-    except (ImportError, AttributeError):
-        return f"torch {torch.__version__} has no varlen_attn"
-    if not {"block_table", "seqused_k", "num_splits"} <= {*inspect.signature(varlen_attn).parameters}:
-        return _knows_no_pages(torch.__version__)
-    return TorchVarlen(varlen_attn, torch.__version__)

@@ -2,8 +2,6 @@
 
 Kernels and the engine
     accuracy.py         how far next tokens of a published model are from fp32's, in each form, on each instruction set
-    attention.py        attention against the memory's bandwidth and torch's SDPA; few long prefixes among short ones
-    copies.py           copying pages to and from an arena, and compressing them, against memcpy
     engine.py           the engine on a CPU against transformers, vLLM and llama.cpp; its forms against each other
     gpu.py              the engine on a GPU
     gpu_ceilings.py     what a GPU can do, and how near attention comes to it
@@ -14,16 +12,14 @@ Single cores and processes
     cost.py             how well the cost model predicts steps
     gateway.py          the time that the gateway adds to a request and to a token
     hostile.py          what hostile bodies, floods, poison, hung steps, lost logs and locks cost a deployment
-    kvpool.py           the pool's index and the batches that it finds
 Deployments, real or simulated
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
     turns.py            chats of turns and prompts that begin alike against vLLM's server; memory for half of a load
 The simulator and what it compares
     near_lengths.py     what it brings that decodes of near lengths share a step
-    presets.py          `aligned` against every other preset
     promises.py         promises kept over capacity and below it, beside documents, on few and many workers
-    self_simulation.py  this machine's engine against the simulation of it
+    rules.py            what each rule of the default scheduler is worth
     simulator.py        how fast the simulator is, and how near to real runs
 
     common/             code that several benchmarks use

@@ -33,6 +33,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from timeit import repeat
 from typing import Protocol
 from unittest.mock import patch
 
@@ -52,7 +53,6 @@ from alignedserve.executor.loading import use_threads
 from alignedserve.lab.benchmarks.common.family_models import FAMILIES, make
 from alignedserve.lab.benchmarks.common.models import MAKERS, POSITIONS, VOCAB
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.timing import least_us
 from alignedserve.sizing.capacity import capacity
 
 BLOCK = 16
@@ -271,7 +271,7 @@ class LlamaCpp:
 def read_bandwidth() -> float:
     """Return the bytes per second that all cores read from memory, the best of five runs."""
     numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
-    return 1e6 * numbers.nbytes / least_us(lambda: numbers.sum(), 1)
+    return numbers.nbytes / min(repeat(lambda: numbers.sum(), number=1, repeat=5))
 
 
 def weight_bytes(folder: Path, quantization: Quantization = Quantization.NONE) -> int:

@@ -7,7 +7,7 @@
 `warm` compiles and measures all choices of the kernels, and names those that are broken. Decode is measured in three
 ways: kernel by kernel, with captured steps, and with captured steps that each begin before the result of the step
 before is read; beside the time of a step are that of its host and that for which the GPU computes. `kernels` says what
-a step's time goes to. `peer` is transformers' continuous batching.
+a step's time goes to.
 
 Every share is relative to a measurement of the same GPU in the same run: memory bandwidth of a copy within the device,
 speed of a large product, speed of a copy from pinned memory. A case that does not fit, or a part that fails, is
@@ -24,14 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from threading import Thread
-from typing import Any
 
 import torch
 
@@ -43,6 +42,7 @@ from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.weights.dummy import DummyWeights
+from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
     DEVICE,
@@ -58,16 +58,15 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
     timed,
 )
 from alignedserve.lab.benchmarks.common.report import report
-from alignedserve.lab.benchmarks.copies import arena_of
 
-PARTS = ("warm", "decode", "kernels", "prompts", "copies", "peer")
+PARTS = ("warm", "decode", "kernels", "prompts", "copies")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
 ON_CPU = 1 << 28  # bytes of the cache in a dry run
 MOST_BATCH = 256
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_p=0.95)
 DECODES = [(batch, 1000) for batch in (1, 8, 32, 64, 128, 256)] + [(1, 8000), (16, 8000)]
 EAGER = [(1, 1000), (64, 1000)]
-PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.6, 0.85, 1.05, 2.0
+PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL = 0.6, 0.85, 1.05
 STEP_GOALS = {(1, 1000): 6.2, (128, 1000): 13.0}  # ms, of the 8B on an H100
 JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
 PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
@@ -336,7 +335,13 @@ class Bench:
 
     @contextmanager
     def copier(self, pages: int) -> Iterator[PageCopier]:
-        with arena_of(pages, PAGE * self.model.kv_bytes) as arena:
+        size = PAGE * self.model.kv_bytes
+        with (
+            tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
+            closing(
+                Arena.create(Path(folder) / "arena", pages=pages, payload_bytes=size, page_size=PAGE, incarnation=1)
+            ) as arena,
+        ):
             cudart = cudart_for(self.device)
             unpin = None if cudart is None else pin(arena, cudart, self.device)
             try:
@@ -344,73 +349,6 @@ class Bench:
             finally:
                 if unpin is not None:
                     unpin()
-
-    def peer(self) -> None:
-        """Compare the speed of 64 requests at once, with prompts of 512 tokens and outputs of 64."""
-        self.close()  # the cache of an engine that other parts used takes all memory
-        chance = random.Random(0)
-        count, outputs = (64, 64) if self.device.type == "cuda" else (4, 4)
-        prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(count)]
-        ours = self.ours(prompts, outputs)
-        report(f"ours_{self.model.name}_rate", count * outputs / ours, "tokens/s")
-        self.close()
-        peer = self.transformers(prompts, outputs)
-        report(f"peer_{self.model.name}_rate", count * outputs / ours, "tokens/s", baseline=count * outputs / peer)
-        report(f"peer_{self.model.name}", peer / ours, "times", goal=PEER_GOAL, at_least=True)
-
-    def ours(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
-        engine = self.capturing
-
-        def serve() -> None:
-            each = -(-(len(prompts[0]) + outputs) // BLOCK_SIZE)
-            own = [tuple(range(number * each, (number + 1) * each)) for number in range(len(prompts))]
-            last: dict[str, int] = {}
-            for at in range(0, len(prompts), 4):  # 2,048 tokens in a step
-                chunks = [
-                    Chunk(f"r{n}", tuple(prompts[n]), 0, KvForm(own[n]), GREEDY)
-                    for n in range(at, min(at + 4, len(prompts)))
-                ]
-                last |= dict(engine.step(StepPlan(0, tuple(chunks))).tokens)
-            running = None
-            for index in range(1, outputs):
-                decodes = (
-                    Decode(
-                        f"r{n}",
-                        None if running else last[f"r{n}"],
-                        len(prompt) + index - 1,
-                        KvForm(own[n]),
-                        GREEDY,
-                        index,
-                    )
-                    for n, prompt in enumerate(prompts)
-                )
-                running, before = engine.begin(StepPlan(0, (), tuple(decodes))), running
-                if before is not None:
-                    before.result()
-            if running is not None:
-                running.result()
-
-        serve()
-        return timed(serve)
-
-    def transformers(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
-        """Return the time of the second batch, which reuses what the first sets up, such as graphs."""
-        from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-
-        config = LlamaConfig(**{key: value for key, value in self.model.config.items() if key != "architectures"})
-        with torch.device(self.device):
-            model: Any = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-        wanted = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1)
-
-        def serve() -> None:
-            inputs = [list(prompt) for prompt in prompts]
-            done = model.generate_batch(inputs=inputs, generation_config=wanted, persistent_manager=True)
-            made = sorted(len(output.generated_tokens) for output in done.values())
-            if made != [outputs] * len(prompts):  # transformers logs an error, and returns
-                raise RuntimeError(f"outputs of {made[:3]} ... tokens, {len(made)} in all")
-
-        serve()
-        return timed(serve)
 
 
 def timed_alone(work: Callable[[], object]) -> float:

@@ -4,33 +4,22 @@
     python -m lab.benchmarks.gpu_ceilings --only attention
     python -m lab.benchmarks.gpu_ceilings --model tiny          # tried on a CPU
 
-`machine` says what the machine has, and what pinning memory costs. `ceilings` are copies, products, each layer of the
-model at some numbers of rows, read from memory each time, and what a launch costs. `attention` compares ours, over
-blocks of 16 tokens, with FlashAttention 3 on the same blocks where it is installed, and prompts with torch's own.
-`counters` reads the GPU's own counters of our attention by ncu. `alignment` has few long requests among short.
+`ceilings` are copies, products, each layer of the model at some numbers of rows, read from memory each time, and what a
+launch costs. `attention` compares ours, over blocks of 16 tokens, with FlashAttention 3 on the same blocks where it is
+installed, and prompts with torch's own. `alignment` has few long requests among short.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import mmap
-import os
 import random
-import resource
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
-from statistics import median
 
 import torch
 import torch.nn.functional as F
 
-from alignedserve.engine.device.pinning import cudart_for
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -41,7 +30,6 @@ from alignedserve.kernels.dispatch.probing import working_libraries
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
     DEVICE,
-    MODELS,
     Model,
     all_tried,
     asked,
@@ -49,11 +37,10 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
     left_out,
     replayed,
     seconds,
-    timed,
 )
 from alignedserve.lab.benchmarks.common.report import report
 
-PARTS = ("machine", "ceilings", "attention", "counters", "alignment")
+PARTS = ("ceilings", "attention", "alignment")
 ROWS = (1, 8, 32, 64, 128, 256)
 LAUNCHES = 363  # kernels in a captured step of the 8B
 DECODES, CHUNKS = ((1, 1000), (32, 1000), (128, 1000), (16, 8000)), (2048, 8192)
@@ -62,41 +49,6 @@ IS_DRY = DEVICE.type != "cuda"
 
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-
-
-def machine(_model: Model) -> None:
-    shared = os.statvfs("/dev/shm")
-    report("shared_memory", shared.f_bavail * shared.f_frsize / 1e9, "GB")
-    report("memory", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, "GB")
-    report("cores", len(os.sched_getaffinity(0)), "1")
-    report("memory_that_may_be_locked", resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], "bytes")
-    if IS_DRY:
-        return
-    query = "driver_version,clocks.sm,clocks.mem,pcie.link.gen.current,pcie.link.width.current,memory.total"
-    asked = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv"], capture_output=True, text=True)
-    print(json.dumps({"name": "nvidia-smi", "said": asked.stdout.strip()}), flush=True)
-    for megabytes in (64, 1024):
-        _pin(megabytes)
-
-
-def _pin(megabytes: int) -> None:
-    cudart = cudart_for(DEVICE)
-    with tempfile.TemporaryFile(dir="/dev/shm") as file:
-        os.ftruncate(file.fileno(), megabytes << 20)
-        memory = mmap.mmap(file.fileno(), megabytes << 20)
-        tensor = torch.frombuffer(memory, dtype=torch.uint8)
-        report(f"fault_in_{megabytes}_mb", timed(lambda: tensor.fill_(1)), "s")
-        if cudart is not None:
-            report(
-                f"pin_{megabytes}_mb", timed(lambda: cudart.cudaHostRegister(tensor.data_ptr(), len(tensor), 0)), "s"
-            )
-            there = torch.empty(len(tensor), dtype=torch.uint8, device=DEVICE)
-            for way, copy in (
-                ("to", lambda: there.copy_(tensor, non_blocking=True)),
-                ("from", lambda: tensor.copy_(there, non_blocking=True)),
-            ):
-                report(f"copy_{way}_gpu_{megabytes}_mb", len(tensor) / seconds(copy, 5) / 1e9, "GB/s")
-            cudart.cudaHostUnregister(tensor.data_ptr())
 
 
 def ceilings(model: Model) -> None:
@@ -203,43 +155,6 @@ class Attending:
         return attend(query, k, v, cache_seqlens=lengths, page_table=kept, softmax_scale=scale, causal=True)
 
 
-def counters(model: Model) -> None:
-    """Report the shares of the GPU's memory and arithmetic that attention of a step takes, as the GPU counts them."""
-    if IS_DRY or (ncu := shutil.which("ncu")) is None:
-        left_out("counters", "ncu is not here" if not IS_DRY else "a CPU has none")
-        return
-    metrics = {
-        "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-        "processors": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-        "duration": "gpu__time_duration.sum",
-    }
-    command = [ncu, "--clock-control", "none", "--csv", "--metrics", ",".join(metrics.values())]
-    command += ["--kernel-name", "regex:_attend|merge", "--launch-skip", "40", "--launch-count", "8"]
-    once = [sys.executable, "-m", "lab.benchmarks.gpu_ceilings", "--only", "once", "--model", _name_of(model)]
-    said = subprocess.run([*command, *once], capture_output=True, text=True)
-    rows = list(csv.DictReader(line for line in said.stdout.splitlines() if line.startswith('"')))
-    if not rows:
-        left_out("counters", (said.stdout + said.stderr).strip()[-200:])
-    for name, metric in metrics.items():
-        for kernel in dict.fromkeys(row["Kernel Name"] for row in rows):
-            values = [row for row in rows if row["Kernel Name"] == kernel and row["Metric Name"] == metric]
-            if values:
-                middle = median(float(row["Metric Value"].replace(",", "")) for row in values)
-                report(f"counted_{kernel}_{name}", middle, values[0]["Metric Unit"])
-
-
-def once(model: Model) -> None:
-    """Attend again and again, for a tool that looks on."""
-    kernels = choose(DEVICE, torch.bfloat16).kernels
-    work = Attending(model, [1000] * 32, BLOCK_SIZE)
-    for _ in range(60):
-        work.by(kernels)
-
-
-def _name_of(model: Model) -> str:
-    return next(name for name, known in MODELS.items() if known is model)
-
-
 def alignment(model: Model) -> None:
     """Time one layer's attention: few long requests among short, against as many of their mean length. gamma2 is that
     of the cost model (docs/how/cost_model.md), from these two batches."""
@@ -279,12 +194,11 @@ class Fixed(Fastest):
         return self._name
 
 
-MEASURED = {"machine": machine, "ceilings": ceilings, "attention": attention, "alignment": alignment}
-MEASURED |= {"counters": counters, "once": once}
+MEASURED = {"ceilings": ceilings, "attention": attention, "alignment": alignment}
 
 
 def main() -> int:
-    parts, model = asked(__doc__, "gpu_ceilings", PARTS, hidden=["once"])
+    parts, model = asked(__doc__, "gpu_ceilings", PARTS)
     return 0 if all_tried(parts, lambda part: MEASURED[part](model)) else 1
 
 

@@ -1,20 +1,14 @@
-"""Measure how fast and how exact the simulator is: `python -m lab.benchmarks.simulator [--full]`.
+"""Measure how fast and how exact the simulator is: `python -m lab.benchmarks.simulator`, about a minute.
 
-The real cores run every step; none is merged or skipped. The default takes about a minute; --full adds an hour of chat
-on eight workers, the memory that ended requests leave, and 64 and a thousand workers.
---measured FILE compares with the times of a real run instead.
+The real cores run every step; none is merged or skipped. --measured FILE compares with the times of a real run instead.
 """
 
 from __future__ import annotations
 
 import csv
-import gc
 import json
-import resource
-import tracemalloc
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,17 +16,12 @@ from time import perf_counter, process_time
 
 from alignedserve.lab.benchmarks.common.report import command, report
 from alignedserve.lab.benchmarks.common.simulating import record_of
-from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads import defaults
 from alignedserve.loads.records.distribution import Distribution
 from alignedserve.loads.records.records import RunRecord
-from alignedserve.simulator.clients import Client
 from alignedserve.simulator.run import Simulation
-
-_MIB = 1024  # KiB, as getrusage counts
-_SHORT = 16  # tokens of the output of a short request
 
 
 def steps_per_second(running: int, seconds: float, goal: float) -> None:
@@ -50,68 +39,10 @@ def steps_per_second(running: int, seconds: float, goal: float) -> None:
 
 def hour_of_chat(minutes: float) -> None:
     trial = SimulationTrial("aligned", f"chat,rate=5.5,first_s={60 * minutes:g}", "8xcolocated")
-    took = _timed(trial)
-    report(f"{minutes:g} minutes of 5.5 chats a second on 8 workers, as an hour", took * 60 / minutes, "s", goal=600)
-
-
-def many_workers(number: int, seconds: float, goal: float = 600) -> None:
-    """Time workers with a request per second each."""
-    simulation = Simulation(settings_of(_each_with_one(number, seconds)))
-    began = process_time()
-    simulation.run()
-    took = process_time() - began
-    record = simulation.record(took)
-    what = f"{seconds:g} s of {number:,} requests a second on {number:,} workers"
-    report(what, took, "s of one core", goal=goal)
-    report(f"{what}: steps", len(record.steps) / took, "1/s")
-    began = process_time()
-    RunFigures.from_record(record)
-    report(f"{what}: their figures", process_time() - began, "s of one core")
-    report(f"{what}: memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MIB, "MiB", goal=8192)
-
-
-def memory_left(few: int, many: int) -> None:
-    """Report what a request leaves behind when it has ended: with its record, as planning keeps none, and beside that
-    with the length predictor, which learns from each but remembers the newest 50,000 at most."""
-    nothing = _left_behind(few, many, "constant", is_kept=False)
-    kept, learnt = _left_behind(few, many, "constant", is_kept=True), _left_behind(few, many, "hash", is_kept=False)
-    what = f"memory of a request of {_SHORT} tokens that has ended"
-    report(f"{what}, its record, beside 8 for each token", kept - 8 * _SHORT, "bytes", goal=1000)
-    report(f"{what}, without records", nothing, "bytes", goal=100)
-    report(f"{what}, in the length predictor", learnt - nothing, "bytes")
-
-
-def _left_behind(few: int, many: int, predictor: str, is_kept: bool) -> float:
-    """Return the bytes that are there for each request more that has ended, on a device so small that it is full."""
-    load = f"sizes:prompt=32,output={_SHORT},rate=100,num_requests={many + 1}"
-    settings = settings_of(SimulationTrial("aligned", load, options=(f"schedule.predictor={predictor}",)))
-    small = replace(settings.limits, num_pairs=300)
-    simulation = Simulation(replace(settings, limits=small, num_pages=512, record=is_kept))
-    bytes_at: list[int] = []  # when few and when many had ended
-    num_ended = count(1)
-
-    def ended(_: Client) -> None:
-        if next(num_ended) in (few, many):
-            gc.collect()
-            bytes_at.append(tracemalloc.get_traced_memory()[0])
-
-    simulation.clients.on_over = ended
-    if not is_kept:
-        simulation.clients.on_end = lambda _: None
-    tracemalloc.start()
-    simulation.run()
-    tracemalloc.stop()
-    return (bytes_at[1] - bytes_at[0]) / (many - few)
-
-
-def _each_with_one(number: int, seconds: float) -> SimulationTrial:
-    return SimulationTrial("aligned", f"chat,rate={number},first_s={seconds:g}", f"{number}xcolocated")
-
-
-def _timed(trial: SimulationTrial) -> float:
     began = perf_counter()
     record_of(trial)
-    return perf_counter() - began
+    took = perf_counter() - began
+    report(f"{minutes:g} minutes of 5.5 chats a second on 8 workers, as an hour", took * 60 / minutes, "s", goal=600)
 
 
 # --- Against a real run
@@ -201,9 +132,7 @@ def _simulated_times(record: RunRecord) -> dict[str, list[float]]:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument(
-        "--full", action="store_true", help="an hour on 8 workers, memory of ended requests, 64 and 1,000 workers"
-    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="of chat on 8 workers")
     parser.add_argument(
         "--measured",
         type=Path,
@@ -219,13 +148,7 @@ def main() -> None:
         return
     steps_per_second(8, 240, goal=10_000)
     steps_per_second(128, 60, goal=1_500)
-    if given.full:
-        hour_of_chat(60)
-        memory_left(2_000, 20_000)
-        many_workers(64, 60, goal=300)
-        many_workers(1000, 60)
-    else:
-        hour_of_chat(5)
+    hour_of_chat(given.minutes)
 
 
 if __name__ == "__main__":

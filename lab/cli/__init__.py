@@ -1,6 +1,5 @@
 """The lab's commands: one file per command; flags import nothing heavy.
 
-declared.py       flags that are declared once, as the fields of a dataclass
 fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments and checks their invariants
 plan.py           `alignedserve plan`: finds the cheapest deployment that keeps its promises
 plan_settings.py  writes the settings that start the deployment of a plan

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -85,8 +83,8 @@ class _Tally:
 def _many(asked: WhatIsFuzzed) -> int:
     seeds = count(asked.start) if asked.until_failure else range(asked.start, asked.start + asked.seeds)
     tally = _Tally()
-    with _trying(asked) as verdicts:
-        for verdict in verdicts(seeds):
+    with processes(asked.jobs) as started:
+        for verdict in started.in_order(partial(_try, asked), seeds):  # the number of jobs changes no output
             tally.add(verdict)
             tally.tell_now_and_then()
             if verdict.failure is not None:
@@ -99,17 +97,6 @@ def _many(asked: WhatIsFuzzed) -> int:
     elif asked.save is not None:
         print(f"nothing failed, so {asked.save} was not written")
     return 1 if tally.failed else 0
-
-
-@contextmanager
-def _trying(asked: WhatIsFuzzed) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
-    """Return a function that yields verdicts in the order of the seeds: the number of jobs changes no output."""
-    verdict_of = partial(_try, asked)
-    if asked.jobs == 1:
-        yield lambda seeds: map(verdict_of, seeds)
-        return
-    with processes(asked.jobs) as started:
-        yield lambda seeds: started.in_order(verdict_of, seeds)
 
 
 def _try(asked: WhatIsFuzzed, seed: int) -> FuzzVerdict:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -26,10 +26,10 @@ from alignedserve.lab.planning.outcome import Hopeless, Outcome, Promise, Tally
 from alignedserve.lab.planning.picture import plot_plan
 from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text
 from alignedserve.lab.planning.search import PlanTrial, Search
-from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of, device_of, settings_of, workload_of
+from alignedserve.lab.trials.side_by_side import RunAll, side_by_side
 from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.build import USUAL_REQUESTS
 from alignedserve.loads.workload.pace import Recorded
@@ -57,7 +57,7 @@ def run(asked: WhatIsPlanned) -> int:
     fresh = range(asked.seed + 1, asked.seed + 1 + _FRESH)
     search = Search(families, promise, asked.workers, asked.seed, fresh)
     loads, is_interrupted = list[LoadPoint](), False
-    with _simulating(asked.jobs or one_for_each_core()) as simulated:
+    with side_by_side(_simulate, asked.jobs) as simulated:
         simulations = _Simulations(common, workload, promise, simulated)
         names = ", ".join(dict.fromkeys(family.offer.device for family in families))
         _say(
@@ -205,23 +205,16 @@ def _simulate(task: _Task) -> tuple[int, Outcome]:
     return task.number, tally.outcome()
 
 
-_Simulated = Callable[[Iterable[_Task]], Iterator[tuple[int, Outcome]]]
-
-
-@contextmanager
-def _simulating(jobs: int) -> Iterator[_Simulated]:
-    """Return a function that yields outcomes with their tasks' numbers, in the order in which they are done."""
-    if jobs == 1:
-        yield lambda tasks: map(_simulate, tasks)
-        return
-    with processes(jobs) as started:
-        yield lambda tasks: started.as_done(_simulate, tasks)
-
-
 class _Simulations:
     """Simulates what the search wants, and shows how far it is."""
 
-    def __init__(self, common: SimulationTrial, workload: Mixture, promise: Promise, simulated: _Simulated) -> None:
+    def __init__(
+        self,
+        common: SimulationTrial,
+        workload: Mixture,
+        promise: Promise,
+        simulated: RunAll[_Task, tuple[int, Outcome]],
+    ) -> None:
         self._common, self._rate, self._promise, self._simulated = common, workload.rate, promise, simulated
         self._expected = expected_requests(workload)
         self._num_done = 0

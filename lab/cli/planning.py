@@ -8,10 +8,10 @@ from pathlib import Path
 
 from alignedserve.cli.serving import add_set, set_of
 from alignedserve.cli.terminal.arguments import Each, above_zero, file, filled, share, whole
+from alignedserve.cli.terminal.declared import add_flags, flag, flag_of, flags_of
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.presets import DEFAULT
 from alignedserve.errors import ConfigError
-from alignedserve.lab.cli.declared import add_flags, flag, flag_of, flags_of
 from alignedserve.loads import defaults
 
 

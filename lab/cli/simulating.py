@@ -21,10 +21,10 @@ from alignedserve.cli.terminal.arguments import (
     wholes,
     zero_or_more,
 )
+from alignedserve.cli.terminal.declared import add_flags, flag, flag_of, flags_of, switch
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.presets import DEFAULT, PRESETS
 from alignedserve.errors import ConfigError
-from alignedserve.lab.cli.declared import add_flags, flag, flag_of, flags_of, switch
 from alignedserve.loads import defaults
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ class Gpu:
     pcie_gb_s: float  # one way, as copies reach in practice
     nvlink_gb_s: float | None = None  # one way; None: another GPU is reached over PCIe
     sum_us: float = 13.3  # an all-reduce of two GPUs takes this and its bytes over
-    sum_gb_s: float = 18.5
-    bandwidth_share: float = 0.8
-    tflops_share: float = 0.7
+    sum_gb_s: float = 18.5  # of an all-reduce
+    bandwidth_share: float = 0.8  # of the peak, which linear layers reach
+    tflops_share: float = 0.7  # the same of the TFLOP/s
     attention_share: float = 0.54  # of the TFLOP/s, in the attention of prompts
     unequal_share: float | None = None  # of the way from the mean to the longest prefix; None: as was measured
 
@@ -213,7 +213,7 @@ class Device:
 # size, with which measured runs of Llama-3.1 were simulated: its large logits take memory too.
 # Peaks and processors: NVIDIA's data sheets (A100 2021, H100 SXM 2023, L40S 2023, V100 SXM2 2020, which has fp16 alone)
 # and white papers (Ada 2022, RTX Blackwell 2025). Copies: the link's bandwidth less what copies usually lose.
-# Sums: A100 and RTX PRO 6000 see tools/compile_gpu_profiles.py; H100 fitted to Vidur's h100_dgx of 2 to 8 ranks; L40S
+# Sums: A100 and RTX PRO 6000 as in their profiles; H100 fitted to Vidur's h100_dgx of 2 to 8 ranks; L40S
 # (PCIe 4) half of PCIe 5; V100 half of A100. RTX 4090s do not reach each other: half of what LLMServingSim takes for
 # that over PCIe 5.
 # Shares of bandwidth and TFLOP/s: fitted to linear layers, on one GPU, of Llama-2-7B (A100, H100; Vidur) and

@@ -71,9 +71,7 @@ class GpuTruth:
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         if tree.get("format") != FORMAT:
-            raise ProfileError(
-                f"a GPU profile of format {FORMAT} is needed: write it with tools/compile_gpu_profiles.py"
-            )
+            raise ProfileError(f"a GPU profile of format {FORMAT} is needed, as those in lab/devices/profiles are")
         tree = tree if all(name in tree for name in _FACTORS) else {**factors(), **tree}
         self.about: Mapping[str, Any] = tree["about"]
         self._layers: int = tree["about"]["layers"]
@@ -163,7 +161,7 @@ class AllReduce:
             return cls(known["latency_us"], known["token_bytes"] / (_KILO * known["gb_s"]))
         raise ProfileError(
             f"the profile of {about['model']} on {ranks} x {about['gpu']} has no all_reduce, so its steps would be too"
-            " fast: write it again with tools/compile_gpu_profiles.py"
+            " fast: add it as the profiles in lab/devices/profiles have it"
         )
 
     def us(self, tokens: int) -> float:

@@ -35,9 +35,9 @@ _GB = 1e9
 _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
 _BF16 = 2  # bytes
-_COMPRESSED = 2.3 * _GB  # bytes of KV that a core compresses in a second beside a worker's steps: benchmarks/copies.py
+_COMPRESSED = 2.3 * _GB  # bytes of KV that a core compresses in a second beside a worker's steps, on a Zen 4
 _INT8_OVER_PCIE = 8 / 15  # share of KV's bytes; a GPU turns int8 into KV much faster than int8 arrives
-_INT8_ON_CPU = 2.5  # times as long as KV, where the core that copies int8 also turns it into KV: benchmarks/copies.py
+_INT8_ON_CPU = 2.5  # times as long as KV, where the core that copies int8 also turns it into KV
 _UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: of a kind that was not measured; the largest error of any step
 _P50, _P90_LOG = log(2), log(log(10) / log(2))  # of the Weibull distribution
 

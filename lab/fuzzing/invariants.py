@@ -78,22 +78,24 @@ STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in
 
 
 class Rule(Enum):
-    PAIRS = "pairs"
-    PLACES = "places"
-    PAGES = "pages"
-    RESERVE = "reserve"
-    LEASES = "leases"
-    TOKENS = "tokens"
-    ENDS_ONCE = "ends once"
-    WASTE = "waste"
-    SPEECH = "speech"
-    JOBS = "jobs"
-    REFUSALS = "refusals"
-    PROGRESS = "progress"
-    PATIENCE = "patience"
-    NO_CRASH = "no crash"
-    CLEAN_END = "clean end"
-    POLICY = "policy"
+    """What must hold; docs/reference/faults.md shows the comments."""
+
+    PAIRS = "pairs"  # each block pair of a worker is free or taken once (events of the worker)
+    PLACES = "places"  # a decode worker has an attempt once (events of the worker)
+    PAGES = "pages"  # a page is free, idle, leased to one, or entries'; entries have pages while they wait
+    RESERVE = "reserve"  # best-effort requests and their leases have no page of the real-time reserve
+    LEASES = "leases"  # a worker uses only what the pool has leased to it
+    TOKENS = "tokens"  # a client gets its request's next tokens: no gap, no repeat (every delivery)
+    ENDS_ONCE = "ends once"  # nothing follows a request's end
+    WASTE = "waste"  # no attempt starts without cause; nothing is kept without an owner, or, without faults, for long
+    SPEECH = "speech"  # no member says what its role may not
+    JOBS = "jobs"  # a line runs once at a time, none of a job that is over or cancelled; each has its own result
+    REFUSALS = "refusals"  # what is refused was never placed and never is; BE only where something can be full
+    PROGRESS = "progress"  # while requests are open, something moves every 30 s, once all is calm
+    PATIENCE = "patience"  # every request has ended 60 s, and the time of all in a row, after the last fault
+    NO_CRASH = "no crash"  # no core raises; a step or copy finds the KV that its plan says
+    CLEAN_END = "clean end"  # 30 s after the last request nothing is held, and pool and workers agree on leases
+    POLICY = "policy"  # a custom policy neither raises nor returns nonsense
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from alignedserve.lab.processes import one_for_each_core, processes
@@ -27,11 +28,7 @@ def figures_of(trial: SimulationTrial) -> TrialRun:
 def side_by_side(run: Callable[[T], R], jobs: int | None = None) -> Iterator[RunAll[T, R]]:
     """Return a function that runs trials, and yields each run when it has ended, in whatever order.
 
-    The processes stay until the end of the block, for several calls. A single job runs in this process.
+    The processes stay until the end of the block, for several calls.
     """
-    jobs = jobs or one_for_each_core()
-    if jobs == 1:
-        yield lambda trials: map(run, trials)
-        return
-    with processes(jobs) as started:
-        yield lambda trials: started.as_done(run, trials)
+    with processes(jobs or one_for_each_core()) as started:
+        yield partial(started.as_done, run)

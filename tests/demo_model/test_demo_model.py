@@ -12,8 +12,8 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from demo_conversations import conversations
 from tests.conftest import SOAK
+from tests.demo_conversations import conversations
 
 FOLDER = Path(__file__).resolve().parents[2] / "alignedserve" / "demo_model"
 NUM_KINDS = 16

@@ -15,12 +15,18 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
+from tests.conftest import SOAK
 
 
 def native_sets() -> list[str]:
     """Return the usable instruction sets: none if the library was not built, for want of a compiler; a stale library is
     an error."""
     return usable_sets() if LIBRARY.exists() else []
+
+
+def sets_for_whole_models() -> list[str]:
+    """Return the usable sets but for the generic one, where there are others: it takes as long as all of them."""
+    return [isa for isa in native_sets() if SOAK or isa != "generic"] or native_sets()
 
 
 def kernels_of(name: str) -> Kernels:

@@ -1,16 +1,13 @@
-"""Tests that FlashAttention 3, flash-attn and torch's attention for varying lengths get the right arguments, and are
-used only where they work.
+"""Tests that FlashAttention 3 and flash-attn get the right arguments, and are used only where they work.
 
-None of them is needed: functions of the same names and arguments stand in their place, compute in torch, and refuse
+Neither is needed: functions of the same names and arguments stand in their place, compute in torch, and refuse
 what the libraries refuse.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -29,8 +26,6 @@ from alignedserve.kernels.dispatch.paged_libraries import (
     FlashAttn3,
     FoundLibraries,
     PagedLibrary,
-    PagedRequests,
-    TorchVarlen,
     find,
 )
 from alignedserve.kernels.dispatch.probing import working_libraries
@@ -181,42 +176,6 @@ def of_each(
     return run
 
 
-def fake_varlen_attn(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    *,
-    return_aux: object = None,
-    scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False,
-    seqused_k: torch.Tensor | None = None,
-    block_table: torch.Tensor | None = None,
-    num_splits: int | None = None,
-) -> torch.Tensor:
-    assert cu_seq_k is not None
-    assert seqused_k is not None
-    assert block_table is not None
-    assert scale is not None
-    assert return_aux is None
-    assert num_splits == 1, "it does not write all results where it splits"
-    assert torch.equal(cu_seq_k.diff(), seqused_k)
-    assert enable_gqa or query.shape[1] == key.shape[2]
-    return of_each(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, block_table)(scale, window_size)
-
-
-def test_the_stand_in_has_the_arguments_of_this_torch() -> None:
-    there = import_module("torch.nn.attention.varlen").varlen_attn
-    expected, ours = (inspect.signature(function).parameters for function in (there, fake_varlen_attn))
-    assert [(parameter.name, parameter.kind) for parameter in expected.values()] == [
-        (parameter.name, parameter.kind) for parameter in ours.values()
-    ]
-
-
 class _Case:
     def __init__(
         self, lengths: Sequence[tuple[int, int]], *, block_size: int = PAGE, kv_heads: int = 2, right: bool = False
@@ -266,8 +225,6 @@ def test_they_attend_as_the_reference_does(
     case.check(PagedKernels([flash], preferring(flash.name), least_tokens=0), window)
     kinds = {"decode" if queries == 1 else "chunks" for queries, _ in lengths}
     assert set(module.calls) == kinds
-    torchs = TorchVarlen(fake_varlen_attn)
-    case.check(PagedKernels([torchs], preferring(torchs.name), least_tokens=0), window)
     third = FakeFlashAttn3()
     flash_3 = FlashAttn3(third)
     for block_size in (16, PAGE):
@@ -342,37 +299,24 @@ def test_a_library_that_fails_goes_out_with_a_line_in_the_log(caplog: pytest.Log
     assert [record.message.startswith(said) for record in caplog.records] == [True]
 
 
-class _Wrong(TorchVarlen):
-    def attend(
-        self,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        requests: PagedRequests,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        return super().attend(query, k, v, requests, 2 * scale, window)
+class Wrong(FakeFlashAttn):
+    def flash_attn_with_kvcache(self, *args: Any, **options: Any) -> torch.Tensor:
+        return 2 * super().flash_attn_with_kvcache(*args, **options)
 
 
 def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
-    flash, torchs, wrong = (
-        FlashAttn(FakeFlashAttn(), "2.8"),
-        TorchVarlen(fake_varlen_attn, "2.13"),
-        _Wrong(fake_varlen_attn),
-    )
+    flash, wrong = FlashAttn(FakeFlashAttn(), "2.8"), FlashAttn(Wrong(), "0.1")
 
     def told(dtype: torch.dtype, block_size: int | None, *libraries: PagedLibrary) -> tuple[list[str], list[str]]:
         found = FoundLibraries(libraries, ("something else is not installed",))
         working, why_not = working_libraries(CPU, dtype, block_size, found)
         return [library.name for library in working], why_not
 
-    names, why_not = told(torch.bfloat16, 512, flash, torchs, wrong)
-    assert names == ["flash-attn 2.8", "varlen_attn of torch 2.13"]
-    assert len(why_not) == 3
-    assert why_not[0].startswith("varlen_attn of torch 2.13 is not used for decodes: it would have to cut")
-    assert why_not[1].startswith("varlen_attn of torch is not used: it is off by")
-    assert why_not[2] == "something else is not installed"
+    names, why_not = told(torch.bfloat16, 512, flash, wrong)
+    assert names == ["flash-attn 2.8"]
+    assert len(why_not) == 2
+    assert why_not[0].startswith("flash-attn 0.1 is not used: it is off by")
+    assert why_not[1] == "something else is not installed"
     why = "blocks have 16 tokens, it wants a multiple of 256 (engine.block_size)"
     flash_3 = FlashAttn3(FakeFlashAttn3())
     names, why_not = told(torch.bfloat16, 16, flash, flash_3)
@@ -383,25 +327,18 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
 
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def varlen_of_torch_2_11(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None: ...
-
-    monkeypatch.setattr(import_module("torch.nn.attention.varlen"), "varlen_attn", varlen_of_torch_2_11)
     found = find()
     assert found.libraries == ()
     assert found.lacking == (
         "FlashAttention 3 is not installed",
         "flash-attn is not installed",
-        f"varlen_attn of torch {torch.__version__} knows no pages (torch 2.12 does)",
     )
-    monkeypatch.undo()
     monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
     assert find().lacking[1].startswith("flash-attn 2.8.3 cannot be imported (ModuleNotFoundError")
 
 
 def test_what_may_be_there_is_told_by_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_torch = "varlen_attn of torch 2.13.0+cpu"
     no_flash_3 = "FlashAttention 3 is not installed"
-    assert paged_libraries.installed("2.13.0+cpu") == ([of_torch], [no_flash_3, "flash-attn is not installed"])
+    assert paged_libraries.installed() == ([], [no_flash_3, "flash-attn is not installed"])
     monkeypatch.setattr(paged_libraries, "version", lambda _: "2.8.3")
-    old = "varlen_attn of torch 2.11.0 knows no pages (torch 2.12 does)"
-    assert paged_libraries.installed("2.11.0") == (["flash-attn 2.8.3"], [no_flash_3, old])
+    assert paged_libraries.installed() == (["flash-attn 2.8.3"], [no_flash_3])

@@ -362,7 +362,7 @@ class _Broken(TritonKernels):
 
 def test_kernels_that_work_are_kept() -> None:
     kernels = TritonKernels()
-    for dtype in DTYPES:
+    for dtype in DTYPES if SOAK else DTYPES[1:2]:  # the test below tries float32
         assert broken(kernels, torch.device("cpu"), dtype) == {}
 
 

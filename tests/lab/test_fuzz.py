@@ -40,10 +40,10 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
 from tests.simulator import digests
-from tests.simulator.planted import PLANTS, Plant, endless_lease, planted
+from tests.simulator.planted import PLANTS, Plant, planted
 
 # tests/mutants/results.md says which bugs the first 50 find. `make draws` adds seeds that no run has tried.
-NUM_SEEDS = 10_000 if SOAK else 60
+NUM_SEEDS = 10_000 if SOAK else 50
 PARTS = 10 if SOAK else 2
 NUM_DRAWN = max(NUM_SEEDS, 500)  # seeds of which only the scenarios are looked at
 DIGESTS = Path(__file__).parents[1] / "simulator" / "digests.json"
@@ -91,10 +91,16 @@ class _Said(Witness):
             self.kinds.add((by.role, type(command.message)))
 
 
+def _without_lending(seed: int) -> Scenario:
+    """Return a scenario in which prefill workers only run prompts."""
+    scenario = draw_narrow_scenario(seed)
+    return replace(scenario, policy=replace(scenario.policy, helps=False))
+
+
 def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() -> None:
     said = _Said()
-    for seed in (3, 7, 8, 58):  # among the first seeds in which many requests come at once
-        scenario = draw_narrow_scenario(seed)
+    for seed in (3, 15):  # among the first seeds in which many requests come at once
+        scenario = _without_lending(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.world.witnesses.append(said)
         simulation.run()
@@ -104,8 +110,8 @@ def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() ->
 def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
     """Requests are prefetched, or had to leave their worker; some of the transfers are broken or lose an end."""
     counts: Counter[str] = Counter()
-    for seed in (4, 57, 109):  # among the first seeds in which documents grow where few fit
-        scenario = draw_narrow_scenario(seed)
+    for seed in (4, 39):  # among the first seeds in which documents grow where few fit
+        scenario = _without_lending(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
         for process in simulation.world.processes:
@@ -141,7 +147,7 @@ class TestDigests:
         again = "where the cores decide otherwise on purpose: python -m tests.simulator.digests"
         assert digests.now() == kept, again
 
-    @pytest.mark.parametrize("hash_seed", ["1", "2"])
+    @pytest.mark.parametrize("hash_seed", ["1", "2"] if SOAK else ["1"])
     def test_in_others(self, kept: Mapping[str, str], hash_seed: str) -> None:
         done = subprocess.run(
             [sys.executable, "-c", OF_THE_FIRST],
@@ -209,7 +215,8 @@ class TestPlanted:
 
     FOUND_AT: Mapping[str, int] = {"lost_release": 97, "duplicated_token": 1, "endless_lease": 7}
 
-    SHRUNK = PLANTS if SOAK else [endless_lease]  # the others keep requests waiting in each of thirty trials
+    # Requests wait in each trial. TestShrinking and test_job_runner.py shrink in each run.
+    SHRUNK = PLANTS if SOAK else ()
 
     @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
     def test_each_is_found_and_shrunk(self, plant: Plant) -> None:
@@ -246,7 +253,7 @@ def _with_an_attempt_more(patch: pytest.MonkeyPatch) -> None:
 
 
 def _with_entries_out_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PoolCore, "_release", lambda _pool, _worker, _request, _attempt: None)
+    patch.setattr(PoolCore, "_release", lambda *_: [])
 
 
 class TestWaste:
@@ -261,7 +268,7 @@ class TestWaste:
         ],
     )
     def test_each_is_found_in_a_run_without_faults(self, plant: Plant, said: str) -> None:
-        scenario = replace(draw_narrow_scenario(3), faults=())
+        scenario = replace(_without_lending(3), faults=())
         assert attempt(scenario).failure is None
         with planted(plant):
             failure = attempt(scenario).failure

@@ -169,7 +169,7 @@ def test_ranks_sum_their_parts_twice_a_layer(
 def test_a_profile_of_several_gpus_without_their_all_reduce_is_refused() -> None:
     tree = profile_of("rtxpro6000-qwen3-32b-tp2")
     del tree["all_reduce"]
-    with pytest.raises(ProfileError, match=r"Qwen3-32B on 2 x RTX PRO 6000 has no all_reduce.*: write it again with"):
+    with pytest.raises(ProfileError, match=r"Qwen3-32B on 2 x RTX PRO 6000 has no all_reduce.*: add it"):
         GpuTruth(tree)
 
 

@@ -28,8 +28,6 @@ from alignedserve.loads.records.distribution import cdf
 from alignedserve.loads.records.records import RunRecord
 from tests.simulator.runs import MIXED, record, rt
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "figures.md"
-
 
 def attaining(kept: int, of: int = 4) -> RunRecord:
     """Return a run in which this many RT requests attain, and the others come too late."""
@@ -79,11 +77,6 @@ def test_numbers_are_short(unit: Unit, value: float, text: str) -> None:
 
 def test_columns_are_aligned() -> None:
     assert table([["", "a"], ["first", "10 %"], ["x", "1"]]) == "           a\nfirst   10 %\nx          1"
-
-
-def test_every_figure_of_a_table_is_defined_in_the_docs() -> None:
-    text = DOCS.read_text(encoding="utf-8")
-    assert [row.label for row in ROWS if f"| {row.label} |" not in text] == []
 
 
 # --- Comparisons

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from math import hypot
 from pathlib import Path
@@ -117,12 +117,6 @@ class TestSizes:
         assert from_gpu("h100-llama-3.1-70b-int4-tp1").kv_tokens > 90_000
         with pytest.raises(ProfileError, match=r"Llama-3.1-70B-int8 does not fit on 1 x A100 40GB"):
             from_gpu("a100-40-llama-3.1-70b-int8-tp1")
-
-    def test_the_page_of_devices_names_them_all_and_their_numbers(self) -> None:
-        page = (Path(__file__).parents[2] / "docs" / "reference" / "devices.md").read_text(encoding="utf-8")
-        numbers = [field.name for kind in (Gpu, Model) for field in fields(kind)]
-        assert [name for name in (*GPUS, *MODELS) if f"`{name}`" not in page] == []
-        assert [name for name in numbers if name not in page] == []
 
 
 def read_gb(model: Model) -> float:

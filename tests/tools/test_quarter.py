@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 import quarter
 from quarter import ROOT, STEPS, WHEELS, Results, Step
+from tests.conftest import SOAK
 
 # What the machine's image holds of what we use, each with what it needs; the wheels are carried there.
 ON_THE_MACHINE = (
@@ -41,16 +42,16 @@ def ends(lines: list[dict[str, object]]) -> dict[object, object]:
     return {line["step"]: line["status"] for line in lines if "status" in line}
 
 
+CRASHES = """import os; print('{"name": "crash", "value": 1.0, "unit": "1"}', flush=True); os.abort()"""
+HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+FLOODS = "while True: print('x' * 10_000)"
 GOOD = step("good", """print('{"name": "speed", "value": 2.0, "unit": "m/s"}')""")
 
 
 def test_steps_that_crash_hang_or_print_without_end_cost_only_themselves(tmp_path: Path) -> None:
-    bad = [step for step in quarter.BAD if step.name != "hang"]
-    lines = ran(tmp_path, *bad, step("hang", quarter.HANGS, 1.0), GOOD)
-    assert ends(lines) == {"crash": "died of SIGABRT", "hang": "limit", "flood": "limit", "good": "ok"}
+    lines = ran(tmp_path, step("crash", CRASHES), step("hang", HANGS, 1.0), step("flood", FLOODS), GOOD)
+    assert ends(lines) == {"crash": "died of SIGABRT", "hang": "limit", "flood": "says too much", "good": "ok"}
     assert [(line["step"], line["value"]) for line in lines if "value" in line] == [("crash", 1.0), ("good", 2.0)]
-    assert (tmp_path / "steps.log").stat().st_size <= 2 * (quarter.HEAD + quarter.TAIL)
-    assert len(list(tmp_path.iterdir())) <= 8
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["in its group", "in a session of its own"])
@@ -60,7 +61,7 @@ def test_a_process_that_a_step_leaves_behind_ends_with_it(tmp_path: Path, sessio
     left = step("left", f"import subprocess, sys; print({begun}.pid, file=sys.stderr)")
     lines = ran(tmp_path, left, GOOD)
     assert ends(lines) == {"left": "ok", "good": "ok"}
-    pid = int((tmp_path / "steps.log").read_text().split("\n===")[1].splitlines()[-1])
+    pid = int((tmp_path / "stderr.log").read_text().split("=== good")[0].splitlines()[-1])
     assert not is_running(pid)
 
 
@@ -87,9 +88,9 @@ def test_a_lost_gpu_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "illegal memory access" in str(results.lines[-1]["why"])
 
 
-def test_figures_are_on_the_disk_while_the_step_still_runs(tmp_path: Path) -> None:
+def test_what_a_step_prints_is_on_the_disk_while_it_still_runs(tmp_path: Path) -> None:
     """The run itself may be killed at any time."""
-    slow = quarter.CRASHES.replace("os.abort()", "import time; time.sleep(60)")
+    slow = CRASHES.replace("os.abort()", "import time; time.sleep(60)")
     code = f"""
         import quarter
         from pathlib import Path
@@ -99,23 +100,23 @@ def test_figures_are_on_the_disk_while_the_step_still_runs(tmp_path: Path) -> No
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
     run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment, start_new_session=True)
     try:
-        while not (found := list(tmp_path.glob("results.jsonl"))) or not found[0].read_text().endswith("\n"):
+        while not (found := list(tmp_path.glob("stdout.log"))) or "crash" not in found[0].read_text():
             assert run.poll() is None
     finally:
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
-    assert json.loads(found[0].read_text())["name"] == "crash"
+    assert json.loads(found[0].read_text().splitlines()[-1])["name"] == "crash"
 
 
 def test_a_page_shows_each_step_from_the_newest_run_that_has_it(tmp_path: Path) -> None:
     run = {"gpu": "G", "torch": "T", "commit": "C"}
     decode = {"step": "decode", "name": "decode_batch_1_ahead", "unit": "ms", **run}
-    peer = {"step": "peer", "name": "peer", "value": 2.0, "unit": "times", **run}
+    roads = {"step": "roads", "name": "ipc", "value": 2.0, "unit": "GB/s", **run}
     runs: dict[str, list[dict[str, object]]] = {
-        "2026-01-01-quarter-a.jsonl": [{**decode, "value": 1.0}, peer],
+        "2026-01-01-quarter-a.jsonl": [{**decode, "value": 1.0}, roads],
         "2026-01-02-quarter-a.jsonl": [
             {**decode, "value": 3.0, "goal": 4.0, "met": True},
-            {"step": "peer", "status": "limit"},
+            {"step": "roads", "status": "limit"},
         ],
     }
     for name, lines in runs.items():
@@ -123,7 +124,7 @@ def test_a_page_shows_each_step_from_the_newest_run_that_has_it(tmp_path: Path) 
     made = quarter.tables(tmp_path.iterdir())
     assert "| | ahead, ms |\n|---|---|\n| decode_batch_1 | 3 (met: 4) |" in made
     assert "on an G, torch T, commit C; 2026-01-01-quarter-a.jsonl" in made
-    assert "- peer: 2 times" in made
+    assert "- ipc: 2 GB/s" in made
     page = f"before\n{quarter.BEGIN}\nold\n{quarter.END}\nbehind\n"
     assert quarter.with_tables(page, made) == page.replace("\nold\n", f"\n\n{made}\n")
 
@@ -194,13 +195,14 @@ def test_what_steps_run_is_found_there(machine: dict[str, str]) -> None:
     assert said.returncode == 0, said.stderr[-2000:]
 
 
+@pytest.mark.skipif(not SOAK, reason="it takes as long as ten other tests, and the GPU checks run it too")
 def test_a_server_answers_there(machine: dict[str, str], tmp_path: Path) -> None:
     """A whole deployment on the CPU, of a model without weights, is asked as on the GPU."""
     command = [sys.executable, str(ROOT / "tools" / "quarter.py"), "--only", "server", "--dry", "--out", str(tmp_path)]
     machine["ALIGNEDSERVE_ENGINE_PROFILE_S"] = "0"  # to measure steps takes longer than all else
     subprocess.run(command, env=machine, stdout=subprocess.DEVNULL, timeout=300, check=False)
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert ends(lines) == {"server": "ok"}, (tmp_path / "steps.log").read_text()[-3000:]
+    assert ends(lines) == {"server": "ok"}, (tmp_path / "stderr.log").read_text()[-3000:]
     figures = {line["name"]: line["value"] for line in lines if "value" in line}
     assert figures["shared_whole"] == 4
     assert figures["kill_tokens"] == 768

@@ -1,6 +1,6 @@
 // AMX's tiles in plain C++, by which a CPU without them can test the code that uses them: a library that is built with
 //
-//     CXX="g++ -DEMULATED_TILES -include kernels/csrc/emulated_tiles.h"
+//     CXX="g++ -DEMULATED_TILES -include tests/kernels/emulated_tiles.h"
 //
 // says that this CPU has AMX, and is slow. A step whose tiles do not fit together ends the process, as on a CPU.
 #pragma once

@@ -1,6 +1,6 @@
 """Take docs/dashboard-light.png and docs/dashboard-dark.png: the live page, as it shows a simulated run.
 
-    python tools/dashboard_pictures.py
+    python -m tests.dashboard_pictures
 
 The run is the default schedule in the default topology, as on a GPU of AlignedServe's paper: chats beside documents.
 Needs Chromium (`make chromium`).
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.running import run_filmed
-from chromium import chromium
+from tests.browser import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TRIAL = SimulationTrial("aligned", "coserve,chat.rate=6", "colocated", profile="a100-80-opt-13b-tp1")

@@ -1,0 +1,284 @@
+"""Write the pages of docs/reference that the code knows by itself: `python tools/reference_pages.py`.
+
+Metrics, figures, fields of the HTTP API, markers of tools and reasoning, faults, devices. A test fails while a page
+differs from what the code says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args
+
+from prometheus_client.parser import text_string_to_metric_families
+from pydantic import BaseModel
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # the tests have a deployment that shows every metric once
+
+from alignedserve.config.presets import PRESETS  # noqa: E402
+from alignedserve.core import PreemptionCause, Rejection  # noqa: E402
+from alignedserve.gateway.openai.strict import Strict  # noqa: E402
+from alignedserve.gateway.openapi import bodies, document  # noqa: E402
+from alignedserve.jobs.state import LineFate  # noqa: E402
+from alignedserve.lab.devices.devices import GPUS, MODELS, Gpu, Model  # noqa: E402
+from alignedserve.lab.fuzzing.invariants import Rule  # noqa: E402
+from alignedserve.lab.reports.figure_rows import SECTIONS  # noqa: E402
+from alignedserve.protocol.messages import Message  # noqa: E402
+from alignedserve.simulator.machines.faults import Fault  # noqa: E402
+from alignedserve.text.calls.formats import FORMATS  # noqa: E402
+from alignedserve.text.calls.names import CALL_FORMATS  # noqa: E402
+from alignedserve.text.reasoning.families import FAMILIES  # noqa: E402
+from tests.metrics.deployment import exposed  # noqa: E402
+
+FOLDER = ROOT / "docs" / "reference"
+_METHODS = "get", "post", "delete"
+_EVERYWHERE = {"model_name", "le"}  # labels of nearly all metrics, and of every histogram
+_VALUES: Mapping[str, type[Enum]] = {  # labels of which the values are an enumeration
+    "`reason` of `admission_rejections_total`": Rejection,
+    "`cause` of `num_preemptions_total`": PreemptionCause,
+    "`outcome` of `batch_line_tries_total`": LineFate,
+}
+
+
+def metric_names() -> Iterator[str]:
+    yield "# Names of metrics"
+    yield (
+        "Every metric of `GET /metrics`. [Metrics](metrics.md) says how they are counted and what their labels may be."
+        " All begin with `alignedserve:`, but for those of processes and of Python; all have the label `model_name`."
+    )
+    rows = []
+    for family in text_string_to_metric_families(exposed()):
+        name = family.name.removeprefix("alignedserve:") + "_total" * (family.type == "counter")
+        labels = {label for sample in family.samples for label in sample.labels} - _EVERYWHERE
+        rows.append((f"`{name}`", family.type, _codes(sorted(labels)), family.documentation))
+    yield from _table(("metric", "kind", "labels", "meaning"), rows)
+    for label, values in _VALUES.items():
+        yield f"## {label}"
+        yield from _table(("value", "meaning"), ((f"`{one.value}`", about) for one, about in _members(values)))
+
+
+def figures() -> Iterator[str]:
+    yield "# Figures of a simulated run"
+    yield (
+        "The meaning of each figure of `alignedserve simulate`, in its order. Times are virtual, and are measured where"
+        " tokens reach the client. A run lasts from the first arrival to the end of the last request, so rates include"
+        " its drain. Where there is nothing to take a mean of, a figure is left out (`null` in JSON)."
+        " **A request that did not finish is a miss**, whatever ended it."
+    )
+    for section in SECTIONS:
+        yield f"## {section.title}"
+        rows = ((row.label, f"`{row.path}`", row.about) for row in section.rows)
+        yield from _table(("figure", "in JSON", "meaning"), rows)
+
+
+def api_fields() -> Iterator[str]:
+    told = document(with_jobs=True)
+    yield "# Routes and fields of the HTTP API"
+    yield "What `/openapi.json` of a server says, in short. [The HTTP API](api.md) says what fields do."
+    yield "## Routes"
+    routes = [(method, path, told["paths"][path].get(method)) for path in told["paths"] for method in _METHODS]
+    answers = [(f"`{method.upper()} {path}`", route["summary"]) for method, path, route in routes if route]
+    yield from _table(("route", "answer"), answers)
+    yield "## Statuses"
+    statuses = told["paths"]["/v1/models"]["get"]["responses"].items()
+    yield from _table(("status", "when"), ((status, answer["description"]) for status, answer in statuses))
+    for paths, body in _bodies():
+        yield f"## Fields of {_codes(paths)}"
+        needed = body.model_json_schema().get("required", ())
+        known = {field.alias or name: field for name, field in body.model_fields.items()}
+        schemas = body.model_json_schema()["properties"]
+        rows = ((f"**`{name}`**" if name in needed else f"`{name}`", _takes(schemas[name])) for name in known)
+        yield from _table(("field", "takes"), rows)
+        yield from _not_honoured(body)
+    yield "## Objects within bodies"
+    of_bodies = {body for _, body in _bodies()}
+    for kind in sorted(set(_all_below(Strict)) - of_bodies, key=lambda one: one.__name__):
+        if told_of_it := [*_not_honoured(kind)]:
+            yield f"**{kind.__name__}**. " + " ".join(told_of_it)
+
+
+def _not_honoured(kind: type[BaseModel]) -> Iterator[str]:
+    """Yield which fields of an object are ignored, and which are refused."""
+    if ignored := [name for name, field in kind.model_fields.items() if "ignored" in field.metadata]:
+        yield f"Named in `x-ignored-fields`: {_codes(sorted(ignored))}."
+    if refused := getattr(kind, "UNSUPPORTED", {}):
+        yield f"Refused, unless the value asks for nothing: {_codes(sorted(refused))}."
+
+
+def _all_below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield all subclasses of the package whose names are public, at any depth."""
+    for below in kind.__subclasses__():
+        if below.__module__.startswith("alignedserve.") and not below.__name__.startswith("_"):
+            yield below
+        yield from _all_below(below)
+
+
+def _bodies() -> Iterator[tuple[list[str], type[BaseModel]]]:
+    """Yield each type of a body with the routes that take it."""
+    paths: dict[type[BaseModel], list[str]] = {}
+    for path, body in bodies():
+        paths.setdefault(body, []).append(path)
+    yield from ((found, body) for body, found in paths.items())
+
+
+def _takes(schema: Mapping[str, Any]) -> str:
+    """Return what a field takes, in a few words: `number, 0 to 2`."""
+    if "$ref" in schema:
+        return f"object {schema['$ref'].rpartition('/')[2]}"
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            found = dict.fromkeys(_takes(one) for one in schema[several] if one.get("type") != "null")
+            return " or ".join(found) or "anything"
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    kind = str(schema.get("type", "anything"))
+    if kind == "array":
+        return f"list of {_takes(schema.get('items', {}))}"
+    bounds = (text.format(schema[name]) for name, text in _BOUNDS.items() if abs(schema.get(name, _ENDLESS)) < _ENDLESS)
+    return ", ".join((kind, *bounds))
+
+
+_ENDLESS = 2**31  # a bound that nobody meets
+_BOUNDS = {
+    "minimum": "{:,} or more",
+    "exclusiveMinimum": "more than {:,}",
+    "maximum": "{:,} or less",
+    "exclusiveMaximum": "less than {:,}",
+    "maxLength": "{:,} characters or fewer",
+}
+
+
+def parsers() -> Iterator[str]:
+    yield "# Formats of tool calls and of reasoning"
+    yield (
+        "The names that `--tool-call-parser` and `--reasoning-parser` take, which are vLLM's, and the markers by which"
+        " an output is read. By default both are chosen by the model's chat template ([the HTTP API](api.md#tools))."
+    )
+    yield "## Tool calls"
+    aliases = {name: [other for other, of in CALL_FORMATS.items() if of == name != other] for name in CALL_FORMATS}
+    openings = {form.name: form.openings for form in reversed(FORMATS)}
+    rows = ((f"`{name}`", _codes(aliases[name]), _codes(found)) for name, found in sorted(openings.items()))
+    yield from _table(("name", "also", "calls begin with"), rows)
+    yield "## Reasoning"
+    yield "**Inside**: an output that has no marker is reasoning from its beginning."
+    families = sorted(FAMILIES.items())
+    reasoning = (
+        (f"`{name}`", _codes(one.starts), _codes(one.ends), "yes" if one.always else "", _codes(one.around_answer))
+        for name, one in families
+    )
+    yield from _table(("name", "begins with", "ends with", "inside", "dropped around the answer"), reasoning)
+
+
+def faults() -> Iterator[str]:
+    yield "# Faults of the fuzzer"
+    yield "What `alignedserve fuzz` injects ([fault testing](../how/fault_testing.md))."
+    yield from _table(("fault", "what happens"), ((f"`{kind.__name__}`", _about(kind)) for kind in get_args(Fault)))
+    yield "## Rules"
+    yield "What it checks after each event, and at the end."
+    yield from _table(("rule", "what holds"), ((rule.value, about) for rule, about in _members(Rule)))
+
+
+def protocol() -> Iterator[str]:
+    yield "# Messages between parts"
+    yield (
+        "What parts of a deployment say to each other (`alignedserve/protocol/messages.py`), in the order of that file."
+        " [Architecture](../architecture.md#messages-and-links) says how messages travel. KV is in none of them."
+    )
+    yield from _table(("message", "meaning"), ((f"`{kind.__name__}`", _about(kind)) for kind in get_args(Message)))
+
+
+def preset_list() -> Iterator[str]:
+    yield "# List of presets"
+    yield "What `alignedserve presets` prints, but for the settings. [Presets](presets.md) says how to use them."
+    rows = ((f"`{name}`", one.about, one.source, one.differs) for name, one in PRESETS.items())
+    yield from _table(("preset", "what it does", "described in", "what differs from there"), rows)
+
+
+def _about(kind: type) -> str:
+    """Return the first paragraph of a class's docstring."""
+    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+
+
+def device_names() -> Iterator[str]:
+    yield "# GPUs and models of simulated workers"
+    yield (
+        "A device is named `GPU-MODEL-tpN`, such as `h100-llama-3.1-70b-tp4`; `-int8` or `-int4` after the model"
+        " quantises its weights. [Devices](devices.md) says how their times are computed. The sources of the numbers"
+        " stand in `lab/devices/devices.py`."
+    )
+    gpus = ((f"`{name}`", *(f"{number:,g}" if number else "" for number in _speeds(gpu))) for name, gpu in GPUS.items())
+    yield from _table(("GPU", "memory, GB", "GB/s", "bf16 TFLOP/s", "PCIe, GB/s", "NVLink, GB/s"), gpus)
+    models = (
+        (f"`{name}`", f"{model.weights_gb:.1f}", f"{model.kv_bytes / 1000:,.0f}", str(model.heads))
+        for name, model in MODELS.items()
+    )
+    yield from _table(("model", "weights in bf16, GB", "KV of a token, kB", "heads, which N divides"), models)
+    for what, kind in (("GPU", Gpu), ("model", Model)):
+        yield f"## Numbers of a {what}"
+        yield from _table(("key", "default", "meaning"), _keys(kind))
+
+
+def _keys(kind: type[Gpu] | type[Model]) -> Iterator[tuple[str, ...]]:
+    """Yield the fields of a dataclass, each with its default and the comment beside it."""
+    for field in fields(kind):
+        default = (
+            "needed" if field.default is MISSING else "" if field.default is None else f"`{field.default}`".lower()
+        )
+        yield f"`{field.name}`", default, _comment(kind, field.name)
+
+
+def _members(kind: type[Enum]) -> Iterator[tuple[Enum, str]]:
+    """Yield the members of an enumeration, each with the comment beside it."""
+    yield from ((member, _comment(kind, member.name)) for member in kind)
+
+
+def _comment(kind: type, name: str) -> str:
+    found = re.search(rf"^    {name}\b[^#\n]*#\s*(.*)$", inspect.getsource(kind), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _speeds(gpu: Gpu) -> tuple[float | None, ...]:
+    return gpu.memory_gb, gpu.bandwidth_gb_s, gpu.tflops, gpu.pcie_gb_s, gpu.nvlink_gb_s
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    cells = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *(f"| {' | '.join(row)} |" for row in cells)]
+    yield "\n".join(lines)
+
+
+PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "api_fields": api_fields,
+    "device_names": device_names,
+    "faults": faults,
+    "figures": figures,
+    "metric_names": metric_names,
+    "parsers": parsers,
+    "preset_list": preset_list,
+    "protocol": protocol,
+}
+
+
+def page(name: str) -> str:
+    title, *rest = PAGES[name]()
+    made = "Generated by `python tools/reference_pages.py` from the code: change it there."
+    return "\n\n".join([title, made, *rest]) + "\n"
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}.md"
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        path_of(name).write_text(page(name), encoding="utf-8")
