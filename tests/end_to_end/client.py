@@ -19,7 +19,7 @@ import torch
 from tokenizers import Tokenizer
 
 from alignedserve.cli import main as cli
-from demo_conversations import conversations
+from tests.demo_conversations import conversations
 from tests.end_to_end.deployment import ANSWER_S, MODEL, NAME
 from tests.reference import Tally, compare, load
 

@@ -295,6 +295,8 @@ def environment_of(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
     env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
     env |= {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu"}  # memory, timing and topologies are chosen for CPUs, also beside a GPU
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
+    # Two threads of so small a model mostly wait for each other, beside other tests on the same cores.
+    env |= {} if SOAK else {"ALIGNEDSERVE_ENGINE_THREADS": "1"}
     # a slow machine must not refuse requests here: tests/router covers refusals
     env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}
     return env | {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
@@ -354,11 +356,13 @@ def _address(written: str) -> IPAddress:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def wait_until(holds: Callable[[], bool], within_s: float, or_say: Callable[[], str] = lambda: "") -> None:
+def wait_until(
+    holds: Callable[[], bool], within_s: float, or_say: Callable[[], str] = lambda: "", look_s: float = LOOK_S
+) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s} s: {or_say()}"
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import main as cli
-from demo_conversations import conversations
+from tests.demo_conversations import conversations
 from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import Deployment
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.running import run_filmed
-from chromium import Browser, Page, chromium
+from tests.browser import Browser, Page, chromium
 from tests.chromium import program
 from tests.end_to_end.client import all_tokens, mixed
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
@@ -81,6 +82,21 @@ def test_it_shows_the_parts_and_streams_move_it(watched: Deployment, page: Page)
     page.until("shown.queues !== null && countOpen(shown, 'rt') === 0")
 
 
+def test_it_shows_how_busy_machines_and_gpus_are(page: Page) -> None:
+    page.until("/ of \\d+ cores/.test(document.querySelector('#machine-rows').innerText)")
+    page.until("shown.machines[0].use.busy_cores > 0")
+    known = {"busy": 0.25, "used_bytes": 6e9, "total_bytes": 8e10}
+    gpus = [known, dict.fromkeys(known)]
+    use = {"busy_cores": 1.5, "cores": 4, "used_bytes": 2e9, "total_bytes": 8e9, "gpus": gpus}
+    rows = "showMachines({machines: [{node: 'far', use: " + json.dumps(use) + "}]}), "
+    rows += "[...document.querySelectorAll('#machine-rows tr')].map(row => row.innerText.replaceAll('\\t', ' '))"
+    assert page.value(rows) == [
+        "far 1.5 of 4 cores 2.0 GB 8.0 GB",
+        "GPU 0 25.0 % 6.0 GB 80.0 GB",
+        "GPU 1 unknown unknown unknown",
+    ]
+
+
 def test_a_request_in_a_table_tells_its_story(page: Page) -> None:
     page.value("document.querySelector('#slow-rows [data-story]').click()")
     page.until("document.querySelector('#story pre').innerText.includes('tokens')")
@@ -120,7 +136,7 @@ def test_keys_do_what_buttons_do(page: Page) -> None:
     assert page.value("shown.at") == at
     page.press("p")
     page.until(f"shown.at > {at}")
-    page.press("7")
+    page.press("8")
     assert page.value("document.activeElement.id") == "jobs"
 
 

@@ -22,7 +22,10 @@ def server() -> Iterator[Deployment]:
 
 
 def printed_by(name: str, folder: Path, **env: str) -> str:
-    command = [sys.executable, str(EXAMPLES / name)]
+    """Return what an example prints. Its workers do not measure steps first, and its loads are short."""
+    (example := folder / name).write_text((EXAMPLES / name).read_text().replace("first_s=5", "first_s=2"))
+    command = [sys.executable, str(example)]
+    env |= {"ALIGNEDSERVE_ENGINE_PROFILE_S": "0"}
     done = subprocess.run(
         command, cwd=folder, env=os.environ | env, capture_output=True, text=True, timeout=ANSWER_S, check=False
     )

@@ -25,7 +25,7 @@ FLAGS = (
 ROUNDS = 20 if SOAK else 1
 
 
-@pytest.fixture(scope="module", params=TOPOLOGIES)
+@pytest.fixture(scope="module", params=TOPOLOGIES if SOAK else TOPOLOGIES[1:])  # tests/engine has both, without servers
 def tight(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     with deployed(*FLAGS, topology=request.param) as deployment:
         yield deployment

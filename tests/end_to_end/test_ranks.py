@@ -30,7 +30,7 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytest.FixtureRequest) -> None:
     wanted = [*mixed(REQUESTS, seed=3, outputs=(1, 60)), *documents(3, seed=5)]
-    alone = documents(3, seed=6)  # beside chats a decode worker may have prompts of its own, and then takes no offer
+    alone = mixed(4, seed=6, outputs=(80, 120))  # long enough for a move, and no prompts run where they move to
     for asked in (wanted, alone):
         check_greedy(asked, asyncio.run(all_tokens(ranked.url, asked)))
     is_direct = not request.node.callspec.id.endswith("host")

@@ -43,10 +43,8 @@ def stoppable(kind: Kind) -> Iterator[Deployment]:
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    # The short form has each signal and each topology once.
-    [(kind, number) for kind in KINDS for number in SIGNALS]
-    if SOAK
-    else [(COLOCATED, signal.SIGINT), (SPLIT, signal.SIGTERM)],
+    # In the short form test_on_ray.py and test_surroundings.py send SIGTERM.
+    [(kind, number) for kind in KINDS for number in SIGNALS] if SOAK else [(SPLIT, signal.SIGINT)],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "-".join(value),
 )
 def test_open_requests_end_and_new_requests_are_refused(stoppable: Deployment, number: signal.Signals) -> None:

@@ -15,6 +15,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
 from tests.end_to_end.deployment import (
     BACK_S,
@@ -43,7 +44,8 @@ def is_ready(url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("log", LOST_LOGS)
+# tests/shell/test_output.py has a process with each of them.
+@pytest.mark.parametrize("log", LOST_LOGS if SOAK else LOST_LOGS[::2])
 def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
     """As in `serve 2>&1 | head`: nobody reads the log any more, parts die, and they come back."""
     mark = uuid4().hex

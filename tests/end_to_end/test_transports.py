@@ -19,6 +19,7 @@ CHECKED = ("--pool-verify-pages", "--log-level", "debug")  # gives the pieces of
 PATIENT = ("--set", "wire.transfer_timeout_s=120", "--wire-death-s", "60")
 HURRIED = ("--set", "wire.transfer_timeout_s=3")
 FEW_SEATS = ("--max-num-seqs", "3")  # fewer seats than documents: the pool hands out batches, which are prefetched
+APART = ("--set", "schedule.helps=false")  # prefill workers run prompts alone, and hold KV for decode workers
 AHEAD = {"2+1": "0", "1+2": "1"}  # number of steps planned while one runs
 KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
 
@@ -27,7 +28,16 @@ KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1"
 def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """Yield a deployment with two workers of one role."""
     topology, transport = request.param
-    flags = ("--transport", transport, *CHECKED, *PATIENT, *FEW_SEATS, "--set", f"engine.look_ahead={AHEAD[topology]}")
+    flags = (
+        "--transport",
+        transport,
+        *APART,
+        *CHECKED,
+        *PATIENT,
+        *FEW_SEATS,
+        "--set",
+        f"engine.look_ahead={AHEAD[topology]}",
+    )
     with deployed(*flags, topology=topology) as deployment:
         yield deployment
 
@@ -35,7 +45,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     """Yield a deployment with one worker of each role, either of which may be killed."""
-    with deployed("--transport", request.param, *CHECKED, *HURRIED, *FEW_SEATS, topology="1+1") as deployment:
+    with deployed("--transport", request.param, *APART, *CHECKED, *HURRIED, *FEW_SEATS, topology="1+1") as deployment:
         yield deployment
 
 
@@ -77,19 +87,24 @@ class Noted:
         return len(pulled)
 
 
-def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) -> None:
-    wanted, noted = [*mixed(12, seed=8), *documents(8, seed=15)], Noted(three)
-    check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
-    assert noted.num_pulled > 0
-    assert three.metric("kv_transfers_failed_total") == 0
-
-
 def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deployment) -> None:
-    """Prefetched KV waits at the prefill workers until the next batch begins."""
-    wanted, noted = documents(18, seed=11, outputs=(30, 80)), Noted(three)
+    """Prefetched KV waits at the prefill workers until the next batch begins, and is pulled then."""
+    wanted, noted = [*documents(30, seed=11, outputs=(30, 80)), *mixed(6, seed=8)], Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_prefetched > 0
     assert three.metric("kv_transfers_failed_total") == 0
+
+
+@pytest.mark.parametrize(("transport", "end"), [("collective", "decode-0"), ("ipc", "prefill-0")])
+def test_what_a_prefill_worker_that_decodes_hands_on_equals_transformers(transport: str, end: str) -> None:
+    with deployed("--transport", transport, *CHECKED, *HURRIED, topology="1+1") as deployment:
+        wanted, noted = mixed(12, seed=8, outputs=(80, 200)), Noted(deployment)
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert noted.num_pulled > 0
+        assert noted.num_asked_ahead == 0, "its memory is for requests of its own"
+        assert deployment.metric("kv_transfers_failed_total") == 0
+        noted = Noted(deployment)
+        check_beside_a_kill(deployment, mixed(12, seed=9, outputs=(80, 200)), end, lambda: noted.num_pulled > 2)
 
 
 def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, has_begun: Callable[[], bool]) -> None:
@@ -136,8 +151,9 @@ def test_an_end_that_is_killed_in_a_transfer_harms_nobody(two: Deployment, end: 
     check_a_kill_in_a_transfer(two, end)
 
 
+@pytest.mark.skipif(not SOAK, reason="tests/transport/test_peers.py kills and stops peers in such a transfer")
 @two_by("ipc")
-@pytest.mark.parametrize("end", ["prefill-0", *(["decode-0"] if SOAK else [])])
+@pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
 def test_a_worker_with_mapped_memory_does_not_either(two: Deployment, end: str) -> None:
     check_a_kill_in_a_transfer(two, end)
 
@@ -146,7 +162,7 @@ def test_a_request_that_has_to_leave_for_want_of_memory_comes_back_as_it_was() -
     """Hardly three of these documents fit: evicted ones go to the prefill worker, and the decode worker pulls them
     again."""
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--set", "schedule.candidate_share=0.9")
-    few = ("--transport", "collective", *CHECKED, *PATIENT, "--max-num-seqs", "4")
+    few = ("--transport", "collective", *APART, *CHECKED, *PATIENT, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:
         wanted = documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))

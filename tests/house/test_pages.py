@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 import draw_peers
+import reference_pages
 from alignedserve.config.config import every_setting
 from tests.house.test_folders import PARTS, ROOT
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-FOLDERS = DOCS / "architecture.md"  # the page with the list of folders
 PAGES = sorted([*ROOT.glob("[A-Z]*.md"), *DOCS.rglob("*.md"), *(ROOT / "lab").rglob("*.md")])
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
@@ -81,25 +83,10 @@ def test_pages_that_files_name_exist() -> None:
     assert [(named, file) for named, file in _named_pages() if file != here and not exists(named)] == []
 
 
-def _folders() -> set[str]:
-    """Return every folder of the package and of the parts that has modules, as a path from the root."""
-    folders = {path.parent for part in PARTS for path in (ROOT / part).rglob("*.py")} | {ROOT / "kernels"}
-    real = {path for path in folders if not any(folder.is_symlink() for folder in (path, *path.parents))}
-    paths = {path.relative_to(ROOT).as_posix() for path in real}
-    return {f"{path}/" for path in paths if not path.startswith("lab/")}  # lab/__init__.py names those
-
-
-def _named_folders() -> set[str]:
-    """Return the folders that the list names, each at the beginning of a line."""
-    return set(re.findall(r"^    ([\w./]+/) +\S", _text(FOLDERS), re.MULTILINE))
-
-
-def test_the_list_names_every_folder() -> None:
-    assert _folders() - _named_folders() == set()
-
-
-def test_every_folder_in_the_list_exists() -> None:
-    assert [folder for folder in sorted(_named_folders()) if not (ROOT / folder).is_dir()] == []
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    """The remedy is `python tools/reference_pages.py`."""
+    assert reference_pages.path_of(name).read_text(encoding="utf-8") == reference_pages.page(name)
 
 
 def test_the_picture_shows_what_was_measured() -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from alignedserve import LAB
-from draw_folders import PAGE, Graph, drawn, folders_and_imports, imports, modules
+from draw_folders import PAGE, Graph, folders_and_imports, imports, modules, page
 
 
 @cache
@@ -65,10 +65,9 @@ def test_workers_and_the_pool_never_import_the_router() -> None:
     assert wrong == []
 
 
-def test_the_floor_plan_is_drawn_from_the_imports() -> None:
+def test_the_page_of_folders_is_made_of_the_sources() -> None:
     """The remedy is `python tools/draw_folders.py`."""
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == drawn(page)
+    assert PAGE.read_text(encoding="utf-8") == page()
 
 
 # `kv` of a request is its block pairs, and their form. Whoever else wants some asks a memory (worker/device.py).

@@ -23,7 +23,7 @@ from tests.engine.test_engine import move
 from tests.engine.test_int8_kv import Rounding
 from tests.engine.test_pressure import happened
 from tests.engine.test_ranks import Both
-from tests.kernels.every import kernels_of, native_sets
+from tests.kernels.every import kernels_of, sets_for_whole_models
 from tests.real_models.answers import kept, key_of
 from tests.real_models.conftest import TOKENS, Real
 from tests.real_models.prompts import CONVERSATIONS
@@ -130,11 +130,10 @@ def test_three_ranks(real: Real) -> None:
     check(real, lives, "three ranks")
 
 
-@pytest.mark.parametrize("name", ["reference", *native_sets()])
+@pytest.mark.parametrize("name", ["reference", *sets_for_whole_models()])
 def test_every_instruction_set(name: str, real: Real) -> None:
     """In fp32 no number is rounded on the way, of quantised weights neither."""
-    is_slow = name in ("reference", "generic")
-    few, tokens = (real.short, TOKENS) if SOAK else (real.short[:2], 3 if is_slow else 8)
+    few, tokens = (real.short, TOKENS) if SOAK else (real.short[:2], 3 if name == "reference" else 8)
     driver = Driver(real.engine(room(few), kernels=kernels_of(name)), 0)
     lives = [driver.start(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(few)]
     finish(driver, lives, tokens)
@@ -201,7 +200,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("topology", "policy", "direct", "wanted"), CASES if SOAK else CASES[:2])
+@pytest.mark.skipif(not SOAK, reason="tests/engine/test_pressure.py has a tiny model, and more policies")
+@pytest.mark.parametrize(("topology", "policy", "direct", "wanted"), CASES)
 def test_a_deployment_that_is_short_of_memory(
     topology: str, policy: Policy, direct: bool, wanted: set[str], real: Real, tmp_path: Path
 ) -> None:

@@ -10,13 +10,13 @@ import pytest
 from alignedserve.lab.benchmarks.accuracy import FORMS, OF_ORIGINAL, PUBLISHED_FILE, Form
 from alignedserve.lab.benchmarks.common.divergence import divergence
 from tests.conftest import SOAK
-from tests.kernels.every import kernels_of, native_sets
+from tests.kernels.every import kernels_of, sets_for_whole_models
 from tests.real_models.conftest import TOKENS_OF_TEXT, Forms
 
 FEW_MORE = 3  # tokens whose two best lie so near that any rounding may choose: of few tokens they are a larger share
-ALL = ["reference", *native_sets()]
+ALL = ["reference", *sets_for_whole_models()]
 # Of the others, tests/engine compares the logits with those of their expanded weights; fp32 is in test_answers.py.
-FEW = {"bf16", "KV int8", "int8", "int4"}
+FEW = {"bf16", "KV int8", "int4"}
 CASES = [
     (form, isa) for form in FORMS for isa in ALL if SOAK or form == PUBLISHED_FILE or (form in FEW and isa == ALL[-1])
 ]
