@@ -43,12 +43,13 @@ $(TESTING): $(SERVING) deploy/locks/dev.txt
 	    $(BIN)/python tools/install.py $(TORCH) --editable '.[dev]'; }
 	touch $@
 
-# Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has.
+# Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has, and
+# whether the others compile.
 $(KERNELS): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional --here
 
 $(EVERY_KERNEL): kernels/build.py $(wildcard kernels/csrc/*)
-	$(PYTHON) kernels/build.py --optional
+	$(PYTHON) kernels/build.py --optional --tested
 	mkdir -p $(@D) && touch $@
 
 serve: setup-serving

@@ -2,8 +2,10 @@
 
 Each source is compiled once for each instruction set that the compiler knows, so that one library serves every CPU of
 a kind and chooses at run time. `python kernels/build.py` builds it in place, and installing does so too (setup.py).
-With `--here` only what this machine's CPU would choose is compiled, a third of the work. Only the standard library is
-imported: setup.py and make run this file before anything is installed.
+With `--here` only what this machine's CPU would choose is compiled, a third of the work. With `--tested` the library
+has what this CPU can run; the rest is compiled without optimisation, in a tenth of the time, and thrown away: that
+shows what a compiler refuses. Only the standard library is imported: setup.py and make run this file before anything is
+installed.
 
 The library says from which sources it was built, and a library from other sources is not used (native/library.py):
 its kernels might take other arguments than the Python code passes.
@@ -72,18 +74,20 @@ class NoCompiler(BuildFailed):
     pass
 
 
-def build(library: Path = LIBRARY, only_here: bool = False) -> str:
+def build(library: Path = LIBRARY, only_here: bool = False, only_tested: bool = False) -> str:
     """Build the library and return a line that says what was built."""
     compiler = find_compiler()
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
-        sets = used_here(compiler, sets) if only_here else sets
+        tried = [isa for isa in sets if only_tested and isa not in run_here(compiler, sets)]
+        sets = used_here(compiler, sets) if only_here else [isa for isa in sets if isa not in tried]
         (folder / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
         (folder / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
         jobs = list(_jobs(sets, folder))
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(lambda job: _run([*compiler, *job]), jobs))
+            trials = [[*job, "-O0"] for job in _jobs(tried, folder) if job not in jobs]
+            list(pool.map(lambda job: _run([*compiler, *job]), [*jobs, *trials]))
         objects = [job[-1] for job in jobs]
         made = folder / library.name
         # No -fopenmp here: GOMP_parallel and its kin stay unresolved until a process that has them loads this library.
@@ -129,14 +133,24 @@ def _instruction_sets() -> list[str]:
 
 def used_here(compiler: Sequence[str], sets: Sequence[str]) -> list[str]:
     """Return the sets that this machine's CPU would choose from these, or all where the compiler does not say."""
-    asked = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    defined = {line.split()[1] for line in done.stdout.splitlines()}
-    if done.returncode or not defined:
+    if not (defined := _defined(compiler)):
         return list(sets)
     known = [isa for isa in sets if isa in _MACROS and _MACROS[isa] in defined]
     best = known[-2:] if known[-1:] == ["amx"] else known[-1:]  # not every system lets its processes use AMX
     return ["generic", *best]
+
+
+def run_here(compiler: Sequence[str], sets: Sequence[str]) -> list[str]:
+    """Return the sets that this machine's CPU can run, or all where the compiler does not say."""
+    defined = _defined(compiler)
+    return [isa for isa in sets if not defined or isa not in _MACROS or _MACROS[isa] in defined]
+
+
+def _defined(compiler: Sequence[str]) -> set[str]:
+    """Return the macros that the compiler defines for this machine's CPU."""
+    asked = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return set() if done.returncode else {line.split()[1] for line in done.stdout.splitlines()}
 
 
 def _accepts(compiler: Sequence[str], flags: Sequence[str], folder: Path) -> bool:
@@ -159,9 +173,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the C++ kernels in place.")
     parser.add_argument("--optional", action="store_true", help="where they cannot be built, say so and end with 0")
     parser.add_argument("--here", action="store_true", help="only for the CPU of this machine: a third of the work")
+    parser.add_argument("--tested", action="store_true", help="all that this CPU can run; the rest is only tried")
     options = parser.parse_args()
     try:
-        print(build(only_here=options.here))
+        print(build(only_here=options.here, only_tested=options.tested))
     except BuildFailed as failure:
         if not options.optional:
             sys.exit(str(failure))

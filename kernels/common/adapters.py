@@ -72,13 +72,7 @@ class LayerAdapter:
 class CPart(Structure):
     """The struct of csrc/kernels.h, like the structs below. They hold addresses, so their tensors must outlive them."""
 
-    _fields_ = (
-        ("first_rank", c_int64),
-        ("ranks", c_int64),
-        ("first_out", c_int64),
-        ("outs", c_int64),
-        ("b", c_void_p),
-    )
+    _fields_ = (("first_rank", c_int64), ("ranks", c_int64), ("first_out", c_int64), ("outs", c_int64), ("b", c_void_p))
 
 
 class CLayerAdapter(Structure):

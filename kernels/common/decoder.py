@@ -66,14 +66,14 @@ class DecoderLayer(AttentionLayer):
 class Paged:
     """The places of K and V of a step's tokens, and the step's adapters."""
 
-    cache: Tensor  # [layers, 2 * pairs, block_size, kv_dim]
+    cache: Tensor  # [layers, 2 * blocks, block_size, kv_dim]
     spans: Spans
     adapters: StepAdapters | None = None
 
 
 class Decoder(Protocol):
     def takes(self, rows: int) -> bool:
-        """Return whether so many tokens run as fast this way as layer by layer."""
+        """Return whether `rows` tokens run as fast this way as layer by layer."""
 
     def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged) -> None:
         """Run x [rows, hidden] through all layers, in place; `angles`: those of its rows, where heads rotate."""

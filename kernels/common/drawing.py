@@ -133,7 +133,7 @@ def _drawn(logits: Tensor, likeliest: Tensor, wishes: Sequence[DrawWish], number
         return drawn(shares, numbers)
     top_k = torch.tensor([min(wish.top_k or vocab_size, vocab_size) for wish in wishes]).to(logits.device)
     top_p = torch.tensor([wish.top_p for wish in wishes], dtype=torch.double).to(logits.device)
-    rows = _Rows(logits, shares, largest.double(), top_k, top_p, numbers)
+    rows = _CutRows(logits, shares, largest.double(), top_k, top_p, numbers)
     if len(cut) == len(wishes):
         return _drawn_of_best(rows)
     tokens = drawn(shares, numbers)
@@ -150,18 +150,18 @@ def _leave_out_unlikely(shares: Tensor, largest: Tensor, wishes: Sequence[DrawWi
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _CutRows:
     """The rows that top_k, top_p or both cut."""
 
-    scaled: Tensor  # [rows, vocabulary]: logits by temperature, the largest of which is 0
+    scaled: Tensor  # [rows, vocabulary]: logits by temperature; the largest is 0
     shares: Tensor  # [rows, vocabulary]: probabilities, without what min_p leaves out
     largest: Tensor  # [rows]: of the shares
     top_k: Tensor  # [rows]; the whole vocabulary where there is none
     top_p: Tensor  # [rows]
     numbers: Tensor  # [rows], random
 
-    def at(self, rows: Tensor) -> _Rows:
-        return _Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
+    def at(self, rows: Tensor) -> _CutRows:
+        return _CutRows(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
     def has_top_k(self) -> Tensor:
@@ -185,7 +185,7 @@ class _Rows:
         return sums(self.shares).cumsum(-1)[:, -1]
 
 
-def _drawn_of_best(rows: _Rows) -> Tensor:
+def _drawn_of_best(rows: _CutRows) -> Tensor:
     """Return a token of each row; look at more tokens where the first look does not reach top_p."""
     tokens = torch.zeros_like(rows.top_k)
     left = torch.arange(len(tokens), device=tokens.device)
@@ -198,7 +198,7 @@ def _drawn_of_best(rows: _Rows) -> Tensor:
     return tokens
 
 
-def _drawn_above(rows: _Rows, floor: Tensor) -> tuple[Tensor, Tensor]:
+def _drawn_above(rows: _CutRows, floor: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token of each row from the tokens at or above its floor, and whether there were enough of them."""
     found = best_first(rows.scaled, floor)
     shares = found.pick(rows.shares).double().masked_fill(found.places >= rows.top_k[:, None], 0.0)

@@ -113,11 +113,7 @@ def why_none(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def _product(rows: Tensor, of_rows: Tensor, weight: Fp8Weight) -> Tensor:
     return torch._scaled_mm(
-        rows,
-        weight.values.t(),
-        scale_a=of_rows,
-        scale_b=weight.scale.view(1, -1),
-        out_dtype=torch.bfloat16,
+        rows, weight.values.t(), scale_a=of_rows, scale_b=weight.scale.view(1, -1), out_dtype=torch.bfloat16
     )
 
 

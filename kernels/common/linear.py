@@ -22,7 +22,7 @@ from torch import Tensor
 
 from alignedserve.kernels.library import DTYPES, Library
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # each for up to so many rows, the last for any more
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # each for up to this number of rows, the last for any more
 _MOST_BITS = 64  # that a number of rows has
 _PANEL = 64  # outputs of a packed panel
 

@@ -67,7 +67,7 @@ class QuantisedWeight:
         return wide if self.order is None else wide[:, self.order.argsort()]
 
     def room_for(self, outputs: int) -> QuantisedWeight:
-        """Return a weight of this form and so many outputs, whose numbers are still to be written."""
+        """Return a weight of this form with `outputs` outputs; its numbers are still to be written."""
         q, scale = (of.new_empty(outputs, of.shape[1]) for of in (self.q, self.scale))
         return replace(self, q=q, scale=scale, zero=None if self.zero is None else torch.empty_like(scale))
 
@@ -115,7 +115,7 @@ _AT_ONCE = 1 << 21  # numbers that are made at a time: each takes a dozen bytes 
 
 
 def rows_at_once(inputs: int) -> int:
-    """Return how many outputs of so many inputs are read, quantised or packed at a time."""
+    """Return how many outputs with `inputs` inputs each are read, quantised or packed at a time."""
     return max(1, _AT_ONCE // inputs)
 
 
@@ -187,7 +187,7 @@ def _fitted(groups: Tensor, squares: Tensor | None) -> tuple[Tensor, Tensor, Ten
 
 
 def joined(parts: Iterable[QuantisedWeight], outputs: int) -> QuantisedWeight:
-    """Return weights of one form as one of so many outputs; each is copied to its place as soon as it is made."""
+    """Return weights of one form as one with `outputs` outputs; each is copied to its place as soon as it is made."""
     first, whole = 0, None
     for part in parts:
         if part.shape[0] == outputs:

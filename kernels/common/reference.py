@@ -1,13 +1,13 @@
 """Every kernel in plain torch: faster kernels are tested against these, and these run everywhere.
 
-A layer's cache is one tensor of vector blocks in adjacent pairs, [2 * pairs, block_size, kv_dim], or, in int8 and with
-the scales of a vector's heads behind its numbers, [2 * pairs, block_size, bytes] (architectures/kv_dtype.py):
+A layer's cache is one tensor of blocks in two halves each, [2 * blocks, block_size, kv_dim], or, in int8 and with
+the scales of a vector's heads behind its numbers, [2 * blocks, block_size, bytes] (architectures/kv_dtype.py):
 
-    block    0      1      2      3      4      5    ...
+    half     0      1      2      3      4      5    ...
            K of   V of   K of   V of   K of   V of
-           pair 0 pair 0 pair 1 pair 1 pair 2 pair 2
+           blk. 0 blk. 0 blk. 1 blk. 1 blk. 2 blk. 2
 
-A token's place is a slot = block * block_size + offset; its V lies block_size slots after its K. A request fills a pair
+A token's place is a slot = half * block_size + offset; its V lies block_size slots after its K. A request fills a block
 from offset 0 on, or as spans.py says. A slot that was never written may hold anything, NaN included: it is never read.
 """
 
@@ -234,9 +234,9 @@ class Reference:
     # --- Between the device and pages
 
     def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None:
-        """Copy the vectors of all layers at these slots to `out`: K at the slot, V a block later.
+        """Copy the vectors of all layers at these slots to `out`: K at the slot, V half a block later.
 
-        The cache is [layers, 2 * pairs, block_size, kv_dim]; `out` is [layers, 2, tokens, kv_dim] and may be a strided
+        The cache is [layers, 2 * blocks, block_size, kv_dim]; `out` is [layers, 2, tokens, kv_dim] and may be a strided
         view of a page. Between a GPU and the CPU's memory the copy may still run when this returns, as in `scatter`:
         `devices.finish` waits for it.
         """

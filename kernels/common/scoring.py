@@ -34,7 +34,7 @@ class Scoring:
     softcap: float | None = None  # a score becomes softcap * tanh(score / softcap)
     sinks: Tensor | None = None  # [heads] in fp32: a score beside the tokens', which takes weight and adds nothing
     slopes: Tensor | None = None  # [heads] in fp32: what a token farther from the query loses
-    stretch: int | None = None  # a request is cut into stretches of so many tokens: a query sees no earlier one
+    stretch: int | None = None  # tokens of a stretch; a request is cut into them, and a query sees no earlier one
 
     def __post_init__(self) -> None:
         for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
@@ -52,7 +52,7 @@ class Scoring:
         return begin if self.stretch is None else max(begin, position - position % self.stretch)
 
     def check(self, heads: int) -> None:
-        """Raise ValueError where sinks or slopes are not of so many heads."""
+        """Raise ValueError where sinks or slopes are not of `heads` heads."""
         for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
             if numbers is not None and numbers.shape != (heads,):
                 raise ValueError(f"{name} {tuple(numbers.shape)} are not of {heads} heads")

@@ -19,17 +19,17 @@ class Lie(NamedTuple):
 
     queries: int  # tokens that run in this step
     tokens: int  # all tokens of the request that have KV, including this step's
-    pairs: Sequence[int]  # block pairs, in the order of the tokens; ~p is pair p, filled from its right end
+    blocks: Sequence[int]  # blocks, in the order of the tokens; ~p is block p, filled from its right end
     dropped: int = 0  # tokens before these, whose KV was given up: they count for positions alone
 
 
 class Spans:
-    """Compressed rows: span i has the queries rows[i] .. rows[i + 1] of the step's tokens, and the block pairs
-    pairs[starts[i]] .. pairs[starts[i + 1]]. All are int32 on the CPU.
+    """Compressed rows: span i has the queries rows[i] .. rows[i + 1] of the step's tokens, and the blocks
+    blocks[starts[i]] .. blocks[starts[i + 1]]. All are int32 on the CPU.
 
-    They are kept as Python's arrays, which C++ reads in place (`table`); tensors are made on request. A pair that is
-    filled from its right end stands as ~pair, so below 0; three places read that: `slots_of` here, in triton/pieces.py,
-    and `Places` in csrc/spans.h.
+    They are kept as Python's arrays, which C++ reads in place (`table`); tensors are made on request. A block that is
+    filled from its right end stands as ~block, so below 0; three places read that: `slots_of` here, in
+    triton/pieces.py, and `Places` in csrc/spans.h.
     """
 
     def __init__(self, lies: Iterable[Lie], block_size: int) -> None:
@@ -37,16 +37,16 @@ class Spans:
         self._kept: dict[Hashable, Any] = {}
         rows, starts = [0], [0]
         tokens: list[int] = []
-        pairs: list[int] = []
+        blocks: list[int] = []
         self._dropped: list[int] = []
-        for queries, length, all_pairs, dropped in lies:
+        for queries, length, all_blocks, dropped in lies:
             rows.append(rows[-1] + queries)
             tokens.append(length)
             self._dropped.append(dropped)
-            pairs += all_pairs[: -(-length // block_size)]
-            starts.append(len(pairs))
+            blocks += all_blocks[: -(-length // block_size)]
+            starts.append(len(blocks))
         self._rows, self._tokens, self._starts = (array("i", values) for values in (rows, tokens, starts))
-        self._pairs = array("i", pairs)
+        self._blocks = array("i", blocks)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -68,18 +68,18 @@ class Spans:
         return _tensor(self._starts)
 
     @cached_property
-    def pairs(self) -> Tensor:
-        return _tensor(self._pairs)
+    def blocks(self) -> Tensor:
+        return _tensor(self._blocks)
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Return whether the tokens lie in the order of the slots of their pairs, as other libraries count on."""
-        return min(self._pairs, default=0) >= 0
+        """Return whether the tokens lie in the order of the slots of their blocks, as other libraries count on."""
+        return min(self._blocks, default=0) >= 0
 
     @cached_property
     def table(self) -> int:
         """Return the address of these spans as C++ sees them (csrc/spans.h), valid as long as they live."""
-        parts = (self._rows, self._tokens, self._starts, self._pairs)
+        parts = (self._rows, self._tokens, self._starts, self._blocks)
         self._table = array("q", (len(self), self.block_size, *(part.buffer_info()[0] for part in parts)))
         return self._table.buffer_info()[0]
 
@@ -104,7 +104,7 @@ class Spans:
         """Return the K slot of each row's token."""
         queries = torch.tensor([*self._queries()], dtype=torch.long)
         places = self.starts[:-1].long().repeat_interleave(queries) + self._places // self.block_size
-        return _slots(self.pairs[places].long(), self._places % self.block_size, self.block_size)
+        return _slots(self.blocks[places].long(), self._places % self.block_size, self.block_size)
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
         """Return what a kernel made of these spans for another layer of the step, or make it now."""
@@ -115,21 +115,21 @@ class Spans:
 
     def slots(self, span: int) -> Tensor:
         """Return the K slots of all tokens of a span, in order. A token's V lies `block_size` slots after its K."""
-        pairs = self.pairs[self._starts[span] : self._starts[span + 1]].long()
-        return slots_of(pairs, self.block_size)[: self._tokens[span]]
+        blocks = self.blocks[self._starts[span] : self._starts[span + 1]].long()
+        return slots_of(blocks, self.block_size)[: self._tokens[span]]
 
     def _queries(self) -> Iterator[int]:
         return (end - start for start, end in pairwise(self._rows))
 
 
-def slots_of(pairs: Tensor, block_size: int) -> Tensor:
-    """Return the K slots of the places in these pairs, each pair from the end that it is filled from."""
-    return _slots(pairs[:, None], torch.arange(block_size), block_size).flatten()
+def slots_of(blocks: Tensor, block_size: int) -> Tensor:
+    """Return the K slots of the places in these blocks, each block from the end that it is filled from."""
+    return _slots(blocks[:, None], torch.arange(block_size), block_size).flatten()
 
 
-def _slots(pairs: Tensor, offsets: Tensor, block_size: int) -> Tensor:
-    within = torch.where(pairs < 0, block_size - 1 - offsets, offsets)
-    return 2 * torch.where(pairs < 0, ~pairs, pairs) * block_size + within
+def _slots(blocks: Tensor, offsets: Tensor, block_size: int) -> Tensor:
+    within = torch.where(blocks < 0, block_size - 1 - offsets, offsets)
+    return 2 * torch.where(blocks < 0, ~blocks, blocks) * block_size + within
 
 
 def _tensor(values: array[int]) -> Tensor:
@@ -138,7 +138,7 @@ def _tensor(values: array[int]) -> Tensor:
 
 
 class TextRows:
-    """The rows of a step that are whole texts, of which nothing is kept: text i has bounds[i] .. bounds[i + 1]."""
+    """The rows of a step that are whole texts, whose KV is not kept: text i has bounds[i] .. bounds[i + 1]."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = lengths

@@ -25,27 +25,27 @@ class Refilled(Protocol):
         """Fill the table again, for the requests that are there now."""
 
 
-class PairRoom:
-    """Room for the pairs of all requests of a step, those of their last tokens included.
+class BlockRoom:
+    """Room for the blocks of all requests of a step, those of their last tokens included.
 
-    A pair that several requests read is there once for each of them.
+    A block that several requests read is there once for each of them.
     """
 
     def __init__(self, entries: int, device: torch.device) -> None:
         self.device = device
-        self.pairs = array("i", bytes(4 * entries))
-        self.device_pairs = torch.zeros(entries, dtype=torch.int32, device=device)
+        self.blocks = array("i", bytes(4 * entries))
+        self.device_blocks = torch.zeros(entries, dtype=torch.int32, device=device)
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.blocks)
 
 
 class StaticSpans(Spans):
-    def __init__(self, size: int, block_size: int, room: PairRoom) -> None:
+    def __init__(self, size: int, block_size: int, room: BlockRoom) -> None:
         """Use this room, which may be that of others too: of all of them, one is placed and replayed at a time."""
         super().__init__([_ONE] * size, block_size)
         self.device = device = room.device
-        self._pairs, self.device_pairs = room.pairs, room.device_pairs
+        self._blocks, self.device_blocks = room.blocks, room.device_blocks
         self._device_positions = torch.zeros(size, dtype=torch.long, device=device)
         self._device_slots = torch.zeros(size, dtype=torch.long, device=device)
 
@@ -54,18 +54,14 @@ class StaticSpans(Spans):
         spans = Spans(lies, self.block_size)
         if len(spans) != len(self) or spans.num_rows != len(self):
             raise ValueError(f"{len(spans)} requests with {spans.num_rows} tokens do not fit {len(self)} places")
-        if len(spans._pairs) > len(self._pairs):
-            raise ValueError(f"{len(spans._pairs)} block pairs do not fit {len(self._pairs)} places")
-        for own, its in (
-            (self._tokens, spans._tokens),
-            (self._starts, spans._starts),
-            (self._pairs, spans._pairs),
-        ):
+        if len(spans._blocks) > len(self._blocks):
+            raise ValueError(f"{len(spans._blocks)} blocks do not fit {len(self._blocks)} places")
+        for own, its in ((self._tokens, spans._tokens), (self._starts, spans._starts), (self._blocks, spans._blocks)):
             own[: len(its)] = its
-        used = len(spans._pairs)
+        used = len(spans._blocks)
         put(self._device_positions, spans.positions)
         put(self._device_slots, spans.new_slots)
-        put(self.device_pairs[:used], spans.pairs)
+        put(self.device_blocks[:used], spans.blocks)
         for kept in self._kept.values():
             if isinstance(kept, Refilled):
                 kept.refill()

@@ -100,7 +100,7 @@ static const T* pair_at(const T* b, int64_t rank, int64_t at) {
     return b + rank * PANEL + (std::is_same_v<T, bf16> ? 2 * at : at);
 }
 
-// Adds the products of N rows of sums with B_VECTORS vectors of B, of which `left` outputs are in the layer.
+// Adds the products of N rows of sums with B_VECTORS vectors of B; `left` of their outputs are in the layer.
 template <class T, int N>
 static void add_vectors(const T* b, int64_t at, int64_t ranks, const typename Pair<T>::Sums* sums, T* const* out,
                         int64_t left) {
@@ -191,7 +191,7 @@ static void grow(const Slice& slice, Range panels, T* out, int64_t out_row) {
     }
 }
 
-// Calls action(slice, range of its items) for the items from `at` to `end` of all slices, of which each has `items(slice)`.
+// Calls action(slice, range of its items) for the items from `at` to `end` of all slices; each has `items(slice)`.
 template <class Items, class Action>
 static void each_slice(const std::vector<Slice>& slices, int64_t at, int64_t end, Items items, Action action) {
     int64_t first = 0;

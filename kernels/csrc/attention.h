@@ -93,7 +93,7 @@ inline int64_t last_seen(const Attention& a, int64_t position, int64_t end) {
 
 // Returns from how many rows that share a kv head's K and V on tiles are faster.
 int64_t least_rows_for_tiles(int dtype);
-// Returns the cost of a token for so many rows of a kv head, per number of a vector, in units of about 1/30 ns.
+// Returns the cost of a token for `rows` rows of a kv head, per number of a vector, in units of about 1/30 ns.
 int64_t row_cost(int64_t rows);
 int64_t tile_cost(int dtype, int64_t rows);
 

@@ -7,12 +7,12 @@ namespace ISA {
 // Fewer tokens, or fewer that need not be gone over again, are not worth putting two results together.
 constexpr int64_t LEAST_TOKENS = 64, LEAST_SAVED = 2048;
 
-// The pairs of a decode that others may read too: full before its own token.
+// The blocks of a decode that others may read too: full before its own token.
 struct Shareable {
     const int32_t *first, *end;
 
     Shareable(const Spans& spans, int64_t span)
-        : first(spans.pairs + spans.starts[span]), end(first + (spans.tokens[span] - 1) / spans.block_size) {}
+        : first(spans.blocks + spans.starts[span]), end(first + (spans.tokens[span] - 1) / spans.block_size) {}
 };
 
 static int64_t in_common(const Shareable& a, const Shareable& b) {
@@ -27,7 +27,7 @@ void Beginnings::add(const Member* spans, int64_t count, int64_t tokens) {
     }
 }
 
-// Decodes in the order of their pairs: those with most in common stand beside each other. Each joins those before it
+// Decodes in the order of their blocks: those with most in common stand beside each other. Each joins those before it
 // where fewer tokens are read then.
 void Beginnings::find(const Spans& spans, int64_t window) {
     all.clear(), members.clear();
@@ -41,16 +41,16 @@ void Beginnings::find(const Spans& spans, int64_t window) {
     });
     shares.assign(spans.count, {0, 0});
     for (size_t first = 0, next; first < decodes.size(); first = next) {
-        int64_t pairs = INT64_MAX;
+        int64_t blocks = INT64_MAX;
         for (next = first + 1; next < decodes.size(); ++next) {
             int64_t count = int64_t(next - first);
-            int64_t with_next = std::min(pairs, in_common({spans, decodes[next - 1].span}, {spans, decodes[next].span}));
-            if (with_next * spans.block_size < LEAST_TOKENS || (count > 1 && count * with_next < (count - 1) * pairs)) break;
-            pairs = with_next;
+            int64_t with_next = std::min(blocks, in_common({spans, decodes[next - 1].span}, {spans, decodes[next].span}));
+            if (with_next * spans.block_size < LEAST_TOKENS || (count > 1 && count * with_next < (count - 1) * blocks)) break;
+            blocks = with_next;
         }
         int64_t count = int64_t(next - first);
-        if (count > 1 && (count - 1) * pairs * spans.block_size >= LEAST_SAVED)
-            add(&decodes[first], count, pairs * spans.block_size);
+        if (count > 1 && (count - 1) * blocks * spans.block_size >= LEAST_SAVED)
+            add(&decodes[first], count, blocks * spans.block_size);
     }
 }
 

@@ -1,4 +1,4 @@
-// Tokens that several decodes of a step read from the same slots: requests that begin alike share block pairs. Attention
+// Tokens that several decodes of a step read from the same slots: requests that begin alike share blocks. Attention
 // goes over them once for all of these decodes, and then for each over what is its own.
 #pragma once
 #include <cstdint>

@@ -26,7 +26,7 @@ class Crc {
     void unfold();
 };
 
-// Returns the CRC-32 of two pieces after each other, of which the second has so many bytes.
+// Returns the CRC-32 of two pieces after each other; the second has `bytes` bytes.
 uint32_t join_crcs(uint32_t first, uint32_t second, int64_t bytes);
 
 }  // namespace ISA

@@ -9,14 +9,14 @@ namespace ISA {
 
 // attention.cpp
 // `table` is a Spans of spans.h. K and V rows [rows, kv_heads * head_dim] into their slots of the cache, which keeps them
-// in their dtype, [2 * pairs, block_size, kv_heads * head_dim], or in INT8 as int8_kv.h has it.
+// in their dtype, [2 * blocks, block_size, kv_heads * head_dim], or in INT8 as int8_kv.h has it.
 void write(int dtype, int kept, void* cache, int64_t kv_heads, int64_t head_dim, const void* table, const void* k,
            int64_t k_stride, const void* v, int64_t v_stride);
 // Causal attention of query [rows, heads, head_dim]; out is contiguous. A thread makes one call at a time: the kernel
 // works in memory of the thread.
 void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
             int kept, const void* cache, int64_t kv_heads, const void* table, const Scoring* scoring, void* out);
-// The same to compressed vectors of `size` numbers, an even number, of which the first `rank` are V; out is
+// The same to compressed vectors of `size` numbers, an even number; the first `rank` are V; out is
 // [rows, heads, rank]. Half of a vector lies in the place of K, half in that of V.
 void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
                    int64_t rank, const void* cache, const void* table, float scale, void* out);
@@ -155,7 +155,7 @@ int gather(const BlockRows* of, const int64_t* slots, const char* cache, char* r
 int scatter(const BlockRows* of, const int64_t* slots, char* cache, const char* rows, uint32_t* crc);
 
 // crc.cpp
-// The CRC-32, as zlib has it, of rows of so many bytes, one after the other; they are `stride` bytes apart.
+// The CRC-32, as zlib has it, of rows of `bytes` bytes, one after the other; they are `stride` bytes apart.
 void crc32(const char* from, int64_t rows, int64_t stride, int64_t bytes, uint32_t* crc);
 
 // quantise.cpp

@@ -6,7 +6,7 @@
 
 namespace ISA {
 
-constexpr int64_t AT_ONCE = 64;             // numbers, of which the compiler makes vectors
+constexpr int64_t AT_ONCE = 64;             // numbers: the compiler makes vectors of them
 constexpr int64_t WORTH_THREADS = 1 << 17;  // numbers; with fewer, waking the other threads takes longer
 
 // The largest number so far of each of AT_ONCE columns that lie side by side.

@@ -188,7 +188,7 @@ constexpr int MOST_V = 1, MOST_EXACT = 4, MOST_WHOLE = 4;
 
 constexpr int64_t ASKED = 2;  // lines that are prefetched beside four inputs of a panel
 
-// A row alone takes memory as fast as it comes, and it comes faster where what lies so many bytes further is asked for
+// A row alone takes memory as fast as it comes, and it comes faster where what lies some bytes further is asked for
 // meanwhile: 8 bits by 6 to 15 % on a Zen, 4 bits by a quarter on an Ice Lake. On a Zen 4 bits, with twice the arithmetic
 // for a byte, came up to 10 % slower, and of these sets a Zen runs the one that has bf16 and no tiles.
 constexpr int64_t FAR = 6144;

@@ -202,7 +202,7 @@ static void find_scales(const Attention& a, const int8_t* const* vectors, float*
         for (int t = 0; t < GRAIN; ++t) scales[head * GRAIN + t] = scale_at(vectors[t] + levels, head);
 }
 
-// Makes scores of the products of a query's rows with a grain's tokens, of which the first is `distance` from the query.
+// Makes scores of the products of a query's rows with a grain's tokens; the first is `distance` from the query.
 template <class T>
 __attribute__((noinline)) static void change(const Attention& a, const State<T>& state, int64_t first, int64_t head,
                                              int64_t distance) {

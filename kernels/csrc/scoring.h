@@ -9,7 +9,7 @@ struct Scoring {
     float softcap;                // scores become softcap * tanh(score / softcap); 0 where they stay
     int64_t window;               // tokens that a query sees, itself included
     const float *sinks, *slopes;  // of each head, or null
-    int64_t stretch;              // a request is cut into stretches of so many tokens: a query sees no earlier one
+    int64_t stretch;              // tokens of a stretch; a request is cut into them, and a query sees no earlier one
 
     // Returns whether a score is more than a scaled product.
     bool changes() const { return softcap > 0 || slopes; }

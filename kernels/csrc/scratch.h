@@ -31,7 +31,7 @@ class Scratch {
     }
 };
 
-// Runs the work of several threads, any of which may find no memory.
+// Runs the work of several threads; any of them may find no memory.
 class Guard {
     bool failed = false;
 

@@ -6,26 +6,26 @@ namespace ISA {
 
 struct Spans {  // in the layout that Spans.table of spans.py writes
     int64_t count, block_size;
-    const int32_t *rows, *tokens, *starts, *pairs;
+    const int32_t *rows, *tokens, *starts, *blocks;
 
     int64_t queries(int64_t span) const { return rows[span + 1] - rows[span]; }
 };
 
-// The K slots of one span's tokens; the V of a token lies block_size slots after its K. A pair that is filled from its
-// right end stands as ~pair.
+// The K slots of one span's tokens; the V of a token lies block_size slots after its K. A block that is filled from its
+// right end stands as ~block.
 struct Places {
-    const int32_t* pairs;
+    const int32_t* blocks;
     int64_t block_size;
 
     Places(const Spans& spans, int64_t span)
-        : pairs(spans.pairs + spans.starts[span]), block_size(spans.block_size) {}
+        : blocks(spans.blocks + spans.starts[span]), block_size(spans.block_size) {}
 
     // Writes the K slots of `count` tokens from `first` on.
     void slots(int64_t first, int64_t count, int64_t* out) const {
         int64_t place = first / block_size, offset = first % block_size;
         for (int64_t i = 0; i < count; ++i) {
-            int64_t pair = pairs[place];
-            out[i] = pair < 0 ? (2 * ~pair + 1) * block_size - 1 - offset : 2 * pair * block_size + offset;
+            int64_t block = blocks[place];
+            out[i] = block < 0 ? (2 * ~block + 1) * block_size - 1 - offset : 2 * block * block_size + offset;
             if (++offset == block_size) offset = 0, ++place;
         }
     }

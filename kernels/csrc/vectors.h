@@ -201,9 +201,10 @@ inline Vec times_two_to(Vec a, Vec whole) { return {std::ldexp(a.v, int(whole.v)
 
 #endif
 
-// Returns e to the power of x, to about 2 units in the last place; 0 below -87.
+// Returns e to the power of x, to about 2 units in the last place; next to nothing below -87. A NaN stays a NaN: min and
+// max return their second where one is a NaN.
 inline Vec exp(Vec x) {
-    x = min(max(x, Vec::all(-87.3f)), Vec::all(88.3f));
+    x = min(Vec::all(88.3f), max(Vec::all(-87.3f), x));
     Vec whole = rounded(x * Vec::all(1.44269504f));
     Vec rest = fma(whole, Vec::all(-0.693359375f), x);
     rest = fma(whole, Vec::all(2.12194440e-4f), rest);

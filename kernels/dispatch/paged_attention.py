@@ -121,12 +121,7 @@ def _key(requests: PagedRequests, decodes: bool, query: Tensor, cache: Tensor, s
 
 
 def _attended_by(
-    library: PagedLibrary,
-    query: Tensor,
-    cache: Tensor,
-    requests: PagedRequests,
-    out: Tensor,
-    scoring: Scoring,
+    library: PagedLibrary, query: Tensor, cache: Tensor, requests: PagedRequests, out: Tensor, scoring: Scoring
 ) -> None:
     k, v = pages_of(cache, query.shape[-1])
     of_theirs = query if requests.rows is None else query.index_select(0, requests.rows)

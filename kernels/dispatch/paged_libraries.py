@@ -1,7 +1,7 @@
 """Attention of other libraries over paged blocks: FlashAttention 3, and flash-attn.
 
 both take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
-request's pages. A layer's cache has this form without a copy: K of all pairs is every other block, V the rest.
+request's pages. A layer's cache has this form without a copy: K of all blocks is every other half, V the rest.
 `misfit` and `why_not` say what else they require. They read the tokens of a page in the order of its slots alone.
 
 The libraries read what is in the cache already; nothing here writes to it.
@@ -54,7 +54,7 @@ def _requests(spans: Spans, device: torch.device, decodes: bool) -> PagedRequest
         return None
     counts = [rows[span + 1] - rows[span] for span in chosen]
     lengths = [tokens[span] for span in chosen]
-    pages = spans.pairs.tolist()
+    pages = spans.blocks.tolist()
     own = [pages[starts[span] : starts[span + 1]] for span in chosen]
     most = max(map(len, own))
     parts = (
@@ -139,12 +139,7 @@ class FlashAttn:
     def attend(
         self, query: Tensor, k: Tensor, v: Tensor, requests: PagedRequests, scale: float, window: int | None
     ) -> Tensor:
-        common = {
-            "softmax_scale": scale,
-            "causal": True,
-            "window_size": _window(window),
-            "block_table": requests.table,
-        }
+        common = {"softmax_scale": scale, "causal": True, "window_size": _window(window), "block_table": requests.table}
         if requests.most_queries == 1:  # only there does it split long requests
             out: Tensor = self._decode(query[:, None], k, v, cache_seqlens=requests.tokens, **common)
             return out[:, 0]
@@ -165,9 +160,9 @@ def _window(window: int | None) -> tuple[int, int]:
 
 
 def pages_of(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return K and V of a layer's cache as views, [pairs, block_size, heads, head_dim]."""
-    blocks, block_size, kv_dim = cache.shape
-    both = cache.view(blocks // 2, 2, block_size, kv_dim // head_dim, head_dim)
+    """Return K and V of a layer's cache as views, [blocks, block_size, heads, head_dim]."""
+    halves, block_size, kv_dim = cache.shape
+    both = cache.view(halves // 2, 2, block_size, kv_dim // head_dim, head_dim)
     return both[:, 0], both[:, 1]
 
 

@@ -65,13 +65,13 @@ def _fault_of_library(
     generator = torch.Generator().manual_seed(0)
     kv_heads, head_dim = 2, 64
     lengths = (300, 7, 600, 40, 520)
-    made, pairs = list[Lie](), 0
+    made, blocks = list[Lie](), 0
     for queries, tokens in zip((1, 1, 1, 30, 11), lengths, strict=True):
-        its = tuple(range(pairs + (-(-tokens // page)), pairs, -1))
-        pairs += len(its)
+        its = tuple(range(blocks + (-(-tokens // page)), blocks, -1))
+        blocks += len(its)
         made.append(Lie(queries, tokens, its))
     spans = Spans(made, page)
-    cache = torch.full((2 * (pairs + 1), page, kv_heads * head_dim), torch.nan, dtype=dtype, device=device)
+    cache = torch.full((2 * (blocks + 1), page, kv_heads * head_dim), torch.nan, dtype=dtype, device=device)
     vectors = cache.view(-1, cache.shape[-1])
     for span in range(len(made)):
         slots = spans.slots(span).to(device)

@@ -59,9 +59,9 @@ def rehearse(
     """Run the kernels on a layer's cache, reading its vectors as they are, for queries of this dtype; no request is
     longer than `most_tokens`. A cache of compressed vectors has a `latent_rank`. `advance` is called after each of
     `REHEARSED` kernels."""
-    pairs, block_size = len(cache) // 2, cache.shape[1]
-    prefix = min(_PREFIX, pairs // _DECODES * block_size, most_tokens)
-    prompt = min(_PROMPT, pairs * block_size, most_tokens)
+    blocks, block_size = len(cache) // 2, cache.shape[1]
+    prefix = min(_PREFIX, blocks // _DECODES * block_size, most_tokens)
+    prompt = min(_PROMPT, blocks * block_size, most_tokens)
     for requests, queries, length in ((_DECODES, 1, prefix), (1, prompt, prompt)):
         _attend(kernels, cache, dtype, heads, head_dim, requests, queries, length, latent_rank)
         advance()

@@ -69,7 +69,7 @@ def _attend(
     partial,
     weights,
     pieces,
-    pairs,
+    tables,
     scale,
     softcap,
     window,
@@ -107,7 +107,7 @@ def _attend(
     for first in range(begin, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         there = token < end
-        slot = slots_of(token, there, table, pairs, BLOCK_SIZE) * VECTOR
+        slot = slots_of(token, there, table, tables, BLOCK_SIZE) * VECTOR
         vector = slot + head_of_k * HEAD_DIM
         mask = there[:, None] & (dim[None, :] < HEAD_DIM)
         k = tl.load(cache + vector[:, None] + dim[None, :], mask=mask, other=0.0)
@@ -247,7 +247,7 @@ class TritonAttention:
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
             *(out, partials.results, partials.weights),
-            *(placed.pieces, placed.pairs, scoring.scale / softcap, softcap / math.log(2)),
+            *(placed.pieces, placed.blocks, scoring.scale / softcap, softcap / math.log(2)),
             *(scoring.window or _NO_WINDOW, sinks, slopes),
             VECTOR=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
@@ -269,11 +269,11 @@ class _Placed:
         parts = (
             torch.tensor(planned.pieces, dtype=torch.int32).flatten(),
             torch.tensor(planned.merges, dtype=torch.int32).flatten(),
-            spans.pairs,
+            spans.blocks,
         )
-        pieces, merges, pairs = on_device(torch.cat(parts), device).split([len(part) for part in parts])
+        pieces, merges, blocks = on_device(torch.cat(parts), device).split([len(part) for part in parts])
         self.pieces, self.merges = pieces.view(-1, 8), merges.view(-1, 4)
-        self.pairs = pairs
+        self.blocks = blocks
         self.num_partials = planned.num_partials
 
 
@@ -288,7 +288,7 @@ class _PlacedAgain:
         self._plan, most = plan, most_pieces(len(spans), room)
         self.pieces = torch.zeros(most, 8, dtype=torch.int32, device=spans.device)
         self.merges = torch.zeros(len(spans), 4, dtype=torch.int32, device=spans.device)
-        self.pairs = spans.device_pairs
+        self.blocks = spans.device_blocks
         self.num_partials = most
         self.refill()
 

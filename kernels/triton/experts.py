@@ -326,7 +326,7 @@ class TritonExperts:
         if not len(x):
             return
         x = x if x.stride(1) == 1 else x.contiguous()
-        blocks = _Blocks(chosen.contiguous(), shares.float().contiguous(), experts)
+        blocks = _ExpertBlocks(chosen.contiguous(), shares.float().contiguous(), experts)
         inner = x.new_empty((blocks.pairs, experts.inner))
         blocks.multiply(x, inner, experts.ups[0].bias is not None, 1, is_gated=True)
         splits = blocks.splits_of(experts.hidden, experts.inner)
@@ -342,7 +342,7 @@ class TritonExperts:
         )
 
 
-class _Blocks:
+class _ExpertBlocks:
     """The pairs of a step's rows and experts, in blocks that share an expert."""
 
     def __init__(self, chosen: Tensor, shares: Tensor, experts: ExpertWeights) -> None:

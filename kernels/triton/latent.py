@@ -54,7 +54,7 @@ def _attend_latent(
     partial,
     weights,
     pieces,
-    pairs,
+    tables,
     scale,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -90,7 +90,7 @@ def _attend_latent(
     for first in range(begin, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         there = token < end
-        vector = cache + (slots_of(token, there, table, pairs, BLOCK_SIZE) * HALF)[:, None]
+        vector = cache + (slots_of(token, there, table, tables, BLOCK_SIZE) * HALF)[:, None]
         kept = tl.load(vector + place[None, :], mask=there[:, None] & (dim[None, :] < RANK), other=0.0)
         kept_rest = tl.load(vector + place_of_rest[None, :], mask=there[:, None] & (rest[None, :] < SIZE), other=0.0)
         if WIDE:
@@ -141,7 +141,7 @@ class TritonLatentAttention(TritonAttention):
         partials = Partials.empty(placed.num_partials, heads // group, rows, width, query.device)
         _attend_latent[(len(placed.pieces), heads // group)](
             *(query, query.stride(0), query.stride(1), cache, out, partials.results, partials.weights),
-            *(placed.pieces, placed.pairs, scale / math.log(2)),
+            *(placed.pieces, placed.blocks, scale / math.log(2)),
             HALF=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
             GROUP=group,

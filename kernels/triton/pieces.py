@@ -35,11 +35,11 @@ def piece_at(pieces):
 
 
 @triton.jit
-def slots_of(token, there, table, pairs, BLOCK_SIZE: tl.constexpr):
-    """Return the places of tokens among all vectors of the cache, that of K; ~p is pair p from its right end."""
-    pair = tl.load(pairs + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+def slots_of(token, there, table, tables, BLOCK_SIZE: tl.constexpr):
+    """Return the places of tokens among all vectors of the cache, that of K; ~b is block b from its right end."""
+    block = tl.load(tables + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
     offset = token % BLOCK_SIZE
-    return tl.where(pair < 0, (1 - 2 * (pair + 1)) * BLOCK_SIZE - 1 - offset, 2 * pair * BLOCK_SIZE + offset)
+    return tl.where(block < 0, (1 - 2 * (block + 1)) * BLOCK_SIZE - 1 - offset, 2 * block * BLOCK_SIZE + offset)
 
 
 @triton.jit

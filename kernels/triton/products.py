@@ -34,9 +34,9 @@ from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
 
 TILE_ROWS = (16, 32, 64, 128)  # the first that holds all rows, or the most
 # Rows of a tile, so that four stages of it fit into the 99 kB of shared memory that every GPU has: of fp32, of whole
-# numbers, and of 16 bits by the bits of a weight, of which a tile of 4 has twice as many inputs.
+# numbers, and of 16 bits by the bits of a weight: a tile of 4 bits has twice as many inputs.
 _MOST_FP32, _MOST_WHOLE, _MOST_HALVES = 32, 128, {4: 64, 8: 128}
-_LIKELY_OUTS = 64  # outputs of a tile, as far as the number of splits depends on them
+_LIKELY_OUTS = 64  # outputs of a tile, as the number of splits takes them
 _WAVES = 2  # programs for each processor that splits aim at
 _LEAST_BLOCKS = 4  # of a split
 _MOST_SPLITS = 32
@@ -105,7 +105,7 @@ def _added(
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
     """Return whether a tile suits the rows: sums of many rows and outputs need many warps, and so do their weights as
-    floats, two of which come from a byte of 4 bits."""
+    floats: two come from a byte of 4 bits."""
     sums, most = config.kwargs["OUTS"] * arguments["ROWS"], _MOST_OF_WARP * config.num_warps
     return bool(sums <= most if arguments["WHOLE"] else sums * (8 // arguments["BITS"]) < most)
 

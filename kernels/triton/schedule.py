@@ -22,7 +22,7 @@ class Tile(NamedTuple):
     row: int  # of its first query
     queries: int
     position: int  # of its first query in the request
-    start: int  # of the request's pairs in the table
+    start: int  # of the request's blocks in the table
     begin: int  # of the tokens that it attends to
     end: int
 
@@ -73,7 +73,7 @@ def tiles_of(spans: Spans, queries: int, scoring: Scoring, *, decodes: bool) -> 
 
 
 def _cut_at_stretches(start: int, end: int, most: int, stretch: int | None) -> Iterator[tuple[int, int]]:
-    """Yield parts of at most so many positions, none of which reaches over the end of a stretch."""
+    """Yield parts of at most `most` positions; none reaches over the end of a stretch."""
     while start < end:
         left = most if stretch is None else min(most, stretch - start % stretch)
         yield start, min(start + left, end)
@@ -106,7 +106,7 @@ NO_MERGE = Merge(0, 0, 0, 0)
 
 
 def most_pieces(tiles: int, room: int) -> int:
-    """Return the most pieces that `schedule` makes of so many tiles of any lengths.
+    """Return the most pieces that `schedule` makes of `tiles` tiles of any lengths.
 
     Each tile may have one piece that is not full, and all full pieces together are no more than `room`.
     """

@@ -73,7 +73,7 @@ def logits_of(network: Any, tokens: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Form:
+class ModelForm:
     """A way to keep weights and KV, and the logits that it is compared with."""
 
     folder: Path
@@ -182,41 +182,41 @@ def expand(network: Any, folder: Path, dtype: torch.dtype) -> None:
     plain.save_pretrained(folder)
 
 
-def _exact(_: str, model: Model) -> Form:
-    return Form(model.plain, model.exact, EXACT, torch.float32)
+def _exact(_: str, model: Model) -> ModelForm:
+    return ModelForm(model.plain, model.exact, EXACT, torch.float32)
 
 
-def _narrow(dtype: torch.dtype, _: str, model: Model) -> Form:
-    return Form(model.plain, model.exact, OF_TRANSFORMERS * model.rounded.mean, dtype)
+def _narrow(dtype: torch.dtype, _: str, model: Model) -> ModelForm:
+    return ModelForm(model.plain, model.exact, OF_TRANSFORMERS * model.rounded.mean, dtype)
 
 
-def _quantised(quantization: Quantization, _: str, model: Model) -> Form:
+def _quantised(quantization: Quantization, _: str, model: Model) -> ModelForm:
     """Compare with the expanded weights in our torch reference, whose fp32 is transformers' to the last digits."""
     squares = read_plain(model.plain, torch.bfloat16).squares  # as a worker does
-    in_fp32 = Form(model.plain, Tensor(), None, torch.float32, quantization, squares=squares)
+    in_fp32 = ModelForm(model.plain, Tensor(), None, torch.float32, quantization, squares=squares)
     exact = in_fp32.logits(Reference(), model.tokens)
-    return Form(model.plain, exact, quantization=quantization, original=model.exact, squares=squares)
+    return ModelForm(model.plain, exact, quantization=quantization, original=model.exact, squares=squares)
 
 
-def _kv(_: str, model: Model) -> Form:
-    return Form(model.plain, model.exact, kv_dtype=KvDtype.INT8)
+def _kv(_: str, model: Model) -> ModelForm:
+    return ModelForm(model.plain, model.exact, kv_dtype=KvDtype.INT8)
 
 
-def _as_it_is(_: str, model: Model) -> Form:
-    return Form(model.resolved, logits_of(model.network, model.tokens))
+def _as_it_is(_: str, model: Model) -> ModelForm:
+    return ModelForm(model.resolved, logits_of(model.network, model.tokens))
 
 
-def _gguf(kind: Kind, _: str, model: Model) -> Form:
+def _gguf(kind: Kind, _: str, model: Model) -> ModelForm:
     folder, network = model.gguf(kind)
-    return Form(folder, logits_of(network, model.tokens))
+    return ModelForm(folder, logits_of(network, model.tokens))
 
 
-def _stored(name: str, model: Model) -> Form:
+def _stored(name: str, model: Model) -> ModelForm:
     folder, network = model.stored(name)
-    return Form(folder, logits_of(network, model.tokens), None if name in ROUNDS_ACTIVATIONS else MOST_MEAN)
+    return ModelForm(folder, logits_of(network, model.tokens), None if name in ROUNDS_ACTIVATIONS else MOST_MEAN)
 
 
-FORMS: dict[str, Callable[[str, Model], Form]] = {
+FORMS: dict[str, Callable[[str, Model], ModelForm]] = {
     "fp32": _exact,
     "fp16": partial(_narrow, torch.float16),
     "bf16": partial(_narrow, torch.bfloat16),

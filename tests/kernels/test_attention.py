@@ -72,7 +72,7 @@ class Case:
     shape: Shape
     spans: tuple[tuple[int, int], ...]  # (queries, tokens)
     seed: int
-    begins: tuple[int, ...] = ()  # how many pairs of an earlier span each begins with, as far as these are full
+    begins: tuple[int, ...] = ()  # how many blocks of an earlier span each begins with, as far as these are full
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Step:
 
 
 def begins_with(earlier: Lie, most: int, tokens: int, block_size: int) -> tuple[int, ...]:
-    """Return the first pairs of an earlier span that are full before the step, and no longer than these tokens."""
-    return tuple(earlier.pairs[: min(most, tokens // block_size, (earlier.tokens - earlier.queries) // block_size)])
+    """Return the first blocks of an earlier span that are full before the step, and no longer than these tokens."""
+    return tuple(earlier.blocks[: min(most, tokens // block_size, (earlier.tokens - earlier.queries) // block_size)])
 
 
 def made(case: Case, dtype: torch.dtype) -> Step:
@@ -96,14 +96,14 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     shape, chance = case.shape, random.Random(case.seed)
     generator = torch.Generator().manual_seed(case.seed)
     lengths = [-(-tokens // shape.block_size) for _, tokens in case.spans]
-    pairs = list(range(sum(lengths) + 2))
-    chance.shuffle(pairs)
+    blocks = list(range(sum(lengths) + 2))
+    chance.shuffle(blocks)
     lies = list[Lie]()
     for (queries, tokens), length, begins in zip(case.spans, lengths, case.begins or [0] * len(lengths), strict=True):
         shared = begins_with(chance.choice(lies), begins, tokens - queries, shape.block_size) if lies else ()
-        own = tuple(pairs.pop() for _ in range(length - len(shared)))
+        own = tuple(blocks.pop() for _ in range(length - len(shared)))
         if not case.begins:
-            own = tuple(~pair if chance.random() < 0.4 else pair for pair in own)
+            own = tuple(~block if chance.random() < 0.4 else block for block in own)
         lies.append(Lie(queries, tokens, shared + own))
     spans = Spans(lies, shape.block_size)
     kv_dim = shape.kv_heads * shape.head_dim
@@ -180,7 +180,7 @@ def test_any_step_attends_as_the_reference_does(kernels: Native, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decodes_that_read_the_same_pairs_attend_as_the_reference_does(kernels: Native, dtype: torch.dtype) -> None:
+def test_decodes_that_read_the_same_blocks_attend_as_the_reference_does(kernels: Native, dtype: torch.dtype) -> None:
     """Some begin with all that an earlier one has, so that there are several beginnings, one within another."""
 
     @settings(max_examples=examples(40), deadline=None)
@@ -232,6 +232,15 @@ def test_queries_of_any_strides(kernels: Native) -> None:
     for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
         got = kernels.attend(query, cache, spans, Scoring(0.25))
         torch.testing.assert_close(got, Reference().attend(query, cache, spans, Scoring(0.25)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [1, 60])  # by rows, and by tiles
+def test_a_broken_key_is_not_hidden(kernels: Native, queries: int) -> None:
+    """What sees it is no number, so that no token is drawn of it: a weight of next to nothing would hide it."""
+    generator = torch.Generator().manual_seed(1)
+    cache, query = torch.randn(8, 16, 32, generator=generator), torch.randn(queries, 2, 16, generator=generator)
+    cache[2 * 3] = torch.inf  # K of the first block
+    assert kernels.attend(query, cache, Spans([Lie(queries, 60, (3, 0, 1, 2))], 16), Scoring(0.25)).isnan().all()
 
 
 def test_what_does_not_fit_is_refused(kernels: Native) -> None:

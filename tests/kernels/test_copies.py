@@ -21,7 +21,7 @@ BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: 
 class Case:
     dtype: torch.dtype
     layers: int
-    pairs: int
+    blocks: int
     block_size: int
     kv_dim: int
     slots: tuple[int, ...]
@@ -30,7 +30,7 @@ class Case:
 
     @property
     def cache(self) -> torch.Tensor:
-        return anything((self.layers, 2 * self.pairs, self.block_size, self.kv_dim), self.dtype, self.seed)
+        return anything((self.layers, 2 * self.blocks, self.block_size, self.kv_dim), self.dtype, self.seed)
 
     @property
     def page(self) -> torch.Tensor:
@@ -39,28 +39,29 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    pairs, block_size = draw(st.integers(1, 6)), draw(st.sampled_from([1, 2, 4, 16]))
-    k_slots = [2 * pair * block_size + offset for pair in range(pairs) for offset in range(block_size)]
+    blocks, block_size = draw(st.integers(1, 6)), draw(st.sampled_from([1, 2, 4, 16]))
+    k_slots = [2 * block * block_size + offset for block in range(blocks) for offset in range(block_size)]
     slots = draw(
-        st.one_of(st.just(k_slots), st.lists(st.sampled_from(k_slots), unique=True), blocks(pairs, block_size))
+        st.one_of(st.just(k_slots), st.lists(st.sampled_from(k_slots), unique=True), of_blocks(blocks, block_size))
     )
     return Case(
-        *(draw(st.sampled_from([*BITS])), draw(st.integers(1, 3)), pairs, block_size),
+        *(draw(st.sampled_from([*BITS])), draw(st.integers(1, 3)), blocks, block_size),
         *(draw(st.sampled_from([1, 5, 24, 64])), tuple(slots)),
         page_tokens=len(slots) + draw(st.integers(0, 3)),
         seed=draw(st.integers(0, 9)),
     )
 
 
-def blocks(pairs: int, block_size: int) -> st.SearchStrategy[list[int]]:
-    """Draw the slots of some pairs, each filled from its left or its right end; the last pair may be partly filled."""
+def of_blocks(blocks: int, block_size: int) -> st.SearchStrategy[list[int]]:
+    """Draw the slots of some blocks, each filled from its left or its right end; the last block may be partly
+    filled."""
     return st.tuples(
-        st.permutations(range(pairs)), st.lists(st.booleans(), min_size=pairs, max_size=pairs), st.integers(0, 20)
-    ).map(lambda drawn: block_slots(drawn[0], drawn[1], block_size)[: max(0, pairs * block_size - drawn[2])])
+        st.permutations(range(blocks)), st.lists(st.booleans(), min_size=blocks, max_size=blocks), st.integers(0, 20)
+    ).map(lambda drawn: block_slots(drawn[0], drawn[1], block_size)[: max(0, blocks * block_size - drawn[2])])
 
 
-def block_slots(pairs: list[int], from_right: list[bool], block_size: int) -> list[int]:
-    turned = [~pair if right else pair for pair, right in zip(pairs, from_right, strict=True)]
+def block_slots(blocks: list[int], from_right: list[bool], block_size: int) -> list[int]:
+    turned = [~block if right else block for block, right in zip(blocks, from_right, strict=True)]
     slots: list[int] = slots_of(torch.tensor(turned), block_size).tolist()
     return slots
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from tests.conftest import SOAK
 from tests.kernels.every import on_all_kernels
 
 
@@ -35,11 +36,12 @@ def test_it_is_zlibs(kernels: Kernels, rows: int, num_bytes: int, skipped: int, 
 
 @on_all_kernels
 @pytest.mark.parametrize("num_bytes", [1, 63, 64, 511, 512, 3 * 512 + 64 + 7])
-def test_every_flipped_bit_is_noticed(kernels: Kernels, num_bytes: int) -> None:
+def test_a_flipped_bit_of_every_byte_is_noticed(kernels: Kernels, num_bytes: int) -> None:
+    """In the long form every bit."""
     own = anything(1, num_bytes, 1)
     right = kernels.crc32(own)
     for at in range(num_bytes):
-        for bit in range(8):
+        for bit in range(8) if SOAK else (at % 8,):
             own[0, at] ^= 1 << bit
             assert kernels.crc32(own) != right
             own[0, at] ^= 1 << bit

@@ -135,10 +135,10 @@ def layers_of(
 
 def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:
     """Return requests whose tokens all run in this step; places that no kernel writes are NaN."""
-    pairs = [-(-length // BLOCK_SIZE) for length in lengths]
-    lies = [Lie(length, length, range(sum(pairs[:i]), sum(pairs[: i + 1]))) for i, length in enumerate(lengths)]
+    blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+    lies = [Lie(length, length, range(sum(blocks[:i]), sum(blocks[: i + 1]))) for i, length in enumerate(lengths)]
     kv_dim = layers[0].kv_heads * layers[0].head_dim
-    cache = torch.full((len(layers), 2 * sum(pairs), BLOCK_SIZE, kv_dim), float("nan"), dtype=dtype)
+    cache = torch.full((len(layers), 2 * sum(blocks), BLOCK_SIZE, kv_dim), float("nan"), dtype=dtype)
     return Paged(cache, Spans(lies, BLOCK_SIZE))
 
 

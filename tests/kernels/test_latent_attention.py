@@ -50,7 +50,7 @@ def attended(latent: Latent, case: Case, dtype: torch.dtype) -> tuple[Step, torc
     fused = torch.randn(step.spans.num_rows, latent.heads, 2 * latent.half + 3, generator=generator).to(dtype)
     query = fused[..., : 2 * latent.half]
     Reference().write(written.cache, written.spans, written.k, written.v)
-    whole = written.cache.float().unflatten(0, (-1, 2)).transpose(1, 2).flatten(-2)  # [pairs, block_size, the vector]
+    whole = written.cache.float().unflatten(0, (-1, 2)).transpose(1, 2).flatten(-2)  # [blocks, block_size, the vector]
     both = torch.stack((whole, whole), dim=1).flatten(0, 1)
     expected = Reference().attend(query.float(), both, step.spans, Scoring(latent.scale))[..., : latent.rank]
     both[1::2] = both[1::2].abs()
@@ -104,7 +104,7 @@ def test_any_step_attends_as_to_k_and_v(kernels: Kernels, dtype: torch.dtype) ->
 
 @on_native_kernels
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_decodes_that_read_the_same_pairs_attend_as_to_k_and_v(kernels: Kernels, dtype: torch.dtype) -> None:
+def test_decodes_that_read_the_same_blocks_attend_as_to_k_and_v(kernels: Kernels, dtype: torch.dtype) -> None:
     @settings(max_examples=examples(20), deadline=None)
     @given(
         latents,

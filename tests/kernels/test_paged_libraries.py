@@ -181,13 +181,13 @@ class _Case:
         self, lengths: Sequence[tuple[int, int]], *, block_size: int = PAGE, kv_heads: int = 2, right: bool = False
     ) -> None:
         generator = torch.Generator().manual_seed(len(lengths))
-        made, pairs, head_dim = list[Lie](), 0, 16
+        made, blocks, head_dim = list[Lie](), 0, 16
         for queries, tokens in lengths:
-            its = tuple(range(pairs + -(-tokens // block_size), pairs, -1))
-            pairs += len(its)
+            its = tuple(range(blocks + -(-tokens // block_size), blocks, -1))
+            blocks += len(its)
             made.append(Lie(queries, tokens, (~its[0], *its[1:]) if right else its))
         self.spans = Spans(made, block_size)
-        shape = (2 * (pairs + 1), block_size, kv_heads * head_dim)
+        shape = (2 * (blocks + 1), block_size, kv_heads * head_dim)
         self.cache = torch.randn(shape, generator=generator).bfloat16()
         self.query = torch.randn(self.spans.num_rows, 4, head_dim, generator=generator).bfloat16()
 

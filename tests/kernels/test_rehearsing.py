@@ -40,7 +40,7 @@ class Noting(Reference):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "most_tokens", "attended"),
+    ("blocks", "most_tokens", "attended"),
     [
         (2048, 4096, [(16, 1, 2048), (1, 1024, 1024)]),
         (2048, 300, [(16, 1, 300), (1, 300, 300)]),
@@ -49,9 +49,9 @@ class Noting(Reference):
     ],
 )
 def test_attention_and_sampling_run_on_as_much_as_there_can_be(
-    pairs: int, most_tokens: int, attended: list[tuple[int, int, int]]
+    blocks: int, most_tokens: int, attended: list[tuple[int, int, int]]
 ) -> None:
-    kernels, cache = Noting(), torch.zeros(2 * pairs, 16, 8)
+    kernels, cache = Noting(), torch.zeros(2 * blocks, 16, 8)
     rehearse(kernels, cache, torch.float32, 4, 4, 50, most_tokens)
     assert kernels.attended == attended
     assert (kernels.drawn, kernels.told) == (50, 50)

@@ -5,24 +5,33 @@ from __future__ import annotations
 import torch
 
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 
 
-def slots(pairs: tuple[int, ...], tokens: int, block_size: int) -> list[int]:
-    of_one: list[int] = Spans([Lie(1, tokens, pairs)], block_size).slots(0).tolist()
+def slots(blocks: tuple[int, ...], tokens: int, block_size: int) -> list[int]:
+    of_one: list[int] = Spans([Lie(1, tokens, blocks)], block_size).slots(0).tolist()
     return of_one
 
 
-def test_k_slots_are_those_of_the_even_blocks_in_the_order_of_the_pairs() -> None:
+def test_k_slots_are_those_of_the_even_halves_in_the_order_of_the_blocks() -> None:
     assert slots((1, 0, 5), 12, 4) == [8, 9, 10, 11, 0, 1, 2, 3, 40, 41, 42, 43]
     assert slots((3, 2), 2, 1) == [6, 4]
 
 
-def test_a_pair_that_is_filled_from_the_right_has_its_first_token_at_the_right_end() -> None:
+def test_a_block_that_is_filled_from_the_right_has_its_first_token_at_the_right_end() -> None:
     assert slots((1, ~0), 6, 4) == [8, 9, 10, 11, 3, 2]
 
 
-def test_k_lies_in_the_even_block_of_a_pair_and_v_in_the_odd() -> None:
+def test_a_window_or_a_stretch_says_which_token_a_query_sees_first() -> None:
+    places = range(9)
+    assert [Scoring(1.0).first_seen(place) for place in places] == [0] * 9
+    assert [Scoring(1.0, window=4).first_seen(place) for place in places] == [0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert [Scoring(1.0, stretch=4).first_seen(place) for place in places] == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+    assert [Scoring(1.0, 2, stretch=4).first_seen(place) for place in places] == [0, 0, 1, 2, 4, 4, 5, 6, 8]
+
+
+def test_k_lies_in_the_even_half_of_a_block_and_v_in_the_odd() -> None:
     block_size, kv_dim = 4, 2
     cache = torch.zeros(6, block_size, kv_dim)
     k = torch.arange(1.0, 6.0)[:, None].expand(5, kv_dim)
@@ -30,4 +39,4 @@ def test_k_lies_in_the_even_block_of_a_pair_and_v_in_the_odd() -> None:
     assert cache[4, :, 0].tolist() == [1, 2, 3, 4]
     assert cache[0, :, 0].tolist() == [5, 0, 0, 0]
     assert torch.equal(cache[1::2], -cache[::2])
-    assert not cache[2:4].any(), "nothing was written to the pair between"
+    assert not cache[2:4].any(), "nothing was written to the block between"

@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.common.static_spans import PairRoom, StaticSpans
+from alignedserve.kernels.common.static_spans import BlockRoom, StaticSpans
 from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
 from tests.conftest import examples
 
-SIZE, BLOCK, PAIRS = 4, 4, 700
+SIZE, BLOCK, BLOCKS = 4, 4, 700
 CPU = torch.device("cpu")
 
 
 def lies_of(seed: int) -> list[Lie]:
     chance = random.Random(seed)
-    pairs = chance.sample(range(PAIRS), PAIRS)
+    blocks = chance.sample(range(BLOCKS), BLOCKS)
     lies = []
     for _ in range(SIZE):
         tokens = chance.choice((1, 3, 20, 300, 600))
-        own = tuple(pairs.pop() for _ in range(-(-tokens // BLOCK)))
-        lies.append(Lie(1, tokens, tuple(~pair if chance.random() < 0.3 else pair for pair in own)))
+        own = tuple(blocks.pop() for _ in range(-(-tokens // BLOCK)))
+        lies.append(Lie(1, tokens, tuple(~block if chance.random() < 0.3 else block for block in own)))
     return lies
 
 
 def static(seeds: tuple[int, ...]) -> tuple[StaticSpans, Spans]:
     """Return spans in which all these steps were placed in turn, and fresh spans of the last step."""
-    spans = StaticSpans(SIZE, BLOCK, PairRoom(PAIRS, CPU))
+    spans = StaticSpans(SIZE, BLOCK, BlockRoom(BLOCKS, CPU))
     for seed in seeds:
         spans.place(lies_of(seed))
     return spans, Spans(lies_of(seeds[-1]), BLOCK)
@@ -50,12 +50,12 @@ def test_places_are_those_of_the_last_step() -> None:
 @pytest.mark.parametrize("lies", [lies_of(1)[1:], [Lie(2, 2, (1,)), *lies_of(1)[1:]]], ids=["fewer", "two tokens"])
 def test_another_number_of_requests_or_tokens_is_refused(lies: list[Lie]) -> None:
     with pytest.raises(ValueError, match="do not fit 4 places"):
-        StaticSpans(SIZE, BLOCK, PairRoom(PAIRS, CPU)).place(lies)
+        StaticSpans(SIZE, BLOCK, BlockRoom(BLOCKS, CPU)).place(lies)
 
 
-def test_more_pairs_than_there_are_places_for_are_refused() -> None:
-    with pytest.raises(ValueError, match="block pairs do not fit 5 places"):
-        StaticSpans(SIZE, BLOCK, PairRoom(5, CPU)).place([Lie(1, 8, (0, 1))] * SIZE)
+def test_more_blocks_than_there_are_places_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="blocks do not fit 5 places"):
+        StaticSpans(SIZE, BLOCK, BlockRoom(5, CPU)).place([Lie(1, 8, (0, 1))] * SIZE)
 
 
 @given(
@@ -81,11 +81,11 @@ def test_the_triton_kernels_attend_to_the_last_step(scoring: Scoring) -> None:
         pytest.skip("Triton compiles here: tests/gpu has real graphs")
     triton, reference = kernels.TritonKernels(), Reference()
     generator = torch.Generator().manual_seed(3)
-    spans = StaticSpans(SIZE, BLOCK, PairRoom(PAIRS, CPU))
+    spans = StaticSpans(SIZE, BLOCK, BlockRoom(BLOCKS, CPU))
     for seed in (5, 6):
         spans.place(lies_of(seed))
         own = Spans(lies_of(seed), BLOCK)
-        cache = torch.full((2 * PAIRS, BLOCK, 32), torch.nan)
+        cache = torch.full((2 * BLOCKS, BLOCK, 32), torch.nan)
         for span in range(SIZE):
             for each in (own.slots(span), own.slots(span) + BLOCK):
                 cache.view(-1, 32)[each] = torch.randn(len(each), 32, generator=generator)

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
 ]
 few = settings(
-    deadline=None, max_examples=300 if SOAK else 8, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+    deadline=None, max_examples=300 if SOAK else 6, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
 
 

@@ -14,10 +14,10 @@ from alignedserve.engine.engine import Engine
 
 def prompt_logits(engine: Engine, tokens: Sequence[int]) -> Tensor:
     """Return the logits after each token of a prompt that runs as a single chunk."""
-    pairs = tuple(range(-(-len(tokens) // engine.block_size)))
+    blocks = tuple(range(-(-len(tokens) // engine.block_size)))
     scoring = Scoring((*tokens[1:], 0), top=0)
     with kept_logits(engine) as kept:
-        engine.step(StepPlan(1, (Chunk("text", tuple(tokens), 0, KvForm(pairs), None, scoring=scoring),), ()))
+        engine.step(StepPlan(1, (Chunk("text", tuple(tokens), 0, KvForm(blocks), None, scoring=scoring),), ()))
     return kept[0]
 
 

@@ -123,7 +123,7 @@ def test_three_ranks(real: Real) -> None:
     """The model has nine heads, and three of K and V."""
     few = real.short
     with ThreadPoolExecutor(3) as pool:
-        ranks = Both(real.folder, pool, block_size=16, num_ranks=3, num_pairs=room(few) // 16)
+        ranks = Both(real.folder, pool, block_size=16, num_ranks=3, num_blocks=room(few) // 16)
         driver: Any = Driver(ranks, 2)  # type: ignore[arg-type]
         lives = [driver.start_either_way(f"prompt {at}", prompt, TOKENS) for at, prompt in enumerate(few)]
         finish(driver, lives)
@@ -192,7 +192,7 @@ def test_a_long_context(length: int, real: Real) -> None:
 
 PLAIN = Policy(room=Room.GROWING)
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
-PAIRS = 32  # for about two requests: the others wait, and are preempted
+BLOCKS = 32  # for about two requests: the others wait, and are preempted
 CASES = [
     ("colocated", SHARED, False, {"preemption", "restored"}),
     ("1+1", PLAIN, False, {"preemption"}),
@@ -206,7 +206,7 @@ def test_a_deployment_that_is_short_of_memory(
     topology: str, policy: Policy, direct: bool, wanted: set[str], real: Real, tmp_path: Path
 ) -> None:
     """Requests with the same first words share KV, leave for the pool, and come back."""
-    sizes: dict[str, Any] = {"pairs": PAIRS, "prefill_pairs": PAIRS, "pages": 80}
+    sizes: dict[str, Any] = {"blocks": BLOCKS, "prefill_blocks": BLOCKS, "pages": 80}
     with deployed(real.folder, topology, policy, tmp_path, None, direct, **sizes) as deployment:
         asked = []
         for number, prompt in enumerate(real.short[:8]):

@@ -101,7 +101,7 @@ def test_greedy_answers_are_those_of_transformers(file: Path, folder: Path, text
     """Also after more tokens than a window has, in chunks that begin before it and end behind it.
 
     The short form has a short prompt and the longest."""
-    engine = Engine(folder, num_pairs=-(-(LONG + ANSWER) // BLOCK), block_size=BLOCK, dtype="float32")
+    engine = Engine(folder, num_blocks=-(-(LONG + ANSWER) // BLOCK), block_size=BLOCK, dtype="float32")
     tally = Tally()
     for prompt in prompts_of(text)[:: 1 if SOAK else 5]:
         answer = greedy(engine, prompt)
@@ -114,7 +114,7 @@ def test_greedy_answers_are_those_of_transformers(file: Path, folder: Path, text
 @pytest.mark.skipif(not SOAK, reason="it needs the logits of transformers; test_divergence.py compares another model's")
 def test_next_tokens_in_bf16_stay_near_those_in_fp32(file: Path, folder: Path, text: TextModel) -> None:
     tokens = text.prompt_ids(PROSE.read_text(encoding="utf-8"))[:512]
-    engine = Engine(folder, num_pairs=64, block_size=BLOCK, dtype="bfloat16")
+    engine = Engine(folder, num_blocks=64, block_size=BLOCK, dtype="bfloat16")
     texts = [[*tokens[:1], *tokens[at : at + 63]] for at in range(1, 505, 63)]
     eight = torch.cat([expected_logits(file, part)[32:] for part in texts])
     for found in (
@@ -127,15 +127,15 @@ def test_next_tokens_in_bf16_stay_near_those_in_fp32(file: Path, folder: Path, t
 
 def greedy(engine: Engine, prompt: Sequence[int]) -> list[int]:
     """Return the tokens that follow a prompt, which runs in chunks."""
-    sampling, pairs = Sampling(), tuple(range(engine.num_pairs))
+    sampling, blocks = Sampling(), tuple(range(engine.num_blocks))
     output: list[int] = []
     for start in range(0, len(prompt), CHUNK):
         part = tuple(prompt[start : start + CHUNK])
         last = start + CHUNK >= len(prompt)
-        chunk = Chunk("r", part, start, KvForm(pairs), sampling if last else None)
+        chunk = Chunk("r", part, start, KvForm(blocks), sampling if last else None)
         output += [token for _, token in engine.step(StepPlan(start, (chunk,), ())).tokens]
     while len(output) < ANSWER:
         start = len(prompt) + len(output) - 1
-        decode = Decode("r", output[-1], start, KvForm(pairs), sampling, len(output))
+        decode = Decode("r", output[-1], start, KvForm(blocks), sampling, len(output))
         output += [token for _, token in engine.step(StepPlan(start, (), (decode,))).tokens]
     return output

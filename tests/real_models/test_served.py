@@ -17,7 +17,7 @@ from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment, deployed
 from tests.real_models.conftest import TOKENS, Real
 from tests.real_models.prompts import CONVERSATIONS, EXTRACTIONS
 
-RIGHT = 17  # extractions, of twenty: no more is asked of a model of this size
+RIGHT = 0.85  # of the extractions: no more is asked of a model of this size
 RANKS = ("--tensor-parallel-size", "3")
 KINDS = [("1+1",), *([("colocated",), ("1+1", *RANKS), ("colocated", *RANKS)] if SOAK else [])]
 TOOLS = [
@@ -70,7 +70,7 @@ def user(content: str) -> list[dict[str, str]]:
 
 def test_chats_are_those_of_transformers(served: Deployment, real: Real) -> None:
     """All are sent at once, twice: their first words are found in the prefix cache, and the second time all are."""
-    asked = [*zip(CONVERSATIONS, real.prompts, strict=False)][:: 1 if SOAK else 4] * 2
+    asked = [*zip(CONVERSATIONS, real.prompts, strict=False)][:: 1 if SOAK else 8] * 2
     with ThreadPoolExecutor(len(asked)) as pool:
         options = {"max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
         choices = [*pool.map(lambda one: ask(served, one[0], **options), asked)]
@@ -86,8 +86,11 @@ def test_an_answer_ends_where_the_model_ends_it(served: Deployment) -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == ("The capital of France is Paris.", "stop")
 
 
-def test_twenty_extractions_make_sense(served: Deployment) -> None:
-    """Each is JSON that follows the caller's schema, and ends; most have the facts of the text."""
+def test_extractions_make_sense(served: Deployment) -> None:
+    """Each is JSON that follows the caller's schema, and ends; most have the facts of the text.
+
+    The short form has every other one.
+    """
 
     def extract(one: tuple[str, dict[str, Any], dict[str, Any]]) -> bool:
         text, schema, facts = one
@@ -100,8 +103,9 @@ def test_twenty_extractions_make_sense(served: Deployment) -> None:
         return all(str(said[key]).lower() == str(fact).lower() for key, fact in facts.items())
 
     assert len(EXTRACTIONS) == 20
+    asked = EXTRACTIONS[:: 1 if SOAK else 2]
     with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(extract, EXTRACTIONS)) >= RIGHT
+        assert sum(pool.map(extract, asked)) >= int(RIGHT * len(asked))
 
 
 @pytest.mark.parametrize(("question", "name", "arguments"), CALLS)

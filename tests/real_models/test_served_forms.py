@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.lab.benchmarks.accuracy import FORMS, LEAST_SAME, POINTS, PUBLISHED_FILE, Form
+from alignedserve.lab.benchmarks.accuracy import FORMS, LEAST_SAME, POINTS, PUBLISHED_FILE, ModelForm
 from alignedserve.lab.benchmarks.common.divergence import divergence
 from alignedserve.lab.benchmarks.common.one_pass import OnePass
 from tests.conftest import SOAK
@@ -48,14 +48,14 @@ pytestmark = pytest.mark.skipif(
 class Served:
     name: str  # of the form
     deployment: Deployment
-    form: Form
+    form: ModelForm
     exact: Callable[[tuple[int, ...]], Tensor]  # logits of the same weights in fp32
 
 
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def served(request: pytest.FixtureRequest, forms: Forms) -> Iterator[Served]:
     name, topology, *flags = request.param
-    form = Form(forms.model.resolved, Tensor()) if name == PUBLISHED_FILE else forms.of(name)
+    form = ModelForm(forms.model.resolved, Tensor()) if name == PUBLISHED_FILE else forms.of(name)
     # Several ranks quantise without the weight of the layers' inputs, of which none has all.
     squares = {} if flags else form.squares
     exact = OnePass(form.folder, torch.float32, Reference(), form.quantization, squares=squares)
