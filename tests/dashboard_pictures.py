@@ -17,7 +17,7 @@ from tests.browser import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TRIAL = SimulationTrial("aligned", "coserve,chat.rate=6", "colocated", profile="a100-80-opt-13b-tp1")
-WIDTH, HEIGHT, AT_S = 1240, 1230, 58.0
+WIDTH, HEIGHT, AT_S = 1240, 1262, 58.0
 
 
 def main() -> None:

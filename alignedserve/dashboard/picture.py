@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 import msgspec
 
 from alignedserve.core import Role, Slo, Usage
-from alignedserve.metrics.recent import SLOT_S, WINDOW_S, RecentRequests
+from alignedserve.metrics.recent import NUM_SLOTS, SLOT_S, SLOTS_S, RecentRequests
 from alignedserve.protocol.figures import DecodeLengths, MachineFigures, PagesFor, ProcessFigures, Stages
 from alignedserve.protocol.messages import Figures, Member
 
@@ -89,7 +90,9 @@ class JobsPicture:
 
 @dataclass(frozen=True, slots=True)
 class LoadPicture:
-    """The load at the beginning of a slot of time, whose number counts as those of `RecentRequests`."""
+    """The load at the beginning of a slot of time, whose number counts as those of `RecentRequests`.
+
+    A slot that is longer than 10 s has the highest of each that was seen in it."""
 
     number: int
     rt_queued: int  # requests without a place on a decode worker
@@ -99,6 +102,11 @@ class LoadPicture:
     used: float  # KV memory of the fullest worker, as a share
     host: float | None = None  # processors of all machines in use, whoever uses them, as a share
     gpu: float | None = None  # share of the time in which a kernel ran, on average over GPUs that tell it
+
+    def highest(self, other: LoadPicture) -> LoadPicture:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        highest: list[Any] = [max((each for each in pair if each is not None), default=None) for pair in pairs]
+        return LoadPicture(*highest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +121,10 @@ class Picture:
     pools: tuple[PoolPicture, ...]
     requests: RecentRequests
     jobs: JobsPicture | None = None  # None where the deployment takes none
-    load: tuple[LoadPicture, ...] = ()  # of the last 15 minutes, the oldest first
+    load: tuple[LoadPicture, ...] = ()  # the oldest first
     promise: Slo | None = None  # of requests that ask for no other; None: not known
     machines: tuple[MachinePicture, ...] = ()  # by node
+    slot_s: float = SLOT_S  # the length of the slots of requests and load
 
     def to_json(self) -> bytes:
         """Return it as JSON in one line."""
@@ -139,7 +148,7 @@ class DeploymentView:
         self._cpu: dict[str, tuple[float, float, float]] = {}  # part -> when it was read, processor time then, cores
         self._starts_s: dict[Role, float] = {}  # how long the last start of a part took
         self._first_look: float | None = None
-        self._load: deque[LoadPicture] = deque(maxlen=int(WINDOW_S / SLOT_S))
+        self._load: dict[float, deque[LoadPicture]] = {slot_s: deque(maxlen=NUM_SLOTS) for slot_s in SLOTS_S}
         self.queues: QueuePicture | None = None
         self.router_at: float | None = None  # when the router last said how many requests are where
 
@@ -181,9 +190,16 @@ class DeploymentView:
                 self._gone(seen, now)
             elif now - seen.since > FORGOTTEN_S:
                 del self._parts[name]
-        number = int(now // SLOT_S)
-        if not self._load or self._load[-1].number < number:
-            self._load.append(self._load_now(number))
+        if not (kept := self._load[SLOT_S]) or kept[-1].number < now // SLOT_S:
+            self._keep_load(self._load_now(int(now // SLOT_S)), now)
+
+    def _keep_load(self, load: LoadPicture, now: float) -> None:
+        for slot_s, kept in self._load.items():
+            load = replace(load, number=int(now // slot_s))
+            if kept and kept[-1].number == load.number:
+                kept[-1] = kept[-1].highest(load)
+            else:
+                kept.append(load)
 
     def _load_now(self, number: int) -> LoadPicture:
         stages = (None, None) if self.queues is None else (self.queues.rt, self.queues.be)
@@ -212,10 +228,11 @@ class DeploymentView:
         requests: RecentRequests,
         jobs: JobsPicture | None = None,
         promise: Slo | None = None,
+        slot_s: float = SLOT_S,
     ) -> Picture:
         """Return the picture of this moment."""
-        told = self.parts, self.router_at, self.queues, self.workers, self.pools
-        return Picture(at, state, models, *told, requests, jobs, tuple(self._load), promise, self.machines)
+        told, load = (self.parts, self.router_at, self.queues, self.workers, self.pools), tuple(self._load[slot_s])
+        return Picture(at, state, models, *told, requests, jobs, load, promise, self.machines, slot_s)
 
     @property
     def parts(self) -> tuple[PartPicture, ...]:

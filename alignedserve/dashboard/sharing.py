@@ -17,10 +17,11 @@ _ANSWER_S = 0.5  # an owner that does not answer so soon is left out: pictures c
 
 
 def request_pictures(part: Part, log: RequestLog, now: Callable[[], float]) -> RequestPictures:
-    """Return the pictures of all owners of this part's deployment, of which it is one."""
+    """Return the pictures of all owners of this part's deployment, its own among them."""
 
-    async def say() -> bytes:
-        return msgspec.json.encode(log.recent(now()))
+    async def say(slot_s: bytes) -> bytes:
+        # one that gave up before it asked says nothing
+        return msgspec.json.encode(log.recent(now(), float(slot_s))) if slot_s else b""
 
     return RequestPictures(log, now, siblings(part, say, "-page", _ANSWER_S))
 
@@ -39,9 +40,9 @@ class RequestPictures:
             finally:
                 ticking.cancel()
 
-    async def of_all(self) -> RecentRequests:
-        """Return the requests of all owners that answer."""
-        said = await self._siblings.ask_all()
+    async def of_all(self, slot_s: float) -> RecentRequests:
+        """Return the requests of all owners that answer, in slots of this length."""
+        said = await self._siblings.ask_all(str(slot_s).encode())
         return together(msgspec.json.decode(picture, type=RecentRequests) for picture in said)
 
     async def _tick(self) -> None:

@@ -25,10 +25,10 @@ from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPictu
 from alignedserve.errors import StoreError
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE
-from alignedserve.gateway.openai.errors import too_many_pages
+from alignedserve.gateway.openai.errors import invalid, too_many_pages
 from alignedserve.gateway.pages import html_answer
 from alignedserve.gateway.streaming import WatchedStream
-from alignedserve.metrics.recent import RecentRequests, RequestLog
+from alignedserve.metrics.recent import SLOT_S, SLOTS_S, RecentRequests, RequestLog
 from alignedserve.owner.client import OwnerClient
 from alignedserve.protocol.messages import Figures
 from alignedserve.shell.process import own_process
@@ -59,10 +59,10 @@ class Dashboard:
         self._client, self._requests, self._head = client, requests, head
         self._stalled_page_s = stalled_page_s
         self._view = DeploymentView()
-        self._pages: set[_NewestPicture] = set()
+        self._pages: dict[_NewestPicture, float] = {}  # with the length of the slots that it asked for
         self._making: asyncio.Task[None] | None = None
         self.jobs: OpenJobs | None = None  # set where the deployment takes jobs
-        self.all_requests: Callable[[], Awaitable[RecentRequests]] = self._own_requests  # set where others own some
+        self.all_requests: Callable[[float], Awaitable[RecentRequests]] = self._own_requests  # set: others own some
 
     @property
     def routes(self) -> tuple[HttpRoute, ...]:
@@ -93,21 +93,27 @@ class Dashboard:
     async def page(self, _: HttpRequest) -> Response:
         return html_answer(live_page())
 
-    async def events(self, _: HttpRequest) -> Response:
+    async def events(self, http: HttpRequest) -> Response:
+        asked = http.query_params.get("slot_s", f"{SLOT_S:g}")
+        slot_s = next((slot_s for slot_s in SLOTS_S if asked == f"{slot_s:g}"), None)
+        if slot_s is None:
+            raise invalid(
+                f"slot_s must be one of {', '.join(f'{slot_s:g}' for slot_s in SLOTS_S)}, not {asked!r:.40}", "slot_s"
+            )
         if len(self._pages) >= MOST_PAGES:
             raise too_many_pages()
         self.begin()
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return _PictureStream(self._events(), self._stalled_page_s, headers)
+        return _PictureStream(self._events(slot_s), self._stalled_page_s, headers)
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
+    async def _events(self, slot_s: float) -> AsyncGenerator[bytes, None]:
         page = _NewestPicture()
-        self._pages.add(page)
+        self._pages[page] = slot_s
         try:
             while (event := await page.take()) is not None:
                 yield event
         finally:
-            self._pages.discard(page)
+            self._pages.pop(page, None)
 
     async def _look_each_second(self) -> None:
         while True:
@@ -122,19 +128,20 @@ class Dashboard:
         self._view.look(self._client.members, now)
         self._view.hear(Figures(process=own_process(), member=self._client.name), now)
         self._requests.tick(now)
-        if self._pages:
-            picture = await self._picture()
-            event = b"data: %b\n\n" % picture.to_json()
-            for page in self._pages:
-                page.put(event)
+        asked = {*self._pages.values()}
+        pictures = dict(zip(asked, await asyncio.gather(*map(self._picture, asked)), strict=True))
+        events = {slot_s: b"data: %b\n\n" % picture.to_json() for slot_s, picture in pictures.items()}
+        for page, slot_s in self._pages.items():
+            if slot_s in events:  # a page that came meanwhile waits for the next picture
+                page.put(events[slot_s])
 
-    async def _picture(self) -> Picture:
-        requests, head = await self.all_requests(), self._head()
+    async def _picture(self, slot_s: float) -> Picture:
+        requests, head = await self.all_requests(slot_s), self._head()
         jobs = None if self.jobs is None else self.jobs.picture()
-        return self._view.picture(self._client.now(), head.state, head.models, requests, jobs, head.promise)
+        return self._view.picture(self._client.now(), head.state, head.models, requests, jobs, head.promise, slot_s)
 
-    async def _own_requests(self) -> RecentRequests:
-        return self._requests.recent(self._client.now())
+    async def _own_requests(self, slot_s: float) -> RecentRequests:
+        return self._requests.recent(self._client.now(), slot_s)
 
 
 class _PictureStream(WatchedStream):

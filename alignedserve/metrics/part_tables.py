@@ -19,10 +19,7 @@ from alignedserve.protocol.messages import Figures
 Values: TypeAlias = Iterable[tuple[str, float]]  # each with labels of its own, if any
 T = TypeVar("T")
 _WORKER, _POOL = "worker", "pool"
-FALLBACKS = (
-    "fallbacks",
-    "What does not work in a part, which does something else: 1 for each; /status says why.",
-)
+FALLBACKS = ("fallbacks", "What does not work in a part, which does something else: 1 for each; /status says why.")
 _BATCHES = "0", "1", "2+"
 
 
@@ -224,12 +221,7 @@ PART_METRICS: tuple[PartMetric[Figures], ...] = (
         PART,
         _failed_policies,
     ),
-    PartMetric(
-        "gauge",
-        *FALLBACKS,
-        PART,
-        _fallbacks,
-    ),
+    PartMetric("gauge", *FALLBACKS, PART, _fallbacks),
     *(PartMetric("counter", name, about, _WORKER, _of_steps(read)) for name, about, read in _STEP_COUNTS),
     PartMetric(
         "gauge",

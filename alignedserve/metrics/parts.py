@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from alignedserve.config.choices import MetricsPrefix
-from alignedserve.core import Role
-from alignedserve.fallbacks import Fallback
+from alignedserve.core import Fallback, Role
 from alignedserve.metrics.exposition import block, label, line
 from alignedserve.metrics.machines import machine_blocks
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
@@ -49,7 +48,7 @@ class PartMetrics:
         yield from machine_blocks(self._prefix, self._model, self._machines(told))
 
     def _machines(self, told: _Told) -> dict[str, MachineFigures]:
-        """Return what each node does, of which all its parts tell the same."""
+        """Return how busy each node is; all parts of a node tell the same."""
         nodes = {} if self._members is None else {member.name: member.node for member in self._members()}
         return {
             nodes.get(part, ""): figures.process.machine

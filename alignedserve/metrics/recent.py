@@ -1,23 +1,27 @@
-"""Keep what an owner saw of its requests in the last 15 minutes: throughput, attainment, latencies, the worst requests.
+"""Keep what an owner saw of its requests in the last 24 hours: throughput, attainment, latencies, the worst requests.
 
-Memory is bounded: slots of time have counts and a few requests each, and old slots are dropped.
+Memory is bounded: each time range that the live page offers has NUM_SLOTS slots of time, which have counts and a few
+requests each. A slot of 10 s that is over is added to the slots of the longer ranges.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import ceil, log
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from alignedserve.core import ServiceClass, TokenTimes
 
 SLOT_S = 10.0
-WINDOW_S = 900.0  # that is kept
+NUM_SLOTS = 90
+WINDOW_S = NUM_SLOTS * SLOT_S
+SLOTS_S = (SLOT_S, 40.0, 240.0, 960.0)  # of 15 minutes, an hour, 6 hours, a day
 MOST_SLOWEST = 8  # requests of each class
-MOST_REFUSED = 20
+MOST_OF_REASON = 3  # requests that missed their promise for one reason
 MOST_KEYS = 20
+_MOST_KEPT_KEYS = 100  # of a slot of a longer range
 _MOST_WHY = 300  # characters of a refusal's reason
 
 Spread: TypeAlias = dict[int, int]  # how many values fell into each bucket, without the empty ones
@@ -117,9 +121,10 @@ class KeyUse:
 class RecentRequests:
     """The requests of one owner, or of all owners together."""
 
-    slots: tuple[Slot, ...] = ()  # the oldest first; the present slot is not among them
+    slots: tuple[Slot, ...] = ()  # the oldest first; the present slot of 10 s is not among them
     slowest: tuple[EndedRequest, ...] = ()  # of each class; the slowest first
-    refused: tuple[RefusedRequest, ...] = ()  # the newest first
+    refused: tuple[RefusedRequest, ...] = ()  # the newest of each reason; the newest first
+    missed: tuple[EndedRequest, ...] = ()  # the same, of requests that ended
     keys: tuple[KeyUse, ...] = ()  # those with most tokens first
 
 
@@ -144,25 +149,30 @@ class _KeptSlot:
     slowest: tuple[EndedRequest, ...] = ()
     keys: tuple[KeyUse, ...] = ()
 
+    def add(self, other: _KeptSlot) -> None:
+        self.slot += other.slot
+        self.slowest = slowest_of((*self.slowest, *other.slowest))
+        self.keys = _by_key((*self.keys, *other.keys))[:_MOST_KEPT_KEYS]
+
 
 class RequestLog:
     """Call `tick` about once a second: tokens count for the slot in which it is called."""
 
     def __init__(self) -> None:
         self.tokens: Mapping[ServiceClass, TokenCount] = {service: TokenCount() for service in ServiceClass}
-        self._kept: deque[_KeptSlot] = deque()  # the oldest first
-        self._refused: deque[RefusedRequest] = deque(maxlen=MOST_REFUSED)  # the newest last
+        # By the length of its slots: those of a range, the oldest first.
+        self._kept: Mapping[float, deque[_KeptSlot]] = {slot_s: deque(maxlen=NUM_SLOTS + 1) for slot_s in SLOTS_S}
+        self._refused = defaultdict[str, deque[RefusedRequest]](_few)  # by reason, the newest last
+        self._missed = defaultdict[str, deque[EndedRequest]](_few)
 
     def tick(self, now: float) -> None:
-        """Count the new tokens, and drop what is older than the window."""
+        """Count the new tokens."""
         slot = self._at(now).slot
         for service, count in self.tokens.items():
             new, count.num_seen = count.num - count.num_seen, count.num
             gaps, count.gaps = count.gaps, {}
             if new or gaps:
                 slot.add(service, Counts(tokens=new, gaps=gaps))
-        while self._refused and self._refused[0].at < now - WINDOW_S:
-            self._refused.popleft()
 
     def end(self, ended: EndedRequest) -> None:
         """Note a request that has ended by itself."""
@@ -180,29 +190,60 @@ class RequestLog:
         kept.slowest = slowest_of((*kept.slowest, ended))
         used = KeyUse(ended.key, 1, int(bool(ended.missed)), 0, ended.prompt_tokens, ended.output_tokens)
         kept.keys = _by_key((*kept.keys, used))
+        if ended.missed:
+            self._missed[ended.missed].append(ended)
 
     def refuse(self, refused: RefusedRequest) -> None:
         kept = self._at(refused.at)
         kept.slot.add(refused.service, Counts(refused=1, missed={refused.reason: 1}))
         kept.keys = _by_key((*kept.keys, KeyUse(refused.key, refused=1)))
-        self._refused.append(replace(refused, why=refused.why[:_MOST_WHY]))
+        self._refused[refused.reason].append(replace(refused, why=refused.why[:_MOST_WHY]))
 
-    def recent(self, now: float) -> RecentRequests:
+    def recent(self, now: float, slot_s: float = SLOT_S) -> RecentRequests:
+        """Return what is known of the range that has slots of this length."""
         self.tick(now)
-        slots = (kept.slot for kept in [*self._kept][:-1])
+        present = int(now // slot_s)
+        its = [kept for kept in self._kept[slot_s] if kept.slot.number >= present - NUM_SLOTS]
+        slots = (kept.slot for kept in its if slot_s > SLOT_S or kept.slot.number < present)
         with_any = tuple(slot for slot in slots if (slot.rt, slot.be) != (Counts(), Counts()))
-        slowest = slowest_of(ended for kept in self._kept for ended in kept.slowest)
-        keys = _by_key(used for kept in self._kept for used in kept.keys)
-        return RecentRequests(with_any, slowest, tuple(reversed(self._refused)), keys[:MOST_KEYS])
+        slowest = slowest_of(ended for kept in its for ended in kept.slowest)
+        keys = _by_key(used for kept in its for used in kept.keys)
+        since = now - NUM_SLOTS * slot_s
+        refused = (request for each in self._refused.values() for request in each if request.at >= since)
+        missed = (request for each in self._missed.values() for request in each if request.at >= since)
+        return RecentRequests(with_any, slowest, _newest(refused), _newest(missed), keys[:MOST_KEYS])
 
     def _at(self, now: float) -> _KeptSlot:
-        """Return the slot of this moment."""
-        number = int(now // SLOT_S)
-        if not self._kept or self._kept[-1].slot.number < number:
-            self._kept.append(_KeptSlot(Slot(number)))
-        while self._kept[0].slot.number < number - int(WINDOW_S / SLOT_S):
-            self._kept.popleft()
-        return self._kept[-1]
+        """Return the slot of 10 s of this moment. Where it is new, the one before it is over."""
+        kept, number = self._kept[SLOT_S], int(now // SLOT_S)
+        if not kept or kept[-1].slot.number < number:
+            if kept:
+                self._add_to_longer(kept[-1])
+            kept.append(_KeptSlot(Slot(number)))
+        return kept[-1]
+
+    def _add_to_longer(self, over: _KeptSlot) -> None:
+        for slot_s in SLOTS_S[1:]:
+            kept, number = self._kept[slot_s], int(over.slot.number * SLOT_S // slot_s)
+            if not kept or kept[-1].slot.number < number:
+                kept.append(_KeptSlot(Slot(number)))
+            kept[-1].add(over)
+
+
+def _few() -> deque[Any]:
+    return deque(maxlen=MOST_OF_REASON)
+
+
+_Request = TypeVar("_Request", EndedRequest, RefusedRequest)
+
+
+def _newest(requests: Iterable[_Request]) -> tuple[_Request, ...]:
+    """Return the newest requests of each reason, the newest first."""
+    by_reason = defaultdict[str, list[_Request]](list)
+    for request in sorted(requests, key=lambda request: -request.at):
+        by_reason[request.missed if isinstance(request, EndedRequest) else request.reason].append(request)
+    few = (request for its in by_reason.values() for request in its[:MOST_OF_REASON])
+    return tuple(sorted(few, key=lambda request: -request.at))
 
 
 def slowest_of(ended: Iterable[EndedRequest]) -> tuple[EndedRequest, ...]:
@@ -225,9 +266,8 @@ def together(owners: Iterable[RecentRequests]) -> RecentRequests:
     owners, slots = list(owners), dict[int, Slot]()
     for slot in (slot for owner in owners for slot in owner.slots):
         slots[slot.number] = slots[slot.number] + slot if slot.number in slots else slot
-    refused = sorted((refused for owner in owners for refused in owner.refused), key=lambda refused: -refused.at)
+    refused = _newest(refused for owner in owners for refused in owner.refused)
+    missed = _newest(missed for owner in owners for missed in owner.missed)
     slowest = slowest_of(ended for owner in owners for ended in owner.slowest)
     keys = _by_key(used for owner in owners for used in owner.keys)[:MOST_KEYS]
-    return RecentRequests(
-        tuple(slots[number] for number in sorted(slots)), slowest, tuple(refused[:MOST_REFUSED]), keys
-    )
+    return RecentRequests(tuple(slots[number] for number in sorted(slots)), slowest, refused, missed, keys)

@@ -33,10 +33,7 @@ _TTFT_BUCKETS = (
     *(2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 )
 _GAP_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_LATENCY_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
-    *(120, 240, 480, 960, 1920, 7680),
-)
+_LATENCY_BUCKETS = (*(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60), *(120, 240, 480, 960, 1920, 7680))
 _LENGTH_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 _CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
@@ -166,7 +163,7 @@ class RequestMetrics:
         self.of[service].choices.observe(choices)
 
     def count_longest_choice(self, service: ServiceClass, tokens: int) -> None:
-        """Count the longest output among the choices of a body, of which all have ended."""
+        """Count the longest output among the choices of a body, after all have ended."""
         self.of[service].longest_choice.observe(tokens)
 
     def count_end(self, service: ServiceClass, finish: str) -> None:

@@ -61,9 +61,7 @@ _ALL = "all"
 
 def _group(prompt: int) -> Point:
     return Point(
-        str(prompt),
-        f"sizes:service=be,prompt={prompt},output=100,arrivals=at_once,num_requests=64",
-        profile=_LLAMA_7B,
+        str(prompt), f"sizes:service=be,prompt={prompt},output=100,arrivals=at_once,num_requests=64", profile=_LLAMA_7B
     )
 
 

@@ -115,7 +115,7 @@ _EIGHT = Figure(
     _ALPACA_POINTS,
     _NORMALISED,
     (_lower("Defer", 1.8), _lower("Recompute", 2.8)),
-    "Defer is worse than in the paper, since it reserves the longest output, 512 tokens, of which requests use 58. "
+    "Defer is worse than in the paper, since it reserves the longest output, 512 tokens, and requests use 58. "
     "Recompute is as good as ALISE: what leaves has about 100 tokens, which take 0.3 ms each beside decodes. The "
     "effect begins at 1 ms a prompt token (a fifth of the peak in place of 0.7): there ALISE is 7 % better.",
     Better.LOWER,

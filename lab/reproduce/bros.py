@@ -136,12 +136,7 @@ PAPER = Paper(
             finding=_LESS_LOAD,
         ),
         _IN_TIME.of(
-            "11a-tpot",
-            _SHARE_GPT,
-            _times("vLLM", 1.73),
-            _times("RR", 1.47),
-            _mean("BROS", 65.49),
-            finding=_SHORT_STEPS,
+            "11a-tpot", _SHARE_GPT, _times("vLLM", 1.73), _times("RR", 1.47), _mean("BROS", 65.49), finding=_SHORT_STEPS
         ),
         _FIRST_IN_TIME.of("11d-ttft", _LMSYS, _times("vLLM", 21.42), _times("RR", 14.23)),
         _IN_TIME.of("11d-tpot", _LMSYS, _times("vLLM", 2.62), _times("RR", 2.28), _mean("BROS", 75.38)),

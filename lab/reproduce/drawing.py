@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alignedserve.lab.reproduce.cells import Cells
-from alignedserve.lab.reproduce.figure import Figure
+from alignedserve.lab.reproduce.figure import OURS, Figure
 from alignedserve.loads.figures.plotting import new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _MARKERS = "osv^D*Px"
 _BARS = 0.8  # width of all bars at one x
-_OURS, _OTHERS = "#0b6e99", ("#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#777777", "#9c6b4f")
+_OURS, _OTHERS = "#0b84b8", ("#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#777777", "#9c6b4f")
 _MOST_CLAIMS = 3  # of the paper, that are written below
 
 
@@ -27,14 +28,16 @@ def draw(figure: Figure, cells: Cells, path: Path) -> None:
         _bars(figure, cells, axis)
     else:
         _curves(figure, cells, axis)
-    axis.set(xlabel=str(figure.x), ylabel=fill(str(figure.y), 32))
+    axis.set_xlabel(str(figure.x))
+    axis.set_ylabel(fill(str(figure.y), 36), fontsize="small")
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, axis.get_ylim()[1] * 1.04)  # also where all values are one
     axis.set_title(fill(f"{figure.number}: {figure.title}", 66), loc="left", fontsize="medium", pad=8)
     canvas.legend(fontsize="small", loc="outside lower center", ncols=min(4, len(cells.labels)), frameon=False)
     for number, claim in enumerate(figure.claims[:_MOST_CLAIMS]):
-        words = f"{claim.text}: {claim.paper:.3g} in the paper, {claim.of(cells):.3g} here"
+        ours = claim.of(cells)
+        words = f"{claim.text}: {claim.paper:.3g} in the paper, {f'{ours:.3g}' if isfinite(ours) else 'none'} here"
         axis.annotate(words, (0, 0), (0, -34 - 11 * number), "axes fraction", "offset points", fontsize=7.5, va="top")
     save_figure(canvas, path)
 
@@ -42,8 +45,12 @@ def draw(figure: Figure, cells: Cells, path: Path) -> None:
 def _curves(figure: Figure, cells: Cells, axis: Axes) -> None:
     for number, (label, colour) in enumerate(_coloured(figure, cells)):
         means, errors = _means(figure, cells, label)
-        width, marker = 2.5 if label in figure.ours else 1.2, _MARKERS[number % len(_MARKERS)]
-        axis.errorbar(cells.xs, means, errors, marker=marker, capsize=2, linewidth=width, label=label, color=colour)
+        line: dict[str, Any] = {"label": label, "color": colour, "marker": _MARKERS[number % len(_MARKERS)]}
+        if colour == _OURS:  # wide and below: a line that ours lies on stays visible
+            style = "-" if label in figure.ours[:1] else ":"
+            line |= {"linewidth": 4, "markersize": 9, "zorder": 1, "linestyle": style}
+        axis.errorbar(cells.xs, means, errors, capsize=2, **line)
+    axis.set_xticks(cells.xs, [f"{x:g}" for x in cells.xs])
 
 
 def _bars(figure: Figure, cells: Cells, axis: Axes) -> None:
@@ -51,15 +58,19 @@ def _bars(figure: Figure, cells: Cells, axis: Axes) -> None:
     for number, (label, colour) in enumerate(_coloured(figure, cells)):
         means, errors = _means(figure, cells, label)
         places = [at + (number + 0.5) * width - _BARS / 2 for at in range(len(cells.xs))]
-        axis.bar(places, means, width, yerr=errors, capsize=2, label=label, color=colour)
+        hatch = "///" if colour == _OURS and label not in figure.ours[:1] else None
+        bar: dict[str, Any] = {"label": label, "color": colour, "hatch": hatch, "edgecolor": "white"}
+        axis.bar(places, means, width, yerr=errors, capsize=2, **bar)
     axis.set_xticks(range(len(cells.xs)), map(str, cells.xs))
+    room = 1.2 if len(cells.xs) == 1 else 0.5  # so that a single group does not fill the picture
+    axis.set_xlim(-room, len(cells.xs) - 1 + room)
 
 
 def _coloured(figure: Figure, cells: Cells) -> Iterator[tuple[str, str]]:
-    """Yield each label with its colour: our default has the same in every picture."""
-    others = iter(_OTHERS)
+    """Yield each label with its colour: our default, with whatever options, has the same in every picture."""
+    ours, others = {system.label for system in figure.systems if system.preset == OURS}, iter(_OTHERS)
     for label in cells.labels:
-        yield label, _OURS if label in figure.ours[:1] else next(others)
+        yield label, _OURS if label in ours else next(others)
 
 
 def _means(figure: Figure, cells: Cells, label: str) -> tuple[list[float], list[float]]:

@@ -43,7 +43,7 @@ def cells_of(figure: Figure, run: FigureRun) -> Cells | None:
 
 
 def ran(papers: Iterable[Paper], runs: Runs) -> Iterator[tuple[Paper, list[tuple[Figure, FigureRun, Cells]]]]:
-    """Yield the papers of which a figure ran, and what ran, in the declared order."""
+    """Yield the papers with a figure that ran, and what ran, in the declared order."""
     for paper in papers:
         found = [
             (figure, run, cells)

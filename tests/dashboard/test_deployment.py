@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from alignedserve.core import Usage
 from alignedserve.dashboard.picture import FORGOTTEN_S, DeploymentView, PartPicture, QueuePicture
-from alignedserve.metrics.recent import RecentRequests
+from alignedserve.metrics.recent import NUM_SLOTS, SLOTS_S, RecentRequests
 from alignedserve.protocol.figures import (
     DecodeLengths,
     GpuFigures,
@@ -138,6 +138,19 @@ def test_the_load_of_each_slot_of_time_is_kept_for_the_window() -> None:
     load = view.picture(1_000.0, "ready", (), RecentRequests()).load
     assert [slot.number for slot in load] == list(range(10, 100))
     assert {(slot.rt_queued, slot.be_queued) for slot in load} == {(6, 4)}
+
+
+def test_the_load_of_a_longer_range_is_the_highest_of_each_slot() -> None:
+    view = DeploymentView()
+    for second in range(0, 100_000, 10):
+        view.hear(Figures(rt=Stages(pool=second % 1_000), be=Stages(), member="router"), float(second))
+        view.look([ROUTER_MEMBER], float(second))
+    for slot_s in SLOTS_S[1:]:
+        load = view.picture(100_000.0, "ready", (), RecentRequests(), slot_s=slot_s).load
+        assert len(load) == NUM_SLOTS
+        for slot in load[:-1]:
+            seen = [second % 1_000 for second in range(int(slot.number * slot_s), int((slot.number + 1) * slot_s), 10)]
+            assert slot.rt_queued == max(seen)
 
 
 def told(busy: float | None, *gpus: float | None) -> Figures:

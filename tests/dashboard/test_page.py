@@ -10,7 +10,7 @@ from alignedserve.dashboard.page import live_page, policy, recorded_page
 
 def test_it_names_no_other_server() -> None:
     named = re.findall(r"""(?:src|href|url|import|fetch|EventSource)\s*[=(]\s*["']([^"']+)""", live_page())
-    assert "dashboard/events" in named
+    assert "dashboard/events?slot_s=" in named
     assert [name for name in named if not re.match(r"#|data:,|\w|\.$", name)] == []
     assert "://" not in live_page()
 

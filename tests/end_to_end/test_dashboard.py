@@ -19,6 +19,7 @@ from tests.browser import Browser, Page, chromium
 from tests.chromium import program
 from tests.end_to_end.client import all_tokens, mixed
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
+from tests.end_to_end.test_explain import chat
 
 SHOWN_S = 5.0  # a dead worker shows within this time
 
@@ -74,8 +75,10 @@ def test_it_shows_the_parts_and_streams_move_it(watched: Deployment, page: Page)
         page.until(f"{row(part)}.includes('up')")
     at = page.value("shown.at")
     page.until(f"shown.at > {at}")
+    assert page.text("#idle pre").startswith(f"curl {watched.url}/v1/chat/completions "), "nothing runs yet"
     with load(watched.url):
         page.until("shown.workers.some(worker => worker.lengths.band !== null)")
+        assert page.value("byId('idle').hidden")
     page.until("shown.requests.slots.some(slot => slot.rt.tokens > 0)")
     page.until("document.querySelectorAll('#slow-rows tr').length >= 8")
     page.until("shown.requests.keys.some(used => used.key === 'anonymous' && used.output_tokens > 0)")
@@ -92,7 +95,7 @@ def test_it_shows_how_busy_machines_and_gpus_are(page: Page) -> None:
     rows += "[...document.querySelectorAll('#machine-rows tr')].map(row => row.innerText.replaceAll('\\t', ' '))"
     assert page.value(rows) == [
         "far 1.5 of 4 cores 2.0 GB 8.0 GB",
-        "GPU 0 25.0 % 6.0 GB 80.0 GB",
+        "GPU 0 25 % 6.0 GB 80.0 GB",
         "GPU 1 unknown unknown unknown",
     ]
 
@@ -101,6 +104,24 @@ def test_a_request_in_a_table_tells_its_story(page: Page) -> None:
     page.value("document.querySelector('#slow-rows [data-story]').click()")
     page.until("document.querySelector('#story pre').innerText.includes('tokens')")
     page.value("document.querySelector('#story').close()")
+
+
+def test_each_reason_names_requests_that_tell_their_story(watched: Deployment, page: Page) -> None:
+    chat(watched, slo={"ttft_ms": 0.001, "tbt_ms": 60_000})
+    page.until("document.querySelector('#reason-rows').innerText.includes('first token after')")
+    page.value("document.querySelector('#reason-rows [data-story]').click()")
+    page.until("document.querySelector('#story pre').innerText.includes('Where the time went')")
+    page.value("document.querySelector('#story').close()")
+
+
+def test_a_longer_time_range_comes_in_longer_slots(page: Page) -> None:
+    for slot_s, words in ((960, "last 24 hours"), (10, "last 15 minutes")):
+        page.value(f"byId('range').value = {90 * slot_s}; byId('range').dispatchEvent(new Event('change'))")
+        page.until(f"shown.slot_s === {slot_s}")
+        page.until("shown.requests.slots.some(slot => slot.rt.tokens > 0)")
+        assert words in page.text("#slow h2")
+        assert page.value("slotsOf(shown).length") == 90
+        assert page.value("sum(slotsOf(shown), 'rt', 'tokens')") > 0
 
 
 def test_the_charts_tell_values_to_a_mouse(page: Page) -> None:
@@ -193,5 +214,10 @@ def test_the_pages_of_the_front_need_nothing_else(watched: Deployment, browser: 
         page.value("document.querySelector('a[href=docs]').click()")
         page.until("document.title === 'API' && document.readyState === 'complete'")
         assert "/v1/chat/completions" in page.text("body")
+        page.value("find.value = 'embeddings'; find.dispatchEvent(new Event('input'))")
+        assert [line for line in page.text("body").splitlines() if "/v1/" in line] == [
+            "POST /v1/embeddings A vector of each text."
+        ]
+        assert "Batch jobs" not in page.text("body")
         assert page.errors == []
         assert [url for url in page.requests if not url.startswith((watched.url, "data:"))] == []

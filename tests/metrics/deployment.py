@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.config.choices import MetricsPrefix
-from alignedserve.core import FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
-from alignedserve.fallbacks import Fallback
+from alignedserve.core import Fallback, FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
 from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.exposition import merge

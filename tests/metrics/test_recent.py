@@ -1,4 +1,4 @@
-"""What an owner saw of its requests in the last 15 minutes, in bounded memory."""
+"""What an owner saw of its requests in the last minutes and hours, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from alignedserve.core import ServiceClass, TokenTimes
 from alignedserve.metrics.recent import (
-    MOST_REFUSED,
+    MOST_OF_REASON,
     MOST_SLOWEST,
+    NUM_SLOTS,
     SLOT_S,
+    SLOTS_S,
     WINDOW_S,
     Counts,
     EndedRequest,
@@ -103,14 +105,27 @@ def test_documents_that_take_long_do_not_hide_slow_chats() -> None:
     assert [ended.service for ended in slowest] == [RT, *[BE] * MOST_SLOWEST]
 
 
-def test_the_newest_refusals_come_first_and_they_are_few_and_short() -> None:
+def test_the_newest_refusals_of_each_reason_come_first_and_they_are_few_and_short() -> None:
     log = RequestLog()
-    for number in range(2 * MOST_REFUSED):
-        log.refuse(replace(REFUSED, id=str(number), why="x" * 10_000))
-    refused = log.recent(5.0).refused
-    assert [request.id for request in refused[:2]] == [str(2 * MOST_REFUSED - 1), str(2 * MOST_REFUSED - 2)]
-    assert len(refused) == MOST_REFUSED
+    log.refuse(replace(REFUSED, id="rare", reason="too_late"))
+    for number in range(50):
+        log.refuse(replace(REFUSED, id=str(number), at=6.0 + number, why="x" * 10_000))
+    refused = log.recent(60.0).refused
+    assert [request.id for request in refused] == [*(str(49 - place) for place in range(MOST_OF_REASON)), "rare"]
     assert all(len(request.why) < 1000 for request in refused)
+    assert together((log.recent(60.0), log.recent(60.0))).refused[-2:] == (refused[-1],) * 2
+
+
+def test_a_request_that_missed_its_promise_is_named_though_others_were_slower() -> None:
+    log = RequestLog()
+    for number in range(3 * MOST_SLOWEST):
+        log.end(replace(ENDED, id=str(number), times=took(100.0 + number)))
+    late = replace(ENDED, id="late", missed="ttft", at=8.0)
+    log.end(late)
+    assert late not in log.recent(9.0).slowest
+    assert log.recent(9.0).missed == (late,)
+    assert log.recent(9.0 + WINDOW_S).missed == ()
+    assert log.recent(9.0 + WINDOW_S, SLOTS_S[1]).missed == (late,)
 
 
 def test_what_is_older_than_the_window_is_forgotten() -> None:
@@ -129,6 +144,24 @@ def test_a_long_life_keeps_no_more_slots_than_the_window_has() -> None:
         log.tokens[BE].num += 1
         log.tick(float(second))
     assert len(log.recent(5_000.0).slots) == WINDOW_S / SLOT_S
+
+
+def test_longer_ranges_have_coarser_slots_with_the_same_sums() -> None:
+    log = RequestLog()
+    for second in range(0, 100_060, 10):
+        log.tokens[BE].num += 10
+        if second % 50 == 0:
+            log.end(replace(ENDED, id=str(second), at=float(second), key="ann", times=took(float(second))))
+        log.tick(float(second))
+    for slot_s in SLOTS_S[1:]:
+        recent = log.recent(100_060.0, slot_s)
+        assert len(recent.slots) == NUM_SLOTS + 1, "the present one among them"
+        whole = recent.slots[1:-1]
+        assert {(slot.be.tokens, sum(slot.rt.ttft.values()) * 50) for slot in whole} <= {
+            (slot_s, 50 * count) for count in (slot_s // 50, slot_s // 50 + 1)
+        }
+        assert [ended.id for ended in recent.slowest[:2]] == ["100050", "100000"]
+        assert recent.keys[0].ended == sum(slot.rt.ended for slot in recent.slots)
 
 
 def test_owners_are_added_up() -> None:

@@ -24,8 +24,8 @@ def sockets_in(folder: Path) -> dict[str, Path]:
 
 
 def sibling(number: int, folder: Path) -> Siblings:
-    async def say() -> bytes:
-        return f"I am {number}".encode()
+    async def say(question: bytes) -> bytes:
+        return f"I am {number}".encode() + question
 
     return Siblings(NAMES[number], sockets_in(folder), say)
 
@@ -39,9 +39,9 @@ def test_all_that_live_answer_once(tmp_path: Path) -> None:
         gateways = [sibling(0, tmp_path), sibling(1, tmp_path)]  # the third gateway has not started yet
         async with gateways[0].listening(), gateways[1].listening():
             gc.collect()
-            return [await gateway.ask_all() for gateway in gateways]
+            return [await gateway.ask_all(b"!") for gateway in gateways]
 
-    assert told(by_both()) == [[b"I am 0", b"I am 1"], [b"I am 1", b"I am 0"]]
+    assert told(by_both()) == [[b"I am 0!", b"I am 1!"], [b"I am 1!", b"I am 0!"]]
 
 
 def test_a_gateway_that_was_killed_is_left_out_until_it_listens_again(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_single_gateway_asks_nobody(tmp_path: Path) -> None:
     own = tmp_path / "gateway-0.sock"
 
     async def by_itself() -> list[bytes]:
-        async def say() -> bytes:
+        async def say(_: bytes) -> bytes:
             return b"alone"
 
         gateway = Siblings("gateway-0", {"gateway-0": own}, say)
