@@ -65,16 +65,16 @@ class PreemptionCause(str, Enum):
 
 
 class KvForm(NamedTuple):
-    """The block pairs that hold the KV of a request on a device, and its form. Steps, chunks and decodes carry it.
+    """The blocks that hold the KV of a request on a device, and its form. Steps, chunks and decodes carry it.
 
         tokens   0 ··· dropped ──────────────────── prefix
-        KV       none  pairs[0]  pairs[1]  pairs[2]            block_size tokens in each, the last may be part full
+        KV       none  blocks[0] blocks[1] blocks[2]               block_size tokens in each, the last may be part full
 
     Only memory makes these (worker/step/blocks.py and what it says): others read them, and hand them on as they are.
     """
 
-    pairs: tuple[int, ...] = ()  # block pairs in the order of the tokens, as kernels/common/spans.py reads them
-    dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
+    blocks: tuple[int, ...] = ()  # blocks in the order of the tokens, as kernels/common/spans.py reads them
+    dropped: int = 0  # first tokens whose KV was given up: `blocks` begin after them
     folded: int = 0  # first tokens that only layers without a window keep: `dropped` is what that spares
     form: str = (
         ""  # where it is another form than KV, which has a name in forms/: nothing of it goes elsewhere as it is
@@ -82,21 +82,21 @@ class KvForm(NamedTuple):
     in_place: int = 1  # tokens in the place of one with K and V, in that form
 
     def room(self, block_size: int) -> int:
-        """Return how many tokens the pairs have places for."""
-        return len(self.pairs) * block_size * self.in_place
+        """Return how many tokens the blocks have places for."""
+        return len(self.blocks) * block_size * self.in_place
 
     def has_place(self, token: int, block_size: int) -> bool:
-        """Return whether the pairs have a place for the token with this number."""
-        return token - self.dropped < len(self.pairs) * block_size * self.in_place
+        """Return whether the blocks have a place for the token with this number."""
+        return token - self.dropped < len(self.blocks) * block_size * self.in_place
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the pairs hold KV of all tokens."""
+        """Return whether the blocks hold KV of all tokens."""
         return not (self.dropped or self.form)
 
     @property
     def can_move(self) -> bool:
-        """Return whether other devices can take over what the pairs hold, pair by pair."""
+        """Return whether other devices can take over what the blocks hold, block by block."""
         return not (self.form or self.folded)
 
     def can_be_stored_from(self, first: int) -> bool:
@@ -107,8 +107,8 @@ class KvForm(NamedTuple):
         """Return how many of the first `prefix` tokens need their K and V computed again in each step."""
         return prefix if self.form else 0
 
-    def with_pairs(self, more: tuple[int, ...]) -> KvForm:
-        return self._replace(pairs=self.pairs + more)
+    def with_blocks(self, more: tuple[int, ...]) -> KvForm:
+        return self._replace(blocks=self.blocks + more)
 
 
 NO_KV = KvForm()
@@ -230,7 +230,7 @@ class Sampling(_WeaklyHeld):
     grammar: Choice | None = None
     syntax: str = ""  # of the output's text, as llguidance writes grammars (syntax.py); empty: any text
     reasoning: Reasoning | None = None  # of an output that has a budget for it, or a grammar after it
-    logprobs: int | None = None  # of each output token, and of so many of the likeliest tokens in its place
+    logprobs: int | None = None  # of each output token, and of this number of the likeliest in its place
     prompt_logprobs: int | None = None  # the same for the prompt, from its second token on
 
     def __post_init__(self) -> None:
@@ -523,6 +523,12 @@ class StepPlan:
         return sum([len(chunk.tokens) for chunk in self.chunks]) + len(self.decodes)
 
 
+class FormOrder:
+    """An order of a form of KV to the device (forms/orders.py has them; forms/device/performing.py performs them)."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class StepFailure:
     """The device had too little memory for a step. The step has no result; all KV from before is still there."""
@@ -539,6 +545,15 @@ class StepResult:
     prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
     failure: StepFailure | None = None  # then all else is empty
     vectors: tuple[tuple[str, bytes], ...] = ()  # (request, what its opening brings): its token is POOLED
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What a process does otherwise than it would (fallbacks.py)."""
+
+    what: str  # that does not work as it should; a label of the metric, so one of few names
+    why: str
+    instead: str  # what happens in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,36 +583,36 @@ class Sight:
 class Fold:
     """How far KV is folded where layers with less sight stand beside layers that read all (engine/models/folding.py).
 
-        old pairs     [all layers] [all layers] [all layers] ...   `pairs` of them, read by layers that read all alone
-        folded pair   [what layers that read all keep of these]    the first tokens of a request lie in such pairs
+        old blocks     [all layers] [all layers] [all layers] ...   `blocks` of them, read by layers that read all alone
+        folded block   [what layers that read all keep of these ]   the first tokens of a request lie in such blocks
 
     What a request does not hold of its tokens, since it folded some, counts as dropped.
     """
 
     sight: Sight  # of the layers that do not read all
-    pairs: int  # that become one
+    blocks: int  # that become one
 
     def __post_init__(self) -> None:
-        assert min(self.pairs, self.sight.most + 1) > 1, "nothing comes free"
+        assert min(self.blocks, self.sight.most + 1) > 1, "nothing comes free"
 
     def spared(self, folded: int) -> int:
         """Return how many tokens a request does not hold after it has folded its first `folded`."""
-        return folded - folded // self.pairs
+        return folded - folded // self.blocks
 
     def folded(self, spared: int) -> int:
         """Return how many first tokens a request has folded that lacks `spared` of them."""
-        return spared // (self.pairs - 1) * self.pairs
+        return spared // (self.blocks - 1) * self.blocks
 
     def held(self, tokens: int) -> int:
-        """Return the tokens' worth that a request of so many holds at most, but for a group of pairs that is not full:
-        those that are read, and its share of those before."""
+        """Return how many tokens' memory a request of `tokens` tokens holds at most, without a group that is not full:
+        the tokens that are read, and its share of those before."""
         older = max(0, tokens - self.sight.most)
-        return tokens - older + units_for(older, self.pairs)
+        return tokens - older + units_for(older, self.blocks)
 
     def foldable(self, tokens: int, block_size: int) -> int:
         """Return how many leading tokens of a request that has run `tokens` may be folded."""
         unread = self.sight.first_read(tokens)  # by the next token
-        return unread - unread % (self.pairs * block_size)
+        return unread - unread % (self.blocks * block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,7 +640,7 @@ KEEPS_ALL = Retention()
 class WorkerLimits:
     """The most that a worker may hold and run; prefill and decode workers have the same limits."""
 
-    num_pairs: int
+    num_blocks: int
     block_size: int
     page_size: int
     max_step_tokens: int
@@ -639,7 +654,7 @@ class WorkerLimits:
     @property
     def num_tokens(self) -> int:
         """Return how many tokens the device has slots for."""
-        return self.num_pairs * self.block_size
+        return self.num_blocks * self.block_size
 
     @property
     def gives_back(self) -> bool:
@@ -668,5 +683,5 @@ class WorkerLimits:
 
 
 def units_for(tokens: int, unit: int) -> int:
-    """Return how many block pairs, or pages, of `unit` tokens each hold `tokens`."""
+    """Return how many blocks, or pages, of `unit` tokens each hold `tokens`."""
     return -(-tokens // unit)

@@ -1,9 +1,7 @@
 """Requests that come to a decode worker: candidates of the pool and of prefill workers, and prompts that get a seat.
 
 Batch, Offer ─▶ candidate ─▶ (joining.py)
-waiting ── a seat, and nothing known ────────────────────▶ prompt
-   └────── a seat, and known pages ──▶ fetching ─────────▶ prompt, from its first unknown token on
-                                          └── not intact: waiting, and computed anew; the pool hears Spoiled
+waiting ── a seat ──▶ prompt, after what the pool has of its beginning was copied here (worker/arriving.py)
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
-from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
-from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, StepDone, SyntaxReady
+from alignedserve.protocol.commands import Command, PrepareSyntax, Send
+from alignedserve.protocol.events import MemberJoined, MemberLost, Received, StepDone, SyntaxReady
 from alignedserve.protocol.messages import (
     Attempt,
     Batch,
@@ -34,6 +32,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.scheduling.promise import promise
+from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
@@ -46,8 +45,8 @@ class Intake(CorePart):
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
         self._limits, self._policy, self._memory, self._queue = memory.limits, memory.pace.policy, memory, here.queue
-        # KV comes from device to device to pairs that no other request may enter meanwhile.
-        self._is_direct = direct and self._policy.pairs.why_not_direct is None
+        # KV comes from device to device to blocks that no other request may enter meanwhile.
+        self._is_direct = direct and self._policy.block_use.why_not_direct is None
         self._here, self._candidates, self._batch = here, here.candidates, here.batch
         self._pool, self._holds, self._writer = pool, pool.holds, pool.writer
         self._notes, self._decisions = log.notes, log.decisions
@@ -240,15 +239,15 @@ class Prefetching:
         peers = [] if pool is None else [peer for peer in self._candidates.holders if peer.node == pool.node]
         if not peers:
             return {}
-        used = self._candidates.prefetched_pairs(self._limits.block_size)
+        used = self._candidates.prefetched_blocks(self._limits.block_size)
         most = most_ahead(self._limits, self._policy)
         wanted: dict[str, list[JoinCandidate]] = {}
         for candidate in self._candidates.without_buffer:
-            pairs = units_for(candidate.entry.num_held, self._limits.block_size)
+            blocks = units_for(candidate.entry.num_held, self._limits.block_size)
             partner = min(peers, key=lambda peer: (used[peer.name], peer.name))
-            if used[partner.name] + pairs > most:
+            if used[partner.name] + blocks > most:
                 break
-            used[partner.name] += pairs
+            used[partner.name] += blocks
             candidate.partner = partner
             wanted.setdefault(partner.name, []).append(candidate)
         return wanted
@@ -259,74 +258,8 @@ class Prefetching:
 
 
 def most_ahead(limits: WorkerLimits, policy: Policy) -> int:
-    """Return how many pairs a prefill worker is expected to give this worker."""
-    return int(policy.candidate_share * limits.num_pairs)
-
-
-class Fetching:
-    """Copies what the pool has of a prompt to its blocks; the prompt runs from there on."""
-
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
-        self._here, self._queue, self._memory, self._pages = here, here.queue, memory, memory.pages
-        self._limits, self._policy, self._pace = memory.limits, memory.pace.policy, memory.pace
-        self._pool, self._holds, self._dropping, self._faults = pool, pool.holds, memory.dropping, log.faults
-        self._new: list[int] = []  # copies that are not ordered yet
-        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
-        self.num_spoiled_pages = 0  # of the pool that were not intact
-
-    def seat(self, prompt: WorkerRequest) -> None:
-        """Let a prompt run that has got its pairs, after what the pool knows of it has been fetched."""
-        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
-            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
-            if not self._memory.copies_beside:
-                self._pace.note_fetch(prompt)
-            prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
-        else:
-            prompt.end_fetch()
-            self._here.move(prompt, State.PROMPT)
-
-    def _may_fetch(self, prompt: WorkerRequest) -> bool:
-        """Return whether it becomes KV, and is not to be computed anew because it had to leave (`schedule.evict`)."""
-        has_left = len(prompt.output) > len(prompt.request.emitted)
-        return not prompt.kv.form and (self._policy.evict or not has_left)
-
-    def fetch(self, now: float) -> list[Command]:
-        """Order the copies to prompts that were seated since: behind those of requests that left them their pairs."""
-        new, self._new = self._new, []
-        return [*self._memory.orders(), *map(self._copy, new)] if new else []
-
-    def _copy(self, number: int) -> Command:
-        """Return the order to copy what the device lacks of a prompt."""
-        assert self._pool.member is not None, "known pages are forgotten with their pool"
-        prompt, limits = self._here.copies[number], self._limits
-        start = prompt.fetched_from
-        tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
-        pairs = prompt.pairs[: units_for(len(tokens), limits.block_size)]
-        return CopyIn(number, self._pool.member.holder, pages, pairs, tokens, start, self._memory.copies_beside)
-
-    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
-        prompt = self._here.end_copy(event.number, State.FETCHING)
-        if prompt is None:
-            return []
-        prompt.end_fetch()
-        self._memory.reconsider()  # another prompt may have waited for these pages
-        if event.intact:
-            self._here.move(prompt, State.PROMPT)
-            prompt.came_with_kv = True
-            self.num_reused_tokens += prompt.prefix - prompt.fetched_from
-            self._pages.count_cached(prompt)
-            self._pages.publish(prompt)
-            self._dropping.drop(prompt)
-            return self._holds.release_all(self._dropping.take_let_go())
-        pages = prompt.known
-        prompt.forget_known()
-        self._queue.put_back(prompt)
-        if event.number in self._here.from_lost_pool:
-            return []
-        self.num_spoiled_pages += len(pages)
-        self._faults.num_refused += 1
-        return [*self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
+    """Return how many blocks a prefill worker is expected to give this worker."""
+    return int(policy.candidate_share * limits.num_blocks)
 
 
 class Seats(CorePart):
@@ -343,11 +276,6 @@ class Seats(CorePart):
     def step_done(self, event: StepDone, now: float) -> None:
         self._memory.step_ended()
 
-    def copied_in(self, event: CopiedIn, now: float) -> None:
-        if (running := self._here.end_copy(event.number, State.ABANDONED)) is not None:
-            self._here.move(running, State.GONE)
-            self._memory.release(running)
-
     def expect(self, told: Expect, frame: Received, now: float) -> None:
         if (resident := self._here.residents.get(told.request)) is not None:
             self._scheduler.moved(resident)
@@ -357,14 +285,14 @@ class Seats(CorePart):
         return [running for running in self._here.occupants() if running.request.id == request]
 
     def seat(self, prompt: WorkerRequest) -> None:
-        """Give a prompt its seat, which has its pairs."""
+        """Give a prompt its seat, which has its blocks."""
         self._queue.waiting.remove(prompt)
         self._fetching.seat(prompt)
         self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
 
     def fetch(self, now: float) -> list[Command]:
-        """Order the copies to prompts that were seated since: behind those of requests that left them their pairs."""
+        """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
         return self._fetching.fetch(now)
 
     def seat_prompts(self, now: float) -> list[Command]:

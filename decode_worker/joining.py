@@ -46,9 +46,9 @@ class Joining:
     def next_candidate(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next, if it may join now.
 
-        Prompts of chats, and requests that had to leave and wait here, come before best-effort candidates; other
-        prompts come after them. A candidate that had to leave joins again when another request has ended: otherwise the
-        two would take turns."""
+        Before best-effort candidates come prompts of chats, and requests that had to leave and wait here; behind them,
+        other prompts. A candidate that had to leave joins again when another request has ended: otherwise the two would
+        take turns."""
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
             return None
@@ -66,13 +66,12 @@ class Joining:
         return candidate.as_running(self._pace.policy, self._limits.page_size)
 
     def takes_prompts(self, now: float) -> bool:
-        """Return whether prompts may be seated on free memory: no candidate waits for it, nor a request that has just
-        left for the pool for lack of it."""
+        """Return whether prompts may be seated on free memory: no candidate waits for memory, and no request has just
+        left because it was short."""
         return self.next_candidate(now) is None and not self._here.is_short
 
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
-        """Return whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its
-        slack has run out since."""
+        """Return whether others have to leave for the candidate: it is pinned, or its slack has run out."""
         if not (candidate.is_rt and self._pace.policy.is_rt_first):
             return False
         return candidate.is_pinned or self._order.is_urgent(candidate, now)
@@ -103,8 +102,8 @@ class Joining:
             source = first.source or self._pool.member
             self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
             if first.source is None and running.request.deaths:
-                # Its first step may end this process before a frame that is sent then has left: the router hears of it
-                # now, while its KV is still being copied, and charges the death to it.
+                # This request may end the process in its first step, before a frame gets out. So the router hears of
+                # it now, while its KV is being copied, and charges the death to it.
                 self._notes.note("joined", first.key)
             running.came_with_kv = True
             self._tag(first, running, now)
@@ -118,8 +117,8 @@ class Joining:
         return commands
 
     def _tag(self, candidate: JoinCandidate, running: WorkerRequest, now: float) -> None:
-        """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
-        a batch switch."""
+        """Tag the request with the running batch where its length is in the band of that. The first member of the next
+        batch begins a batch switch."""
         is_found = 0 < candidate.found_for == self._batch.number
         found = self._batch.number if is_found else self._batch.tag(running.num_held, self._here.with_kv)
         running.batch = candidate.batch or found
@@ -132,7 +131,7 @@ class Joining:
     # --- Its KV
 
     def _pull(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> list[Command]:
-        """Have the prefill worker send the KV to the pairs of the request."""
+        """Have the prefill worker send the KV to the blocks of the request."""
         self._here.move(running, State.RECEIVING)
         transfer = self._here.transfers.begin(candidate, running, source)
         if candidate.evicted is None:
@@ -140,16 +139,16 @@ class Joining:
         return [transfer.command, transfer.pull]
 
     def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
-        """Copy the request's pages of the pool to its pairs, from the page that begins with token `start` on."""
+        """Copy the request's pages of the pool to its blocks, from the page that begins with token `start` on."""
         assert self._pool.member is not None, "entries are lost with their pool"
         number = self._here.begin_copy(running, State.JOINING)
         holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
-        copy = CopyIn(number, holder, lacking, running.pairs, running.kept_tokens, start, self._memory.copies_beside)
+        copy = CopyIn(number, holder, lacking, running.blocks, running.kept_tokens, start, self._memory.copies_beside)
         return [*self._memory.orders(), copy]
 
     def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let a request run whose KV is here. A copy is right or counts as nothing: then the request's owner starts the
-        next attempt, which prefills it again."""
+        """Let a request run whose KV is here. Where the copy is not intact, the owner starts the next attempt, which
+        begins with the prompt."""
         running = self._here.end_copy(event.number, State.JOINING)
         if running is None:
             return []
@@ -167,8 +166,8 @@ class Joining:
         return [*refused, *self._holds.release(running.key)]
 
     def _refuse(self, running: WorkerRequest) -> list[Command]:
-        """Have the pool forget what it has of a request: its next attempt may find the rest on a device, and commit it
-        with the same pages again."""
+        """Have the pool forget its pages of a request: the next attempt could commit the same pages again, with the
+        rest from a device."""
         self._faults.num_refused += 1
         return self._pool.tell_spoiled(running.known)
 
@@ -208,11 +207,11 @@ class KvReceiving(CorePart):
         return self._holds.release(running.key) if running.num_lost else []
 
     def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
-        """Compute the request anew, copy it from the pool, or leave it to its sender or its owner."""
+        """Recompute the request, copy it from the pool, or leave it to its sender or its owner."""
         running, attempt = transfer.running, transfer.running.key
         has_pages = bool(transfer.pages) and self._pool.member is not None
         if transfer.is_wanted and (transfer.was_evicted or (transfer.is_for_pool and has_pages)):
-            self._queue.put_back(running)  # what is for the pool has neither a seat nor pairs to decode in
+            self._queue.put_back(running)  # a prompt for the pool has neither a seat nor blocks to decode in
             return []
         if transfer.is_wanted and has_pages:
             return self._joining.copy_in(running, transfer.pages)
@@ -259,8 +258,8 @@ class BatchAsks(CorePart):
     def ask(self, now: float) -> list[Command]:
         """Tell the pool of the room here whenever it has changed.
 
-        A worker that had to let a request go has no room until another one ends. Prompts of chats, and requests that
-        had to leave and wait here, come before others."""
+        A worker that has preempted a request has no room until another one ends. Prompts of chats, and requests that
+        had to leave and wait here, come before candidates."""
         if self._pool.member is None or (self._queue.waiting.come_first and not self._swaps):
             return []
         room = self._room
@@ -273,7 +272,7 @@ class BatchAsks(CorePart):
                 room,
                 times=self._pace.times,
                 copy_token_s=self._pace.copy_token_s,
-                all_pairs=self._limits.num_pairs,
+                all_blocks=self._limits.num_blocks,
                 most_requests=self._limits.max_batch,
                 band=None if is_starving else self._batch.band(self._here.with_kv),
                 wait_s=self._joining.mean_join_s,
@@ -282,32 +281,31 @@ class BatchAsks(CorePart):
 
     @property
     def _withdraws(self) -> bool:
-        """Return whether the pool is to hear that there is less room than it knows of."""
+        """Return whether to tell the pool that there is less room than it was told."""
         if self._asked is None:
             return False
         is_closed = self._here.had_shortage or self._here.is_retiring or self._here.is_reserved
-        return is_closed or (self._asked.pairs > 0 and self._memory.owes_best_effort)
+        return is_closed or (self._asked.blocks > 0 and self._memory.owes_best_effort)
 
     @property
     def _room(self) -> AskBatch:
-        """Return the room beyond the candidates: those that wait here did not fit. Real-time requests may fit where
-        best-effort ones do not."""
+        """Return the room beyond the waiting candidates. Where that is no block, real-time requests may find some."""
         if self._here.is_reserved:
             return AskBatch(0, 0, wants_batch=False)
         if self._here.had_shortage or self._here.is_retiring:
             ahead = self._wanted_ahead if self._swaps and not self._here.is_retiring else 0
             return AskBatch(0, 0, wants_batch=False, ahead=ahead)
         owes, num_seated = self._memory.owes_best_effort, self._here.num_seated
-        pairs = 0 if owes or self._candidates else self._memory.num_free
-        rt_pairs = self._memory.pairs_for_rt(offered=pairs)
-        if rt_pairs and self._candidates.have_rt:
-            rt_pairs = 0
+        blocks = 0 if owes or self._candidates else self._memory.num_free
+        rt_blocks = self._memory.blocks_for_rt(offered=blocks)
+        if rt_blocks and any(candidate.is_rt for candidate in self._candidates.waiting):
+            rt_blocks = 0
         is_open = self._is_aligned and not owes
         return AskBatch(
-            pairs,
-            max(0, self._limits.max_batch - num_seated) if pairs + rt_pairs else 0,
-            rt_pairs=rt_pairs,
-            wants_batch=is_open and not self._candidates.num_in_batch,
+            blocks,
+            max(0, self._limits.max_batch - num_seated) if blocks + rt_blocks else 0,
+            rt_blocks=rt_blocks,
+            wants_batch=is_open and not self._candidates.batch,
             ahead=self._wanted_ahead if is_open or self._swaps else 0,
         )
 
@@ -316,7 +314,7 @@ class BatchAsks(CorePart):
         """Return how many candidate requests to ask for, which join as others end.
 
         More are asked for when half of them have joined."""
-        most, here = max(1, self._limits.max_batch // STOCK), self._candidates.num_requests
+        most, here = max(1, self._limits.max_batch // STOCK), len(self._candidates.requests)
         return most - here if self._here.num_seated and 2 * here <= most else 0
 
     def ask_again(self) -> None:
@@ -328,4 +326,4 @@ class BatchAsks(CorePart):
 
 
 def _offers(room: AskBatch) -> bool:
-    return (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
+    return (room.requests > 0 and room.blocks + room.rt_blocks > 0) or room.wants_batch or room.ahead > 0

@@ -1,4 +1,4 @@
-"""Requests that leave a decode worker: for lack of memory, or because another worker is to go on with them.
+"""Requests that leave a decode worker: for lack of memory, or because another worker goes on with them.
 
 Their KV goes to the pool's pages, or directly to the device of another worker.
 """
@@ -28,7 +28,7 @@ from alignedserve.worker.step.states import State
 
 
 class Preempting:
-    """Preempts a request that may be in a step, by whatever rule it was chosen.
+    """Preempts requests that may be in a step; the caller has chosen them.
 
     resident ── pages at hand ──▶ evicted: copied to the pool, where it waits
        └── too few ──┐
@@ -52,14 +52,14 @@ class Preempting:
         `winner` gets its memory; None where requests that decode grow into it."""
         copies, is_evicted = self._write(running, cause, winner, self._memory.leave)
         if is_evicted:
-            self._memory.release(running)  # whatever is written there next is written after the copy
+            self._memory.release(running)  # later writes to its blocks come after the copy
         else:
             self._queue.put_back(running)
         return copies
 
     def preempt_replaced(self, running: WorkerRequest, winner: WorkerRequest | None) -> list[Command]:
-        """Let a request leave whose pairs the choice of a step has given to others."""
-        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda _pairs: None)
+        """Let a request leave whose blocks the choice of a step has given to others."""
+        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda _blocks: None)
         self._memory.note_replaced(running)
         if not is_evicted:
             self._queue.put_back(running)
@@ -73,7 +73,7 @@ class Preempting:
         self._decisions.note(Kind.OFFERED, running.request, running.decode)
         copy = self._writing.write(running)
         orders = self._memory.orders_before(copy, running)
-        self._memory.release(running)  # whatever is written there next is written after the copy
+        self._memory.release(running)  # later writes to its blocks come after the copy
         return [*released, *orders, copy]
 
     def _write(
@@ -83,8 +83,9 @@ class Preempting:
         winner: WorkerRequest | None,
         free: Callable[[tuple[int, ...]], None],
     ) -> tuple[list[Command], bool]:
-        """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there. `free`
-        gets the pairs that the copy does not need."""
+        """Take the request from its seat, and order a copy to the pool; return whether the request waits in the pool.
+
+        `free` gets the blocks that the copy does not need."""
         is_resident = running.state is State.RESIDENT
         running.decode = ""  # it goes on where there is room first
         self._here.move(running, State.LEAVING)
@@ -95,7 +96,7 @@ class Preempting:
         released = list[Command]()
         if is_resident:
             self._dropping.drop_to_leave(running, free)
-            # Later the pool might take it for pages that it keeps when the request is here again.
+            # Now, since the same Release would later drop pages that the pool keeps by then.
             released = self._holds.release_all(self._dropping.take_let_go())
         if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
@@ -115,7 +116,7 @@ class Preempting:
         self._decisions.note(Kind.DISPLACED, running.request, other, len(running.output), why=how)
 
     def note_eviction(self, running: WorkerRequest, cause: PreemptionCause) -> None:
-        """Count a request that has left with its KV; none is asked for before another one has ended."""
+        """Count a request that has left with its KV, and ask for no candidates before another request has ended."""
         self._counts.count_preempted(running, cause, keeps_kv=True)
         self._here.note_shortage()
 
@@ -150,7 +151,7 @@ class HandingOn:
            └── else, pages at hand ──▶ the pool hands it to that worker
 
     Such a request decodes here until the pool has the full pages of its prompt, which are copied beside the steps. So
-    it stands still only while the rest is copied, and all of it to the blocks of the other worker.
+    it pauses only for the copy of the rest to the pool, and for the copy of all its pages to the other worker.
     """
 
     def __init__(self, here: Occupancy, leaving: Leaving, writing: PageWriting, prompts: PromptKeeping) -> None:
@@ -179,7 +180,7 @@ class HandingOn:
         return commands
 
 
-_REFUSED_STEPS = 64  # in which no request is sent to a prefill worker that had no room
+_REFUSED_STEPS = 64  # steps for which a prefill worker that had no room is sent no request
 
 
 class Leaving(CorePart):
@@ -189,7 +190,7 @@ class Leaving(CorePart):
             ▲                                          │            └── failed ──┐                │ Pull, ReceiveKv
             ├──────────────── LetGo: no room there ◀───┘                         │                ▼
             └────────────────────────────────────────────────────────────────────┘              resident
-                                            given up, lost, or not intact: waiting ── computed anew ──▶
+                                            given up, lost, or not intact: waiting ── recomputed ──▶
 
     The transfer goes beside the steps and takes a few of them. So a request that leaves this way is chosen a little
     ahead of need. Other members notice nothing: this worker keeps the request, its output and the pool's pages for it.
@@ -231,7 +232,7 @@ class Leaving(CorePart):
             return []
         here, commands = self._here, list[Command]()
         lacking = (
-            here.pairs_needed(AHEAD_STEPS, self._limits.block_size)
+            here.blocks_needed(AHEAD_STEPS, self._limits.block_size)
             - self._memory.num_free
             - self._memory.num_freed(departure.running for departure in self._departures)
         )
@@ -248,8 +249,7 @@ class Leaving(CorePart):
         return commands
 
     def _is_bound(self, running: WorkerRequest) -> bool:
-        """Return whether a request does not leave ahead of need: others may take its pairs at once, or it has them not
-        as a prefill worker would hold them."""
+        """Return whether a request never leaves ahead of need: it comes before others, or its KV cannot move."""
         may_go = running.has_tokens and running.kv.can_move
         return not may_go or (running.promise.is_rt and self._pace.policy.is_rt_first)
 
@@ -257,19 +257,19 @@ class Leaving(CorePart):
         """Return whether the decodes can go on for `steps` before a request has to leave ahead of need."""
         if not self.is_on:
             return True
-        return self._here.pairs_needed(steps, self._limits.block_size) <= self._memory.num_free
+        return self._here.blocks_needed(steps, self._limits.block_size) <= self._memory.num_free
 
     def _partner_for(self, running: WorkerRequest) -> Member | None:
         """Return the prefill worker that holds least for this worker, if it probably has room for the
         request."""
         most = most_ahead(self._limits, self._pace.policy)
-        used = self._candidates.prefetched_pairs(self._limits.block_size)
+        used = self._candidates.prefetched_blocks(self._limits.block_size)
         for departure in self._departures:
-            used[departure.to.name] += len(departure.running.pairs)
+            used[departure.to.name] += len(departure.running.blocks)
         holders = self._candidates.holders
         peers = [peer for peer in holders if self._steps.number >= self._refused_until.get(peer.name, 0)]
         best = min(peers, key=lambda peer: (used[peer.name], peer.name), default=None)
-        return best if best is not None and used[best.name] + len(running.pairs) <= most else None
+        return best if best is not None and used[best.name] + len(running.blocks) <= most else None
 
     @property
     def _wait_s(self) -> float:
@@ -308,7 +308,7 @@ class Leaving(CorePart):
         return []
 
     def _arrive(self, departure: Departure, now: float) -> None:
-        """Make a candidate request of it: it joins again when there is room."""
+        """Make the request, whose KV has left, a candidate: it joins again when there is room."""
         self._departures.remove(departure)
         running, to = departure.running, departure.to
         self._here.move(running, State.CANDIDATE)
@@ -330,21 +330,21 @@ class Leaving(CorePart):
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here))
 
     def let_go(self, message: LetGo, frame: Received, now: float) -> None:
-        """Let requests stay that have not left; of those that are gone the KV is computed anew."""
+        """Let requests stay that have not left, and recompute those whose KV is gone."""
         sender = frame.sender
         for attempt in message.attempts:
             departure = self._departures.find(attempt)
             if departure is not None and departure.to.name == sender and departure.number is None:
                 self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
                 self.offering.stays(departure)
-        self._compute_anew(self._candidates.take_evicted(sender, message.attempts))
+        self._recompute(self._candidates.take_evicted(sender, message.attempts))
 
     def peer_lost(self, event: MemberLost, now: float) -> None:
         """Let requests stay that were to go to a member that is lost."""
         self.offering.peer_lost(event.member)
-        self._compute_anew(self._candidates.take_evicted(event.member.name))
+        self._recompute(self._candidates.take_evicted(event.member.name))
 
-    def _compute_anew(self, evicted: Iterable[WorkerRequest]) -> None:
+    def _recompute(self, evicted: Iterable[WorkerRequest]) -> None:
         for running in evicted:
             self._queue.put_back(running)
 

@@ -1,5 +1,5 @@
-"""What a decode worker writes to the pool: requests that leave, prompts and answers that others may need, and prompts
-that it takes in for the pool of its node.
+"""What a decode worker writes to the pool: requests that leave, prompts and answers that others may need, prompts of
+nodes without a pool.
 
     resident ── pages at hand ──▶ evicted (blocks to pages) ──▶ Commit: it waits in the pool
        ├── its prompt has run ──▶ its full pages ──▶ Keep: the pool holds them for it
@@ -7,7 +7,7 @@ that it takes in for the pool of its node.
     has to leave, and waits here ──▶ full pages of what has run ──▶ Keep: it goes on from there
 
 Only what the pool lacks is written: the full pages that it holds for a request stay its own. The worker never waits for
-pages: it has spare ones at hand (worker/page_writer.py), and does without where there are none.
+pages: it has spare ones at hand (worker/pool.py), and does without where there are none.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from alignedserve.protocol.messages import SPARE, Attempt, Commit, GiveBack, Kee
 from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.page_writer import Copy
 from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.pool import Copy, PoolLink
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -63,10 +62,10 @@ class PageWriting(CorePart):
         return self.writer.target(self._pool.member)
 
     def has_pages(self, running: WorkerRequest) -> bool:
-        """Return whether there are pages at hand for all that the pool lacks of a request that has to leave."""
+        """Return whether the pages at hand are enough for what the pool lacks of a request that has to leave."""
         if self.target is None:
             return False
-        if self.writer.is_writing(running):  # its pairs are overwritten meanwhile
+        if self.writer.is_writing(running):  # its blocks are overwritten meanwhile
             self.writer.forget_parts(running)
         return self.writer.pages_for(running, running.prefix) <= self.writer.num_at_hand(SPARE)
 
@@ -93,7 +92,7 @@ class PageWriting(CorePart):
         return running.key in self._awaited
 
     def has_answered(self, running: WorkerRequest) -> bool:
-        """Return whether the pool has said all that it holds of a request that has ended; it is to say no more."""
+        """Return whether the pool has answered for a request that has ended; a later answer is not awaited."""
         is_awaited = running.key in self._awaited
         self._awaited.discard(running.key)
         return not is_awaited
@@ -137,7 +136,7 @@ class PageWriting(CorePart):
         return Commit(running.entry(copy.known + copy.pages, names), len(copy.known), running.decode)
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
-        """Compute anew what was on its way to the pool; the pages that it kept for requests are gone."""
+        """Recompute the requests that were on their way to the lost pool, and forget the pages that it kept."""
         for running in self.writer.lose_pool():
             running.forget_known()
             self._queue.put_back(running)
@@ -155,7 +154,7 @@ class PageWriting(CorePart):
         return [command for running in dropped for command in self._holds.release(running.key)]
 
     def settled(self) -> set[Attempt]:
-        """Return the attempts that have ended, of whose answers the pool will hear."""
+        """Return the attempts that have ended and whose answers are being copied to the pool."""
         return {copy.running.key for copy in self.writer.copies if copy.has_ended}
 
     def ask_again(self) -> None:
@@ -167,19 +166,19 @@ class PageWriting(CorePart):
 
 
 def is_writable(running: WorkerRequest, page_size: int) -> bool:
-    """Return whether what is kept of it on the device is what the pages hold that the pool lacks, and of use to it."""
+    """Return whether the pages that the pool lacks can be written from the request's KV as it is, and are of use."""
     return running.has_tokens and running.kv.can_be_stored_from(len(running.known) * page_size)
 
 
-_MOST_AHEAD = 4  # requests that are written ahead; looking for each takes a look at all residents
-_LOOK_STEPS = 4  # between two looks: a page is filled in more than that
+_MOST_AHEAD = 4  # requests that are written ahead; to find one takes a look at all residents
+_LOOK_STEPS = 4  # between two looks: no page is filled in fewer steps
 
 
 class PromptKeeping:
     """Has the pool keep the full pages of prompts that have run, while their requests decode.
 
-    A page is copied beside the steps as soon as pages are at hand. Nothing more is written once the request has left;
-    an answer takes along what is written.
+    A page is copied beside the steps as soon as pages are at hand. Nothing more is written once the request has left.
+    When it ends, the pages that are written go to the pool with its answer.
     """
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
@@ -196,7 +195,7 @@ class PromptKeeping:
         self._copying.clear()
 
     def add(self, running: WorkerRequest) -> None:
-        """Have the prompt of a request written that decodes from now on."""
+        """Have the prompt of a request written, which decodes from now on."""
         if self._is_on and self._pool.member is not None and self._num_pages(running) > 0:
             self._through[running] = None
 
@@ -236,7 +235,7 @@ class PromptKeeping:
             del self._copying[running]
             if self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running)
-            else:  # the pool has said that it holds other pages than those after which these came: they were forgotten
+            else:  # its pages were forgotten, since the pool holds other pages before them than it did
                 self._through[running] = None
         return commands
 
@@ -257,8 +256,8 @@ class PromptKeeping:
 class WritingAhead:
     """Writes the full pages of requests that leave next, while they still run.
 
-    An eviction stands between two steps, since the next one needs its blocks: what it copies delays all that decode. A
-    request whose full pages were written ahead copies only the rest when it leaves.
+    An eviction comes between two steps, since the next step needs its blocks: its copy delays all decodes. A request
+    whose full pages were written ahead copies only the rest when it leaves.
     """
 
     def __init__(self, here: Occupancy, memory: PlainMemory, writing: PageWriting, prompts: PromptKeeping) -> None:
@@ -269,7 +268,7 @@ class WritingAhead:
         have_to_leave = policy.grows or policy.swaps
         self._is_on = (
             memory.copies_beside and policy.evict and have_to_leave and not limits.gives_back
-        )  # its pairs move
+        )  # its blocks move
         self._looked_at = 0  # number of a step
         self._ahead: dict[WorkerRequest, None] = {}  # residents whose pages were written ahead
         self.num_pages = 0  # that were written ahead
@@ -285,14 +284,14 @@ class WritingAhead:
         self._looked_at = self._steps.number
         for running in self._next_to_leave(now):
             pages = self._num_pages(running)
-            if 0 < pages < self._writer.num_at_hand(SPARE):  # a page is left for what it makes from now on
+            if 0 < pages < self._writer.num_at_hand(SPARE):  # one page is left for its next tokens
                 self._ahead[running] = None
                 self.num_pages += pages
                 commands.append(self._writer.begin_part(running, pool, pages, SPARE))
         return commands
 
     def _forget_those_that_are_gone(self) -> None:
-        """Forget what was written of requests that left without it, or ended: an answer takes it along."""
+        """Forget the pages of requests that are residents no more; a kept answer takes its pages to the pool."""
         gone = [running for running in self._ahead if self._here.residents.get(running.request.id) is not running]
         for running in gone:
             del self._ahead[running]
@@ -301,7 +300,7 @@ class WritingAhead:
 
     @property
     def _short(self) -> int:
-        """Return the free pairs below which memory is short: one for each decode."""
+        """Return the free blocks below which memory is short: one for each decode."""
         return len(self._here.residents)
 
     def _next_to_leave(self, now: float) -> Iterator[WorkerRequest]:
@@ -315,7 +314,7 @@ class WritingAhead:
             yield leaving
 
     def _num_pages(self, running: WorkerRequest) -> int:
-        """Return how many full pages the pool lacks of a request, if these are to be written now."""
+        """Return how many full pages of a request to write now: those that the pool lacks, or none."""
         is_busy = self._writer.is_writing(running) or self._prompts.awaits(running) or self._writing.awaits(running)
         if is_busy or running.num_lost or not is_writable(running, self._page_size):
             return 0
@@ -323,7 +322,7 @@ class WritingAhead:
 
 
 class AnswerKeeping:
-    """Has the pool keep the full pages of requests that have ended: of their prompts it has most already."""
+    """Has the pool keep the full pages of requests that have ended: it has most pages of their prompts already."""
 
     def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
@@ -331,7 +330,7 @@ class AnswerKeeping:
         self._holds, self._writing, self._writer = pool.holds, writing, writing.writer
 
     def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
-        """Free what a request has that has ended, at once or after its answer is copied to the pool."""
+        """Free the memory of a request that has ended, at once or after its answer is copied to the pool."""
         if finish.has_token and self._is_kept(running):
             self._here.move(running, State.KEPT)
             self._memory.hold(running)
@@ -341,8 +340,8 @@ class AnswerKeeping:
         return self._holds.release(running.key)
 
     def _is_kept(self, running: WorkerRequest) -> bool:
-        """Return whether there is anything to be kept: of a request that came with KV, what comes after the pages that
-        the pool holds."""
+        """Return whether the pool is to keep any page of a request: a request that came with KV needs pages there that
+        its answer goes on from."""
         begins = running.key in self._holds or not running.came_with_kv
         may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
         if not (may_stay and self._pace.policy.reuse):
@@ -358,23 +357,22 @@ class AnswerKeeping:
         return min(full, self._writer.num_at_hand(SPARE))
 
     def keep_answers(self, now: float) -> list[Command]:
-        """Copy answers to the pool, and free the pairs of requests that have nothing left to copy.
+        """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
 
-        An answer is copied beside the steps and keeps its pairs meanwhile, as one does whose prompt is still being
-        written. Where decodes may lack these pairs, where another request waits for them and copies beside steps take
-        long, or where pairs do not stay where they are, it is copied after the step that is due, and only if the one
-        after it will not be late for that.
+        An answer is copied beside the steps and keeps its blocks meanwhile, as it does while its prompt is written. It
+        is copied after the next step instead where decodes may lack its blocks, where another request waits for them
+        and copies beside steps take long, or where blocks do not stay in place; and only if no chat is late for that.
         """
         writing = [running for running in self._here.kept if self._writer.is_writing(running)]
-        begun = self._begin_aside() if self._may_hold_pairs else {}
+        begun = self._begin_aside() if self._may_hold_blocks else {}
         ended = [running for running in self._here.kept if not (running in begun or running in writing)]
         for running in begun:
             self._here.put_last(running)
         return [*begun.values(), *self._end_all(ended, now)]
 
     @property
-    def _may_hold_pairs(self) -> bool:
-        """Return whether answers may keep their pairs while they are copied."""
+    def _may_hold_blocks(self) -> bool:
+        """Return whether answers may keep their blocks while they are copied."""
         if not self._memory.keeps_places or self._memory.num_free < len(self._here.residents):
             return False
         return self._memory.copies_beside or not (self._candidates or self._queue.lacks_memory(only_rt=False))
@@ -390,7 +388,7 @@ class AnswerKeeping:
         return begun
 
     def _end_all(self, ended: Sequence[WorkerRequest], now: float) -> list[Command]:
-        """Hand on what is written of these requests, or copy it after the step that is due, and free their pairs."""
+        """Hand on the written pages of these requests, or copy them after the next step, and free their blocks."""
         commands: list[Command] = []
         copied = 0
         for running in ended:
@@ -406,7 +404,7 @@ class AnswerKeeping:
             else:
                 commands += self._holds.release(running.key)
             self._here.move(running, State.GONE)
-            if self._is_in_step(running):  # a step that was planned ahead writes there, behind what is copied
+            if self._is_in_step(running):  # a step that was planned ahead writes there, behind the copied tokens
                 self._memory.release_after_step(running)
             else:
                 self._memory.release(running)  # no step writes there before the copy
@@ -434,9 +432,9 @@ class TakingIn:
         Offer (has_pool false) ─▶ candidate ── room: Pull ──▶ resident
                                       └── no seat for it: Pull, without a seat ──▶ copied to pages ──▶ Commit: it waits
 
-    So batches are made of them as of all others, and no prefill worker's memory holds them for long. Real-time requests
-    and the candidates that join next stay where they are. Nothing waits for this: it uses blocks that no other request
-    needs within some steps, and pages at hand.
+    So the pool batches them like all others, and no prefill worker's memory holds them for long. Real-time requests and
+    the candidates that join next stay where they are. Nothing waits for this: it uses pages at hand, and blocks that no
+    other request needs within the next steps.
     """
 
     def __init__(self, here: Occupancy, memory: PlainMemory, log: WorkerLog, writing: PageWriting) -> None:
@@ -446,19 +444,19 @@ class TakingIn:
         self.num_taken_in = 0  # requests that were committed so
 
     def take_in(self, now: float) -> list[Command]:
-        """Have prompts sent here that wait on nodes without a pool, while there are spare pairs and pages."""
+        """Have prompts sent here that wait on nodes without a pool, while there are spare blocks and pages."""
         homeless, commands = list(self._homeless()), list[Command]()
         if not homeless:  # nearly always, and what follows looks at all that run here
             return commands
         at_hand = self._num_spare_pages
-        spare = self._memory.num_free - self._here.pairs_needed(AHEAD_STEPS, self._limits.block_size)
+        spare = self._memory.num_free - self._here.blocks_needed(AHEAD_STEPS, self._limits.block_size)
         for candidate in homeless:
             if candidate not in self._candidates.requests:  # an older attempt of one that was taken in just now
                 continue
             running = candidate.as_running(self._policy, self._limits.page_size)
-            pairs = units_for(candidate.entry.num_held, self._limits.block_size)
-            at_hand, spare = at_hand - self._pages_for(running), spare - pairs
-            if min(at_hand, spare) < 0 or not self._memory.take_for(running, pairs):
+            blocks = units_for(candidate.entry.num_held, self._limits.block_size)
+            at_hand, spare = at_hand - self._pages_for(running), spare - blocks
+            if min(at_hand, spare) < 0 or not self._memory.take_for(running, blocks):
                 break
             commands += self._pull(candidate, running)
         return commands
@@ -476,7 +474,7 @@ class TakingIn:
 
     @property
     def _num_spare_pages(self) -> int:
-        """Return the pages at hand that no prompt on its way here is to have."""
+        """Return the pages at hand beyond those for prompts that are on their way here."""
         coming = sum(self._pages_for(running) for running in self._here.transfers.for_pool)
         return self._writing.writer.num_at_hand(SPARE) - coming if self._writing.target is not None else 0
 
@@ -500,15 +498,14 @@ class TakingIn:
         return 0 if candidate is None else units_for(candidate.entry.num_held, self._limits.page_size)
 
     def write(self, running: WorkerRequest) -> list[Command]:
-        """Copy a prompt that has come to the pool's pages. Others may have got the pages meanwhile: then it is computed
-        anew."""
+        """Copy a prompt that has arrived to the pool's pages. Where others have got the pages, it is recomputed."""
         if not self._writing.has_pages(running):
             self._queue.put_back(running)
             return []
         self._here.move(running, State.LEAVING)
         self.num_taken_in += 1
         copy = self._writing.write(running)
-        self._memory.release(running)  # whatever is written there next is written after the copy
+        self._memory.release(running)  # later writes to its blocks come after the copy
         return [copy]
 
 
@@ -517,8 +514,8 @@ _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower l
 
 
 class PageAsks:
-    """Asks for pages to have at hand: as many as the largest resident would need if it left or ended with its next
-    token, more where memory is short, and those of prompts that have run.
+    """Asks for pages to have at hand: enough for the largest resident, should it leave or end with its next token, for
+    prompts that have run, and for several residents where memory is short.
     """
 
     def __init__(
@@ -530,14 +527,14 @@ class PageAsks:
         self._have_to_leave = policy.grows or policy.swaps  # whether requests do
         self._keeps = policy.reuse or self._have_to_leave  # whether anything of residents is ever written
         self._lacks = (0, 0)  # step, and the pages that residents may need in it
-        self._short = limits.num_pairs // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
+        self._short = limits.num_blocks // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * limits.block_size, self._page_size)
 
     def ask(self, now: float) -> list[Command]:
         """Ask for the pages that are wanted.
 
-        Where none are, an earlier ask may still have to be repeated: the pool may have leased pages for it, which this
-        worker has not got, or has lost with the pool."""
+        Where no pages are wanted, an earlier ask may have to be repeated: its answer may have been lost, with pages
+        that the pool has leased to this worker."""
         pool = self._writing.target
         return [] if pool is None else self._writing.writer.ask_for_spare(pool, self._wanted)
 
@@ -556,7 +553,7 @@ class PageAsks:
         last += self._steps.has_next  # one more token is on its way
         written = self._writing.writer.written
         residents = self._here.residents.values()
-        lacking = [  # for each decode in each step: of one that nothing is missing of, no call is made
+        lacking = [  # for each decode in each step: no call is made for a request that is whole
             _lacks(resident, last, size) - written.get(resident, 0)
             if resident in written or not resident.kv.is_whole
             else (resident.prefix + last) // size - len(resident.known)

@@ -110,9 +110,11 @@ class Reporting:
         chats = [running.promise for running in here if running.promise.is_rt]
         return Report(
             band=self._batch.band(self._here.with_kv) or span_of(self._here.with_kv),
-            free_pairs=self._memory.num_free,
+            free_blocks=self._memory.num_free,
             step_s=self._pace.times.mean_s,
             num_rt=len(chats),
             num_late=sum(promise.is_late(now) for promise in chats),
-            given_pairs=sum(len(running.pairs) for running in here if not running.promise.is_rt) if self._gives else 0,
+            given_blocks=sum(len(running.blocks) for running in here if not running.promise.is_rt)
+            if self._gives
+            else 0,
         )

@@ -182,7 +182,7 @@ class Stepping:
     def _grow(self, now: float) -> list[Command]:
         memory, here, commands = self._memory, self._here, list[Command]()
         for running in memory.full():
-            while running.pairs and not memory.grow(running):
+            while running.blocks and not memory.grow(running):
                 prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
                 leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._context(now))
                 commands += self._preempting.preempt(leaving, PreemptionCause.MEMORY, now)
@@ -206,8 +206,8 @@ class Stepping:
     def _swap(self, now: float) -> list[Command]:
         """Seat prompts that take memory from requests of lower levels, each of them once.
 
-        A request that left has less to do while its pages may be found again than when it is to be computed anew: two
-        of those could take the same memory from each other for ever.
+        A request that left has less to run, and so a higher level, while its pages may be found again. Two such
+        requests could take the same memory from each other for ever.
         """
         commands, waiting, seated = list[Command](), self._queue.waiting, set[WorkerRequest]()
         at = self._context(now)
@@ -358,7 +358,7 @@ class StepOutcome:
             if finish is not None:
                 released += self._end(running, finish)
         released += self._holds.release_all(self._dropping.take_let_go())
-        # Behind the step in flight, and before whatever is ordered for the pairs that come free.
+        # Behind the step in flight, and before whatever is ordered for the blocks that come free.
         folds = self._memory.trim(self._prompts.awaits)
         return [*folds, *released, *self._owners.flush()]
 
@@ -371,7 +371,7 @@ class StepOutcome:
         return [*spoiled, *self._keeping.end(running, finish)]
 
     def lose(self, ran: Chunk | Decode) -> list[Command]:
-        """Give up the attempt that this was to run a part of, if it is still here."""
+        """Give up the attempt of this part, if it is still here."""
         running = self._here.find(ran.request)
         if running is None or not running.is_at(ran):
             return []

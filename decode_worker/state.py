@@ -2,7 +2,7 @@
 
     Batch ───▶ candidate ─▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
-                             pairs)        │
+                             blocks)        │
     Offer ───▶ candidate ─▶ receiving ─────┤  (a request that has to leave becomes a candidate: leaving.py)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then its chunks)
@@ -15,11 +15,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.core import WORKERS, Role, WorkerLimits
-from alignedserve.decode_worker.arriving import Fetching, Intake, Prefetching, Seats
+from alignedserve.decode_worker.arriving import Intake, Prefetching, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
 from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
 from alignedserve.decode_worker.memory.plain import PlainMemory
@@ -64,7 +63,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.promise import Promise
-from alignedserve.worker.arriving import Arrivals, Expectations, Prefixes, PromptQueue
+from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefixes, PromptQueue
 from alignedserve.worker.core import Repeats, WorkerCore
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.owners import Owners
@@ -95,7 +94,7 @@ def events(core: DecodeCore) -> Events:
         Pull: (core.leaving.pulled,),
         LeasePages: (core.writing.leased,),
         GiveBack: (core.writing.give_back,),
-        CopiedIn: (core.seats.copied_in, core.fetching.copied_in, core.joining.copied_in),
+        CopiedIn: (core.fetching.copied_in, core.joining.copied_in),
         CopiedOut: (core.writing.copied_out,),
         KvReceived: (core.receiving.received,),
         KvSent: (core.leaving.sent,),
@@ -164,12 +163,10 @@ class DecodeCore(WorkerCore):
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         memory.connect(pool.writer, pace)
-        here.queue = queue = PromptQueue(
-            here, memory, pace, log.decisions, lambda prompt: pool.holds.release(prompt.key)
-        )
+        here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
         self.owners = Owners(memory)
         # Seats and memory of requests, and the ways to leave
-        self.fetching = Fetching(here, memory, pool, log)
+        self.fetching = Fetching(here, queue, memory, pool, log)
         self.seats = Seats(here, memory, pool, log, self.fetching)
         self.writing = PageWriting(here, memory, pool, log, self.owners.outputs)
         preempting = Preempting(here, memory, pool, log, self.writing)
@@ -180,7 +177,7 @@ class DecodeCore(WorkerCore):
         self.joining = Joining(here, memory, pool, log, self.seats, preempting)
         self.taking_in = TakingIn(here, memory, log, self.writing)
         self.receiving = KvReceiving(here, memory, pool, log, self.joining, self.taking_in)
-        self.prefixes = Prefixes(here, pool, queue, policy.reuse, pool.holds)
+        self.prefixes = Prefixes(here, pool, queue, policy.reuse)
         self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
@@ -244,7 +241,7 @@ class DecodeCore(WorkerCore):
         """Return what is taken now; nothing when no request is open."""
         held = {
             "requests": len(self.here.attempts()),
-            "pairs": self.memory.limits.num_pairs - self.memory.num_free,
+            "blocks": self.memory.limits.num_blocks - self.memory.num_free,
             "pages": len(self.pool_link.holds),
             "outputs": self.owners.outputs.num_kept,
         }
@@ -261,42 +258,3 @@ class DecodeCore(WorkerCore):
             in_vain=self.here.candidates.num_in_vain,
             held_back=steps.num_held_back,
         )
-
-    @property
-    def counts(self) -> DecodeCounts:
-        """Return what has happened so far."""
-        by_batches = self.stepping.counts.by_batches
-        return DecodeCounts(
-            preemptions=self.log.counts.num_preemptions,
-            evictions=self.log.counts.num_evictions,
-            evicted_aside=self.leaving.num_evicted_aside,
-            switches=self.joining.num_switches,
-            prefetched=self.receiving.num_prefetched,
-            taken_in=self.taking_in.num_taken_in,
-            kept_pages=self.writing.num_kept_pages,
-            pages_ahead=self.ahead.num_pages,
-            reused_tokens=self.fetching.num_reused_tokens,
-            spoiled_pages=self.fetching.num_spoiled_pages,
-            decode_steps=sum(by_batches),
-            mixed_steps=by_batches[-1],
-            ahead_steps=self.stepping.num_ahead_steps,
-        )
-
-
-@dataclass(frozen=True)
-class DecodeCounts:
-    """The counts of what has happened on a decode worker so far."""
-
-    preemptions: int  # requests that left for others
-    evictions: int  # of them, requests that did not lose their KV
-    evicted_aside: int  # of them, requests whose KV went to a prefill worker
-    switches: int  # batches with a member that has joined
-    prefetched: int  # requests that joined from a prefill worker's device, and had waited in the pool
-    taken_in: int  # prompts of a node without a pool that were committed to this one's
-    kept_pages: int  # of prompts and answers
-    pages_ahead: int  # of requests that were to leave next, written while they ran
-    reused_tokens: int  # that were not computed because the pool had their KV
-    spoiled_pages: int  # of the pool that were not intact
-    decode_steps: int
-    mixed_steps: int  # decode steps with members of two batches; guests are of none
-    ahead_steps: int  # planned while another ran

@@ -26,7 +26,7 @@ class BatchBounds:
 
     most_blocks: int  # B_max; a request that takes more by itself is a batch of its own
     room: int  # blocks of the device
-    least: int  # N_min: requests, as far as blocks and waiting requests allow
+    least: int  # N_min: requests, where blocks and waiting requests allow it
     most: int  # N_max: requests
 
 

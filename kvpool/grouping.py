@@ -1,6 +1,6 @@
 """The waiting entries of the pool, and which of them a decode worker gets next:
 
-    one by one  in order, whatever their lengths, as far as there is room
+    one by one  in order, whatever their lengths, while there is room
     in time     the same, after real-time requests that cannot wait (pinned); those of unequal length share only the
                 steps where that is cheap: each worker decides that itself (schedulers/near_lengths.py)
     by length   requests of about one length together, where all wait for their batch here (AlignedServe §3.3):
@@ -8,7 +8,7 @@
         commit ──▶ tree ── find_batch ──▶ the worker's next batch, whole, before there is room for it
            │        ├── requests as long as those that run there (dynamic): its candidate requests
            │        ▼ the slack has run out
-           └──▶ pinned: real-time requests that cannot wait, as far as there is room
+           └──▶ pinned: real-time requests that cannot wait, while there is room
 
 The pool looks for a batch when the worker has no next batch. Ahead of need it looks only where enough requests wait for
 a full batch; and a worker gets at most its share of the waiting requests, so that it takes none that others will lack.
@@ -31,8 +31,8 @@ from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Standing, Work, in_order
 
-DEVICE_SHARE = 0.4  # most of a worker's pairs that a batch may take, so that the next batch can arrive while it ends
-LEAST = 36  # least requests of a batch, where so many wait
+DEVICE_SHARE = 0.4  # most of a worker's blocks that a batch may take, so that the next batch can arrive while it ends
+LEAST = 36  # least requests of a batch, where enough wait
 _WEIGHT = 0.1  # weight of the newest wait in the mean
 _LEAST_S = 1e-3  # least time between two looks at requests whose slack runs out
 _NO_ASK = AskBatch(0, 0)
@@ -66,17 +66,17 @@ class WaitingEntry:
 class _RoomLeft:
     """The room of a worker while requests are chosen for it."""
 
-    def __init__(self, ask: AskBatch, pairs_for: Callable[[Entry, int], int]) -> None:
-        self._pairs, self._requests, self._pairs_for = ask.pairs, ask.requests, pairs_for
-        self._rt_pairs, self._all_pairs = ask.rt_pairs, ask.all_pairs
+    def __init__(self, ask: AskBatch, blocks_for: Callable[[Entry, int], int]) -> None:
+        self._blocks, self._requests, self._blocks_for = ask.blocks, ask.requests, blocks_for
+        self._rt_blocks, self._all_blocks = ask.rt_blocks, ask.all_blocks
 
     def take(self, waiting: WaitingEntry) -> bool:
-        pairs = self._pairs_for(waiting.entry, self._all_pairs)
-        preempted = max(0, pairs - self._pairs)
-        if preempted > (self._rt_pairs if waiting.promise.is_rt else 0) or not self._requests:
+        blocks = self._blocks_for(waiting.entry, self._all_blocks)
+        preempted = max(0, blocks - self._blocks)
+        if preempted > (self._rt_blocks if waiting.promise.is_rt else 0) or not self._requests:
             return False
-        self._pairs -= pairs - preempted
-        self._rt_pairs -= preempted
+        self._blocks -= blocks - preempted
+        self._rt_blocks -= preempted
         self._requests -= 1
         return True
 
@@ -143,8 +143,8 @@ class Waiters(ABC):
     def forget_worker(self, worker: str) -> None:  # noqa: B027  (in order, workers are not told apart)
         """Forget a worker that is gone."""
 
-    def _pairs_for(self, entry: Entry, all_pairs: int) -> int:
-        most = all_pairs * self._block_size
+    def _blocks_for(self, entry: Entry, all_blocks: int) -> int:
+        most = all_blocks * self._block_size
         tokens = room_for(entry.request, len(entry.output), self._policy, most) - entry.dropped
         return units_for(tokens, self._block_size)
 
@@ -174,7 +174,7 @@ class Waiters(ABC):
 class OneByOne(Waiters):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         found = list(self._in_order(ask, now))
-        taken = self._with_some_ahead(found, ask, _RoomLeft(ask, self._pairs_for))
+        taken = self._with_some_ahead(found, ask, _RoomLeft(ask, self._blocks_for))
         return Handed(dynamic=taken) if self._policy.swaps else Handed(batch=taken)
 
 
@@ -235,7 +235,7 @@ class InTime(Waiters):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         self._slowest.heard(worker, ask)
         self._pin_those_out_of_slack(now)
-        places = _RoomLeft(ask, self._pairs_for)
+        places = _RoomLeft(ask, self._blocks_for)
         pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
         handed = self._choose(pinned, ask, places, now) if all_fit else Handed(pinned)
         for waiting in handed.all:
@@ -299,7 +299,7 @@ class ByLength(InTime):
 
     def add(self, waiting: WaitingEntry) -> None:
         entry, now = waiting.entry, waiting.since
-        self._tree.insert(waiting.id, entry.num_held, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
+        self._tree.insert(waiting.id, entry.num_held, self._blocks_for(entry, 0), waiting.promise.due_at(now), now)
         super().add(waiting)
 
     def remove(self, request: str) -> WaitingEntry | None:
@@ -335,13 +335,13 @@ class ByLength(InTime):
 
     def _found(self, ask: AskBatch, now: float) -> list[WaitingEntry]:
         """Take and return the worker's next batch."""
-        has_room = ask.requests > 0 and ask.pairs + ask.rt_pairs > 0
+        has_room = ask.requests > 0 and ask.blocks + ask.rt_blocks > 0
         waits_for_more = not has_room and self._are_few(ask) and self._tree.starving(now) is None
         if not ask.wants_batch or waits_for_more:
             return []
         most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))
         most_blocks = _most_blocks(ask)
-        wanted = BatchBounds(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
+        wanted = BatchBounds(most_blocks, room=ask.all_blocks, least=min(LEAST, most), most=most)
         window = find_batch(self._tree, wanted, now)
         members = sorted(window.members(self._tree))
         self._tree.yielded(window.taken, now)
@@ -353,7 +353,7 @@ class ByLength(InTime):
 
 def _most_blocks(ask: AskBatch) -> int:
     """Return the most blocks of a batch (B_max)."""
-    return max(1, int(DEVICE_SHARE * ask.all_pairs))
+    return max(1, int(DEVICE_SHARE * ask.all_blocks))
 
 
 def waiters(policy: Policy, block_size: int) -> Waiters:

@@ -82,7 +82,6 @@ class PoolCore:
         self._looks_at: float | None = None  # when a request's slack may run out: a timer is set
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (decode worker that has it, entry)
         self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (worker for which its pages are held, attempt)
-        self.num_prefix_hits = 0  # prompts with a prefix that was here
         self._decode_workers: set[str] = set()
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of the asks
         self._progress: dict[str, list[Attempt]] = {}
@@ -376,7 +375,6 @@ class PoolCore:
         pages = self._pages.hold(ask.request, ask.names, ask.service)
         if pages:
             self._held[ask.request] = (worker, attempt)
-            self.num_prefix_hits += 1
         return Prefix(*attempt, pages)
 
     def _take_prefix(self, entry: Entry, num_known: int) -> tuple[int, ...]:
@@ -529,7 +527,7 @@ class PoolCore:
             return []
         stages = {stage: tuple(keys) for stage, keys in self._progress.items()}
         self._progress.clear()
-        return [Send(ROUTER, Progress(**stages, lengths=(), free_pairs=0, backlog=Backlog()))]
+        return [Send(ROUTER, Progress(**stages, lengths=(), free_blocks=0, backlog=Backlog()))]
 
 
 def _attempt(entry: Entry) -> Attempt:

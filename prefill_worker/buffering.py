@@ -30,12 +30,12 @@ from alignedserve.worker.step.request import attempt_of
 class Buffer:
     entry: Entry
     tokens: tuple[int, ...]  # that have KV
-    pairs: tuple[int, ...]
+    blocks: tuple[int, ...]
     decode: Member  # the decode worker that it is for
     joins_at: float  # as far as can be expected
-    copy: int | None = None  # to its pairs, while it is under way
+    copy: int | None = None  # to its blocks, while it is under way
     receiving: tuple[str, int] | None = None  # the same from a device: holder of the sender, number
-    transfer: tuple[str, int] | None = None  # that reads its pairs: holder of the receiver, number
+    transfer: tuple[str, int] | None = None  # that reads its blocks: holder of the receiver, number
     is_copy: bool = True  # the pool has the same
     is_wanted: bool = True
 
@@ -50,7 +50,7 @@ class Buffer:
 
     @property
     def is_over(self) -> bool:
-        """Return whether its pairs can be freed."""
+        """Return whether its blocks can be freed."""
         return not self.is_wanted and self._is_at_rest
 
     @property
@@ -74,20 +74,20 @@ class Buffers(CorePart):
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
-        self.most_pairs = int(self._policy.candidate_share * memory.limits.num_pairs)
+        self.most_blocks = int(self._policy.candidate_share * memory.limits.num_blocks)
         self.num_prefetched = 0
 
     def __len__(self) -> int:
         return len(self._buffers)
 
     @property
-    def pairs(self) -> list[int]:
-        """Return the pairs that all buffers have."""
-        return [pair for buffer in self._buffers for pair in buffer.pairs]
+    def blocks(self) -> list[int]:
+        """Return the blocks that all buffers have."""
+        return [block for buffer in self._buffers for block in buffer.blocks]
 
     @property
-    def num_pairs(self) -> int:
-        return sum(len(buffer.pairs) for buffer in self._buffers)
+    def num_blocks(self) -> int:
+        return sum(len(buffer.blocks) for buffer in self._buffers)
 
     # --- From the pool
 
@@ -111,19 +111,19 @@ class Buffers(CorePart):
         if pool is None or (buffer := self._add(entry, decode, joins_at)) is None:
             return None
         buffer.copy = next(self._here.copy_numbers)
-        return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.pairs, buffer.tokens, aside=True)
+        return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.blocks, buffer.tokens, aside=True)
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
-        """Return a buffer for the entry if there are pairs that no prompt needs. No request makes room for it."""
+        """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for it."""
         needed = units_for(entry.num_held, self._memory.limits.block_size)
-        left = self._memory.num_free - (self._queue.pairs_for_first if self._queue.waiting else 0)
-        if needed > left or self.num_pairs + needed > self.most_pairs:
+        left = self._memory.num_free - (self._queue.blocks_for_first if self._queue.waiting else 0)
+        if needed > left or self.num_blocks + needed > self.most_blocks:
             return None
-        pairs = self._memory.blocks.take(needed)
-        if pairs is None:
+        blocks = self._memory.blocks.take(needed)
+        if blocks is None:
             return None
         running = running_of(self._policy, entry.request, entry.output, entry.due)
-        buffer = Buffer(entry, running.tokens(entry.dropped, entry.prefix), pairs, decode, joins_at)
+        buffer = Buffer(entry, running.tokens(entry.dropped, entry.prefix), blocks, decode, joins_at)
         self._buffers.append(buffer)
         return buffer
 
@@ -184,7 +184,7 @@ class Buffers(CorePart):
         self._pulls[holder] += 1
         number, buffer.is_copy = self._pulls[holder], False
         buffer.receiving = (holder, number)
-        return [ReceiveKv(number, holder, buffer.pairs, buffer.tokens), Send(sender, Pull(number, *attempt))]
+        return [ReceiveKv(number, holder, buffer.blocks, buffer.tokens), Send(sender, Pull(number, *attempt))]
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact, transfer = event.intact, (event.source, event.number)
@@ -207,10 +207,10 @@ class Buffers(CorePart):
 
     def send(self, buffer: Buffer, receiver: str, number: int) -> list[Command]:
         buffer.transfer = (receiver, number)
-        return [SendKv(number, receiver, buffer.pairs, buffer.tokens)]
+        return [SendKv(number, receiver, buffer.blocks, buffer.tokens)]
 
     def find_sending(self, receiver: str, number: int) -> Buffer | None:
-        """Return the buffer whose pairs this transfer reads."""
+        """Return the buffer whose blocks this transfer reads."""
         return next((buffer for buffer in self._buffers if buffer.transfer == (receiver, number)), None)
 
     def end_sending(self, buffer: Buffer, ok: bool) -> None:
@@ -229,18 +229,18 @@ class Buffers(CorePart):
             buffer.is_wanted = False
             if buffer.is_over:
                 self._buffers.remove(buffer)
-                self._memory.give(buffer.pairs)
+                self._memory.give(buffer.blocks)
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         same = (buffer for buffer in self._buffers if buffer.key[0] == request)
         self._forget(buffer for buffer in same if buffer.key[1] <= attempt)
         return []
 
-    def make_place(self, pairs: int) -> list[Command]:
-        """Let buffers go until so many pairs are free: copies first, and of these what has longest to wait."""
+    def make_place(self, blocks: int) -> list[Command]:
+        """Let buffers go until so many blocks are free: copies first, and of these what has longest to wait."""
         let_go: dict[str, list[Attempt]] = {}
         for buffer in sorted(self._buffers, key=lambda buffer: (buffer.is_copy, buffer.joins_at), reverse=True):
-            if self._memory.num_free >= pairs:
+            if self._memory.num_free >= blocks:
                 break
             if buffer.is_here:
                 self._forget([buffer])

@@ -74,16 +74,8 @@ TRANSITIONS: Mapping[State, Mapping[Fact, tuple[State, ...]]] = MappingProxyType
             Fact.RETURNED: (_POOL,),
             **_ENDS,
         },
-        State.POOL: {
-            Fact.HELD: (_DECODE,),
-            Fact.ARRIVED: (_POOL, _DECODE),
-            **_ENDS,
-        },
-        State.DECODE: {
-            Fact.ARRIVED: (_DECODE,),
-            Fact.RETURNED: (_POOL,),
-            **_ENDS,
-        },
+        State.POOL: {Fact.HELD: (_DECODE,), Fact.ARRIVED: (_POOL, _DECODE), **_ENDS},
+        State.DECODE: {Fact.ARRIVED: (_DECODE,), Fact.RETURNED: (_POOL,), **_ENDS},
         State.ENDED: {},
         State.LOST: {},
         State.CANCELLED: {},

@@ -15,7 +15,7 @@ A router that has just started rebuilds what it knows before it places any reque
     start ── 2 heartbeats ──▶ announced ── every member says what it has ──▶ rebuilt
     (members register)        (the roll)   (Declare by owners, Holding by workers and pools)
 
-Every announced member says what it has: workers and pools in one frame, owners in several, of which the last one is
+Every announced member says what it has: workers and pools in one frame, owners in several, and the last one is
 marked. When all have answered, and members hold everything that owners declared, the router is rebuilt. A declared
 request that no member holds may have been on its way, from a member that had sent it to one that had not received it
 yet: the router waits SETTLE_S more for it. It waits RECOVERY_S at most, for members that do not answer.

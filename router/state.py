@@ -61,12 +61,7 @@ from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move
 _NOTED = MappingProxyType(
-    {
-        State.ENDED: Kind.ENDED,
-        State.LOST: Kind.LOST,
-        State.CANCELLED: Kind.CANCELLED,
-        State.REPLACED: Kind.REPLACED,
-    }
+    {State.ENDED: Kind.ENDED, State.LOST: Kind.LOST, State.CANCELLED: Kind.CANCELLED, State.REPLACED: Kind.REPLACED}
 )
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers
 
@@ -77,7 +72,7 @@ class RouterLimits:
     heartbeat_s: float
     death_s: float  # silence after which a member counts as dead
     policy: Policy = DEFAULT_POLICY
-    block_size: int = 16  # tokens of a pair on the workers' devices
+    block_size: int = 16  # tokens of a block on the workers' devices
     kv_tokens: int = 0  # tokens that a decode worker's device holds; 0: not known
     queues: Queues = Queues()  # noqa: RUF009  (frozen)
     sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
@@ -146,13 +141,13 @@ class RouterCore:
                     commands += self._open_declared(declared, now)
                 if is_last:
                     self._recovery.heard_all(sender)
-            case Received(sender, Holding(attempts, free_pairs, retires, reserved), incarnation) if (
+            case Received(sender, Holding(attempts, free_blocks, retires, reserved), incarnation) if (
                 known := self._alive(sender, incarnation)
             ):
                 if retires and sender not in self._retiring:
                     commands += self._stop_placing_on(known)
                 commands += self._hear_holding(known, attempts, now)
-                self._placement.note_room(known.name, free_pairs)
+                self._placement.note_room(known.name, free_blocks)
                 self._recovery.heard_all(sender)
                 self._suspects.hear_holding(known, reserved)
             case Received(sender, Inquire(attempts), incarnation) if self._alive(sender, incarnation):
@@ -439,7 +434,7 @@ class RouterCore:
     def _hear_progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
         if member.role in WORKERS:
-            self._placement.progressed(member.name, progress.backlog, progress.free_pairs, now)
+            self._placement.progressed(member.name, progress.backlog, progress.free_blocks, now)
         for key in (*progress.committed, *progress.joined):
             opened = self._open.current(key)
             if opened is None:
@@ -547,7 +542,7 @@ class RouterCore:
         return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
 
     def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
-        """Ask the members that have these requests, as far as the router knows, whether they still have them."""
+        """Ask the members that should have these requests whether they still have them."""
         at: dict[str, list[Attempt]] = {}
         for opened in requests:
             if not opened.is_waiting:

@@ -41,12 +41,12 @@ _SMOOTHNESS = 0.03  # a bend as large as a step's time counts like three points 
 _CLOSE = 1e-7  # a coefficient that moves by a smaller share of itself has converged
 
 _PACE, _LEAP = 0.5, 0.7  # share of a surprise that the factors follow, and its most (logarithms)
-_STEADY = 0.25  # computing changes so much less than reading does
+_STEADY = 0.25  # computing follows a surprise a quarter as fast as reading: it changes less
 _KEEP = 0.99  # share of what was learned that each step of the kind keeps
-_PROFILE_STEPS = 30  # the profile always counts as much as so many steps
+_PROFILE_STEPS = 30  # the profile always counts as much as 30 steps
 _EAGER = 64  # the first steps of a kind are all learned from,
-_EVERY = 32  # and one in so many of the later ones; the factors follow every step
-_RETELL, _MOVED = 8, 0.01  # the model is told again after so many steps, or as soon as a factor has moved by so much
+_EVERY = 32  # and each 32nd of the later ones; the factors follow every step
+_RETELL, _MOVED = 8, 0.01  # the model is told again after 8 steps, or when a factor has moved by 1 %
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
 # The least uncertainties: few steps were measured, and predictions leave out a token's way to its client.
 _LEAST_P90, _LEAST_TAIL = 0.1, 0.15
@@ -227,7 +227,7 @@ class OnlineCost:
             others = [point for point in points if point.shape.kind is not kind]
             uncertainty = _uncertainty(own, others) if known is None else known[kind]
             self._kinds[kind] = _Learner(_fit(own, others, remade_token_s), uncertainty)
-        self._factors = self._told = Factors(slowdown, slowdown)
+        self._factors = self._told = TimeFactors(slowdown, slowdown)
         self._surprises = {True: 0.0, False: 0.0}  # of the last step that mostly read, and of the last other one
         self._model: CostModel | None = None
 
@@ -253,10 +253,10 @@ class OnlineCost:
         return max(self._factors)
 
     def rescale(self, by: float) -> None:
-        """Take steps to be so many times as long as believed. What is as quick as in the profile becomes no quicker:
-        short steps, which mostly read, say little of computing."""
+        """Multiply the slowdown of reading and computing by `by`. A factor of 1 does not fall further: short steps,
+        which mostly read, say little about computing."""
         reading, computing = (max(min(1.0, factor), by * factor) for factor in self._factors)
-        self._factors, self._model = Factors(reading, computing), None
+        self._factors, self._model = TimeFactors(reading, computing), None
 
     def learn(self, shape: Shape, seconds: float) -> None:
         """Learn from a step of this shape that took so long."""
@@ -273,13 +273,13 @@ class OnlineCost:
             self._model = None
 
 
-class Factors(NamedTuple):
+class TimeFactors(NamedTuple):
     """How many times as long as in the profile a step takes to read memory, and to compute."""
 
     reading: float = 1.0
     computing: float = 1.0
 
-    def after(self, surprise: float, last: float, reads: float) -> Factors:
+    def after(self, surprise: float, last: float, reads: float) -> TimeFactors:
         """Return the factors after a step, `reads` of whose time was to be reading, with this surprise (logarithm).
 
         A step that is off by itself moves nothing: a surprise counts where that of the last such step was to the same
@@ -291,9 +291,9 @@ class Factors(NamedTuple):
             return self
         moves, computes = _PACE * min(surprise, last, key=abs), _STEADY * (1 - reads)
         size = reads * reads + (1 - reads) * computes
-        return Factors(self.reading * exp(moves * reads / size), self.computing * exp(moves * computes / size))
+        return TimeFactors(self.reading * exp(moves * reads / size), self.computing * exp(moves * computes / size))
 
-    def differ_from(self, told: Factors) -> bool:
+    def differ_from(self, told: TimeFactors) -> bool:
         return any(abs(one / other - 1) > _MOVED for one, other in zip(self, told, strict=True))
 
 
@@ -320,7 +320,7 @@ class _Learner:
         tails = {length: tail.beyond for length, tail in self._tails.items() if tail.is_known}
         return Uncertainty(self._median, max(_LEAST_P90, self._p90), tails)
 
-    def learn(self, shape: Shape, seconds: float, predicted: float, factors: Factors) -> bool:
+    def learn(self, shape: Shape, seconds: float, predicted: float, factors: TimeFactors) -> bool:
         """Learn from a step, and return whether predictions change."""
         off_by = error(seconds, predicted)
         if predicted > 0:

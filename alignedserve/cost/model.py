@@ -103,7 +103,7 @@ class Coefficients:
     remade: float = 0.0  # ρ
 
     def scaled(self, reading: float, computing: float) -> Coefficients:
-        """Return the coefficients where reading memory and computing take so many times as long.
+        """Return the coefficients with the time of reading memory and of computing multiplied by these factors.
 
         Steps read the weights, and the K and V of each prefix; what else they take grows with their tokens. The first
         two tokens go with the weights: nearly all steps have them, so a fit does not tell both apart.
@@ -224,7 +224,7 @@ class CostModel:
 
     def computing_s(self, start: int, end: int, tokens: int, beside: int) -> float:
         """Return by how much a step is longer that runs a prompt's tokens up to `tokens` from `start` on, and not only
-        from `end` on, beside so many other prompt tokens."""
+        from `end` on. The step has `beside` other prompt tokens."""
         others = (beside, 0)
         whole = self.seconds(Shape.build([others, (tokens - start, start)]))
         return whole - self.seconds(Shape.build([others, (tokens - end, end)]))
@@ -349,7 +349,7 @@ class Link:
         return self.latency_s + num_bytes / self.bandwidth if num_bytes else 0.0
 
     def copying(self, kv_bytes: int) -> CopyCost:
-        """Return the time to copy KV, of so many bytes for a token."""
+        """Return the time to copy KV, with `kv_bytes` for a token."""
         return CopyCost(kv_bytes / self.bandwidth, self.latency_s)
 
 

@@ -79,7 +79,7 @@ class Profile:
     model: CostModel
     remade_token_s: float = 0.0  # measured apart from the steps
     links: Mapping[Route, Link] = field(default_factory=dict)  # of copies between the device and the arena
-    slowdown: float = 1.0  # steps took so many times as long as those that were quickest, which are the points
+    slowdown: float = 1.0  # the usual step's time over that of the quickest ones, which are the points
     measured_at: float = 0.0  # seconds since 1970
 
     @classmethod
@@ -231,7 +231,7 @@ def _memory(tree: Mapping[str, Any]) -> MeasuredMemory:
 
 def _fold(tree: Mapping[str, Any]) -> Fold:
     sight = {name: size for name, size in tree["sight"].items() if size is not None}
-    return Fold(Sight(**_counts(sight)), int(_number(tree["pairs"])))
+    return Fold(Sight(**_counts(sight)), int(_number(tree["blocks"])))
 
 
 def _counts(tree: Mapping[str, Any]) -> dict[str, Any]:

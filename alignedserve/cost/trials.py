@@ -37,17 +37,17 @@ class Trial:
         """Return the tokens of each request after the step."""
         return (*(length + cached for length, cached in self.chunks), *(prefix + 1 for prefix in self.prefixes))
 
-    def num_pairs(self, block_size: int) -> list[int]:
-        """Return how many block pairs each request needs."""
+    def num_blocks(self, block_size: int) -> list[int]:
+        """Return how many blocks each request needs."""
         return [units_for(end, block_size) for end in self.ends]
 
     def parts(
-        self, pairs: Sequence[int], block_size: int, draw: Callable[[], int] = lambda: 0
+        self, blocks: Sequence[int], block_size: int, draw: Callable[[], int] = lambda: 0
     ) -> tuple[tuple[Chunk, ...], tuple[Decode, ...]]:
-        """Return the step's chunks and decodes on these pairs, for requests of nobody; `draw` returns a token."""
-        counts = self.num_pairs(block_size)
+        """Return the step's chunks and decodes on these blocks, for requests of nobody; `draw` returns a token."""
+        counts = self.num_blocks(block_size)
         ends = [*accumulate(counts)]
-        shares = iter([tuple(pairs[end - count : end]) for count, end in zip(counts, ends, strict=True)])
+        shares = iter([tuple(blocks[end - count : end]) for count, end in zip(counts, ends, strict=True)])
         chunks = tuple(
             Chunk(f"{NOBODY}c{number}", tuple(draw() for _ in range(length)), cached, KvForm(next(shares)), _GREEDY)
             for number, (length, cached) in enumerate(self.chunks)
@@ -69,9 +69,9 @@ class Bounds:
 
     def allow(self, trial: Trial) -> bool:
         shape, ends = trial.shape, trial.ends
-        pairs = sum(units_for(end, self.limits.block_size) for end in ends)
+        blocks = sum(units_for(end, self.limits.block_size) for end in ends)
         within = shape.tokens <= self.limits.max_step_tokens and len(ends) <= self.limits.max_batch
-        return within and max(ends) <= self.longest and pairs <= self.limits.num_pairs
+        return within and max(ends) <= self.longest and blocks <= self.limits.num_blocks
 
 
 def trials(bounds: Bounds) -> list[Trial]:

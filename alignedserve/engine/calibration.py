@@ -101,8 +101,8 @@ def read_plain(folder: Path, dtype: torch.dtype, device: torch.device = CPU, sig
     compared, read = (tokens_of(folder, config, text) for text in (COMPARED, READ))
 
     def logits(tokens: Sequence[int]) -> Tensor:
-        pairs = units_for(len(tokens), _BLOCK_SIZE)
-        shape = config.num_layers, 2 * pairs, _BLOCK_SIZE, config.num_kv_heads * config.head_dim
+        blocks = units_for(len(tokens), _BLOCK_SIZE)
+        shape = config.num_layers, 2 * blocks, _BLOCK_SIZE, config.num_kv_heads * config.head_dim
         cache = torch.zeros(shape, dtype=dtype, device=device)
         return logits_of(tokens, model, kernels, cache)
 
@@ -119,10 +119,10 @@ def tokens_of(folder: Path, config: ModelConfig, text: str) -> tuple[int, ...]:
 
 
 def logits_of(tokens: Sequence[int], model: Model, kernels: Kernels, cache: Tensor) -> Tensor:
-    """Return the logits of all tokens of a text, whose K and V are written to the first pairs of the cache."""
+    """Return the logits of all tokens of a text, whose K and V are written to the first blocks of the cache."""
     block_size = cache.shape[2]
-    pairs = range(units_for(len(tokens), block_size))
-    spans = Spans([Lie(len(tokens), len(tokens), pairs)], block_size)
+    blocks = range(units_for(len(tokens), block_size))
+    spans = Spans([Lie(len(tokens), len(tokens), blocks)], block_size)
     attention = attention_of(spans, cache, kernels)
     read, positions = (on_device(of, cache.device) for of in (torch.tensor(tokens), spans.positions))
     return model.forward(read, positions, None, attention)

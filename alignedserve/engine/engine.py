@@ -35,7 +35,7 @@ from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import KvAttention, attention_of
 from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.families.choice import load
-from alignedserve.engine.models.folding import FoldedAttention, fold_pairs
+from alignedserve.engine.models.folding import FoldedAttention, fold_blocks
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.runs import Checker, Run, run_of
@@ -79,7 +79,7 @@ class Engine:
         self,
         folder: Path,
         *,
-        num_pairs: int | Callable[[], int],
+        num_blocks: int | Callable[[], int],
         block_size: int = 16,
         dtype: str | None = None,
         kv_dtype: KvDtype = KvDtype.AUTO,
@@ -94,12 +94,12 @@ class Engine:
         adapter_bytes: int | None = None,
         signs: Signs = NO_SIGNS,
     ) -> None:
-        """Load the model of the folder and make its device cache of `num_pairs` block pairs.
+        """Load the model of the folder and make its device cache of `num_blocks` blocks.
 
         Without `kernels` the fastest ones for the device are taken. For `tune_s` seconds linear layers are measured, to
         choose the fastest way for each; with 0 each takes the usual way. Each of several `ranks` has an engine of its
-        own with `num_pairs` pairs; all run the same steps, and rank 0 samples. If `num_pairs` is a function, it is
-        called once the weights are loaded. `has_graphs` says that steps will be captured: this needs one pair more.
+        own with `num_blocks` blocks; all run the same steps, and rank 0 samples. If `num_blocks` is a function, it is
+        called once the weights are loaded. `has_graphs` says that steps will be captured: this needs one block more.
         Above `adapter_bytes`, the adapters that no step has needed for longest are forgotten. `signs` hears how far
         the start is. `squares` are the mean squares of what goes into layers, by which they are quantised.
         """
@@ -125,7 +125,7 @@ class Engine:
         self.adapters = KeptAdapters(self._adapted.layers, whole, adapter_bytes)
         # Only after loading, so that a folder that cannot be loaded logs nothing but its error.
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)
-        self.resize(num_pairs if isinstance(num_pairs, int) else num_pairs())
+        self.resize(num_blocks if isinstance(num_blocks, int) else num_blocks())
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
         self._sampler = Sampler(self.config.vocab_size, syntaxes, self._kernels)
         self._before = NOTHING  # tokens of the newest step
@@ -185,18 +185,18 @@ class Engine:
             self.signs.stage(Stage.LAYERS, len({layer.shape for layer in linears}))
             tune(linears, tune_s, self.signs.advance)
 
-    def resize(self, num_pairs: int) -> None:
-        """Make an empty device cache of `num_pairs` pairs; KV in the old cache and captured graphs are dropped."""
-        self.num_pairs = num_pairs
-        self.cache = self.new_cache(num_pairs + self.has_graphs)  # the last pair is for padding rows (graphs.py)
+    def resize(self, num_blocks: int) -> None:
+        """Make an empty device cache of `num_blocks` blocks; KV in the old cache and captured graphs are dropped."""
+        self.num_blocks = num_blocks
+        self.cache = self.new_cache(num_blocks + self.has_graphs)  # the last block is for padding rows (graphs.py)
         self._graphs: DecodeGraphs | None = None
-        self._checker = Checker(self.config, num_pairs, self.block_size, lambda run: self.form.problem(run))
+        self._checker = Checker(self.config, num_blocks, self.block_size, lambda run: self.form.problem(run))
 
-    def new_cache(self, num_pairs: int) -> Tensor:
+    def new_cache(self, num_blocks: int) -> Tensor:
         """Return a device cache of zeros. On a CPU it takes memory only once written, so an idle worker stays small."""
         config = self.config
         dtype, vector = vector_of(self.kv_dtype, self.dtype, config.num_kv_heads, config.head_dim)
-        shape = (config.num_layers, 2 * num_pairs, self.block_size, vector)
+        shape = (config.num_layers, 2 * num_blocks, self.block_size, vector)
         if self.device.type == "cpu":
             return large_pages.zeros(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -242,9 +242,9 @@ class Engine:
     @torch.inference_mode()
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
         """Capture decode steps of up to `most` requests, as long as `least` bytes are free."""
-        assert self.has_graphs, "there is no pair for padding"
-        scratch, captures, config = self.num_pairs, self._captures, self.config
-        places = places_for(most, units_for(config.max_positions, self.block_size), self.num_pairs)
+        assert self.has_graphs, "there is no block for padding"
+        scratch, captures, config = self.num_blocks, self._captures, self.config
+        places = places_for(most, units_for(config.max_positions, self.block_size), self.num_blocks)
         decode, words, block_size = self._decode, config.vocab_size, self.block_size
         graphs = DecodeGraphs(most, words, decode, capture, block_size, places, scratch, self.device)
         self.signs.stage(Stage.GRAPHS, len(sizes(most)))
@@ -339,7 +339,7 @@ class Engine:
 
     @torch.inference_mode()
     def logits_of(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits of all tokens of a text, before any request is there: it is written to the first pairs."""
+        """Return the logits of all tokens of a text, before any request is there: it is written to the first blocks."""
         self._adapted.step = None
         return logits_of(tokens, self._model, self._kernels, self.cache)
 
@@ -407,14 +407,14 @@ class Engine:
         return self._model.forward(tokens, spans.positions, None, attention)
 
     def _lie(self, run: Run) -> Lie:
-        return Lie(len(run.tokens), run.num_held, run.kv.pairs, run.kv.dropped)
+        return Lie(len(run.tokens), run.num_held, run.kv.blocks, run.kv.dropped)
 
     @torch.inference_mode()
     def fold(self, folds: Sequence[Sequence[int]]) -> None:
-        """Fold pairs that lie behind the windows of a request: the first of each takes what the others keep."""
+        """Fold blocks that lie behind the windows of a request: the first of each takes what the others keep."""
         if self.config.fold is None:
-            raise PlanError("pairs are to be folded, but the model has no layers with windows beside others")
-        fold_pairs(self.cache, self.config.fold, folds)
+            raise PlanError("blocks are to be folded, but the model has no layers with windows beside others")
+        fold_blocks(self.cache, self.config.fold, folds)
 
 
 def _rows_by_adapter(runs: Sequence[Run], first: Mapping[str, int]) -> dict[Adapter, list[int]]:

@@ -3,12 +3,12 @@ kernels.
 
 A captured step reads and writes the same memory each time. So there is one graph for each of some batch sizes, with its
 own buffers for tokens, positions and tables; a step of another size runs in the next larger graph. The rows left over
-are padding: each is a request of one token, whose K and V go to the scratch pair, which belongs to no request, and
-whose logits are not read. All graphs put their logits in one buffer and find their block pairs in one table; nothing
+are padding: each is a request of one token, whose K and V go to the scratch block, which belongs to no request, and
+whose logits are not read. All graphs put their logits in one buffer and find their blocks in one table; nothing
 else of a graph outlives its replay, so all of them share the memory in which they compute.
 
-The table has a place for each pair of each request, so that requests which share a beginning fit too: 2 MB for 256
-requests of 2,048 pairs. A step that has more pairs than there are places runs kernel by kernel.
+The table has a place for each block of each request, so that requests which share a beginning fit too: 2 MB for 256
+requests of 2,048 blocks. A step that has more blocks than there are places runs kernel by kernel.
 
     step of 5 decodes ─▶ size 8:   r r r r r p p p ──▶ logits of the first five
                                    └ own slots ┘ └ scratch
@@ -34,17 +34,17 @@ from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.inputs import Inputs
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.spans import Lie
-from alignedserve.kernels.common.static_spans import PairRoom, StaticSpans
+from alignedserve.kernels.common.static_spans import BlockRoom, StaticSpans
 
 log = logging.getLogger("alignedserve.engine")
 
 _FIRST = (1, 2, 4)
 _EACH, _UP_TO, _THEN_EACH = 8, 256, 16  # distance between sizes from 8 on, and beyond 256
-_MOST_PLACES = 1 << 22  # of pairs: 32 MB, which hold 67 million tokens in blocks of 16
+_MOST_PLACES = 1 << 22  # of blocks: 32 MB, for 67 million tokens with 16 in each
 _MIB = 1 << 20
 
 CAPTURED, STEP_BY_STEP = "captured decode steps", "the host launches each kernel of a step"  # what falls back to what
-SHARING = "captured steps of many pairs"
+SHARING = "captured steps of many blocks"
 
 Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [size, vocabulary]
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
@@ -57,12 +57,13 @@ def sizes(most: int) -> list[int]:
     return [size for size in usual if size < most] + [most]
 
 
-def places_for(most: int, longest: int, num_pairs: int) -> int:
-    """Return the places for the pairs of up to `most` requests of up to `longest` pairs, on a device with `num_pairs`.
+def places_for(most: int, longest: int, num_blocks: int) -> int:
+    """Return the places for the blocks of up to `most` requests of up to `longest` blocks, on a device with
+    `num_blocks`.
 
-    There are enough for any step, unless that takes too much memory: then at least for any step without shared pairs.
+    There are enough for any step, unless that takes too much memory: then at least for any step without shared blocks.
     """
-    return max(num_pairs, min(most * min(longest, num_pairs), _MOST_PLACES))
+    return max(num_blocks, min(most * min(longest, num_blocks), _MOST_PLACES))
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,15 @@ class DecodeGraphs:
         scratch: int,
         device: torch.device,
     ) -> None:
-        """Prepare graphs for steps of up to `most` decodes, with a place for each pair of each of them; `scratch` is a
-        pair of no request.
+        """Prepare graphs for steps of up to `most` decodes, with a place for each block of each of them; `scratch` is a
+        block of no request.
 
         `vocabulary` is the number of logits of a token.
         """
         self._sizes, self._forward, self._capture = sizes(most), forward, capture
         self._logits = torch.empty((most, vocabulary), device=device)
         self._block_size, self._device = block_size, device
-        self._room = PairRoom(places + most, device)  # each padding row has a pair too
+        self._room = BlockRoom(places + most, device)  # each padding row has a block too
         self._padding = Lie(1, 1, (scratch,))
         self._graphs: dict[int, _Graph] = {}
 
@@ -133,7 +134,7 @@ class DecodeGraphs:
     def logits(self, lies: Sequence[Lie], inputs: Inputs) -> Tensor | None:
         """Return the logits of a step of these decodes, valid until the next call.
 
-        None if the size is not captured, or if the decodes have more pairs than there are places for.
+        None if the size is not captured, or if the decodes have more blocks than there are places for.
         """
         graph = self._graphs.get(self._size_for(len(lies)))
         if graph is None:
@@ -141,7 +142,7 @@ class DecodeGraphs:
         padding = len(graph.spans) - len(lies)
         entries = padding + sum(-(-lie.tokens // self._block_size) for lie in lies)
         if entries > len(self._room):
-            fell_back(SHARING, f"captured steps have room for {len(self._room)} block pairs", STEP_BY_STEP)
+            fell_back(SHARING, f"captured steps have room for {len(self._room)} blocks", STEP_BY_STEP)
             return None
         graph.spans.place([*lies, *[self._padding] * padding])
         inputs.put(graph.tokens[: len(lies)])

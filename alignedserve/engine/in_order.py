@@ -25,7 +25,7 @@ from alignedserve.protocol.events import Post, StepDone
 Result = TypeVar("Result")
 
 
-class InOrder:
+class DeviceQueue:
     """A worker's queue of steps and other work."""
 
     def __init__(self, device: torch.device) -> None:

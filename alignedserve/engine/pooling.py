@@ -61,7 +61,7 @@ class Pooler:
         return range(start, end)
 
     def vectors(self, states: Tensor, lengths: Sequence[int], poolings: Sequence[Pooling]) -> list[bytes]:
-        """Return the vector of each text; `states` are the rows that count, so many of each text, one after another."""
+        """Return the vector of each text; `states` are the rows that count, `lengths` says how many a text has."""
         pooled = self._pooled(states.float(), lengths)
         vectors: list[bytes] = [b""] * len(poolings)
         for task, make in ((PooledTask.EMBED, self._embedded), (PooledTask.SCORE, self._scored)):

@@ -61,7 +61,7 @@ _SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """A run of a step: its seconds, and those that it takes where nothing else runs, as far as can be seen."""
+    """A run of a step: its seconds, and an estimate of those that it takes where nothing else runs."""
 
     seconds: float
     quiet_s: float
@@ -87,7 +87,7 @@ class Meter:
     ) -> None:
         self.engine, self.clock, self._synchronize, self._waited = engine, clock, synchronize, waited
         self._random = random.Random(0)
-        self._filled = 0  # block pairs that have been written
+        self._filled = 0  # blocks that have been written
 
     def run(self, trial: Trial) -> TimedRun:
         """Run the trial once."""
@@ -111,22 +111,22 @@ class Meter:
 
     def _plan(self, trial: Trial) -> StepPlan:
         block_size, vocabulary = self.engine.block_size, self.engine.config.vocab_size
-        pairs = self._pairs(sum(trial.num_pairs(block_size)))
-        return StepPlan(0, *trial.parts(pairs, block_size, lambda: self._random.randrange(vocabulary)))
+        blocks = self._blocks(sum(trial.num_blocks(block_size)))
+        return StepPlan(0, *trial.parts(blocks, block_size, lambda: self._random.randrange(vocabulary)))
 
-    def pairs_for(self, tokens: int) -> tuple[int, ...]:
-        """Return block pairs for one request of so many tokens."""
-        return self._pairs(units_for(tokens, self.engine.block_size))
+    def blocks_for(self, tokens: int) -> tuple[int, ...]:
+        """Return blocks for one request of `tokens` tokens."""
+        return self._blocks(units_for(tokens, self.engine.block_size))
 
-    def _pairs(self, count: int) -> tuple[int, ...]:
+    def _blocks(self, count: int) -> tuple[int, ...]:
         self._fill(count)
         return tuple(range(count))
 
-    def _fill(self, pairs: int) -> None:
-        """Write the first `pairs` pairs: memory never written is one page of zeros, faster to read than any other."""
-        if pairs > self._filled:
-            self.engine.cache[:, 2 * self._filled : 2 * pairs] = 0.01
-            self._filled = pairs
+    def _fill(self, blocks: int) -> None:
+        """Write the first `blocks` blocks: memory never written is one page of zeros, faster to read than any other."""
+        if blocks > self._filled:
+            self.engine.cache[:, 2 * self._filled : 2 * blocks] = 0.01
+            self._filled = blocks
 
 
 # --- Measuring steps, projections and copies
@@ -201,8 +201,8 @@ def measure_remaking(meter: Meter) -> float:
     if engine.form.why_not is not None:
         return 0.0
     tokens = min(_REMADE, engine.config.max_positions, engine.cache.shape[1] // 2 * engine.block_size)
-    pairs = meter.pairs_for(tokens)
-    return meter.quickest_of(partial(engine.form.remake, pairs, tokens, engine.cache)) / tokens
+    blocks = meter.blocks_for(tokens)
+    return meter.quickest_of(partial(engine.form.remake, blocks, tokens, engine.cache)) / tokens
 
 
 def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> dict[Route, Link]:
@@ -232,9 +232,9 @@ def _measured_copies(
     outs, ins = [], []
     for count in counts:
         pages, tokens = range(count), [1] * (count * page_size)
-        pairs = range(units_for(len(tokens), meter.engine.block_size))
-        copy_out = partial(copier.copy_out, pairs, pages, tokens)
-        copy_in = partial(copier.copy_in, pages, pairs, tokens)
+        blocks = range(units_for(len(tokens), meter.engine.block_size))
+        copy_out = partial(copier.copy_out, blocks, pages, tokens)
+        copy_in = partial(copier.copy_in, pages, blocks, tokens)
         outs.append((count * page_bytes, meter.quickest_of(copy_out)))
         ins.append((count * page_bytes, meter.quickest_of(copy_in)))
     return {Route.DEVICE_TO_ARENA: _link(outs), Route.ARENA_TO_DEVICE: _link(ins)}

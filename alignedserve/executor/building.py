@@ -17,7 +17,7 @@ from alignedserve.engine.device.ranks import Team, meet
 from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
-from alignedserve.executor.loading import AnEngine, device_for, load, with_pairs
+from alignedserve.executor.loading import AnEngine, device_for, load, with_blocks
 from alignedserve.executor.step_watch import StepWatch
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.protocol.messages import holder
@@ -33,7 +33,7 @@ class RankParts(Generic[AnEngine]):
 
     place: Place
     engine: AnEngine
-    capacity: Capacity  # with as many block pairs as the engine has
+    capacity: Capacity  # with as many blocks as the engine has
     pace: CopyPace
     transport: Transport
     team: Team | None  # the other ranks, where there are any
@@ -49,7 +49,7 @@ class RankParts(Generic[AnEngine]):
 
     def hands(self, say: Say = say_nothing, look_ahead: int = 0, watch: StepWatch | None = None) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
-        num_slots = limits.num_pairs * limits.block_size if spec.acts_as is Role.DECODE else 0
+        num_slots = limits.num_blocks * limits.block_size if spec.acts_as is Role.DECODE else 0
         return EngineHands(
             self.engine,
             self.place.arena_path(spec.rank),
@@ -58,7 +58,7 @@ class RankParts(Generic[AnEngine]):
             cudart_for(self.engine.cache.device),
             self.transport,
             self.pace,
-            num_on_host=config.policy.pairs.num_on_host(num_slots),
+            num_on_host=config.policy.block_use.num_on_host(num_slots),
             say=say,
             look_ahead=look_ahead,
             watch=watch,
@@ -78,7 +78,7 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
         lost = partial(end_where_lost, engine.device)
         # The transport may move the engine's device cache to memory that it can send from.
         transport, engine.cache = open_transport(place, chosen, engine.cache, pace, team, lost)
-        yield RankParts(place, engine, with_pairs(capacity, engine), pace, transport, team)
+        yield RankParts(place, engine, with_blocks(capacity, engine), pace, transport, team)
     finally:
         transport.close()
         lock.release()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from alignedserve.core import FormOrder
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.memory import out_of_memory
@@ -16,7 +17,6 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
 from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.forms.device.performing import FormHands
-from alignedserve.forms.orders import FormOrder
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.protocol.commands import CopyIn, CopyOut
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, Post
@@ -105,14 +105,14 @@ class PoolCopies:
     def _copy_out(self, command: CopyOut) -> bool:
         if (copier := self._copier_to(command.pool)) is not None:
             amend = self._forms.amend(command.number)
-            copier.copy_out(command.pairs, command.pages, command.tokens, command.start, amend)
+            copier.copy_out(command.blocks, command.pages, command.tokens, command.start, amend)
         return copier is not None
 
     def _copy_in(self, command: CopyIn) -> bool:
         copier = self._copier_to(command.pool)
         if copier is None:
             return False
-        return copier.copy_in(command.pages, command.pairs, command.tokens, command.start)
+        return copier.copy_in(command.pages, command.blocks, command.tokens, command.start)
 
     def _rewrite(self, pool: str, page: int, into: int) -> bool:
         copier = self._copier_to(pool)

@@ -16,7 +16,7 @@ from alignedserve.core import Role, StepPlan, StepResult
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.in_order import InOrder
+from alignedserve.engine.in_order import DeviceQueue
 from alignedserve.engine.sampling.reading import Begun
 from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
@@ -49,7 +49,7 @@ class EngineHands:
         """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; have room on the host for
         `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of steps."""
         self._engine, self._say = engine, say
-        self._in_order = InOrder(engine.device) if look_ahead else None
+        self._in_order = DeviceQueue(engine.device) if look_ahead else None
         self._watch = watch or StepWatch()
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or CopyPace()

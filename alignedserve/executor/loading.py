@@ -66,7 +66,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     engine = kind(
         place.folder,
         tensors_of=weights_for(config),
-        num_pairs=lambda: _num_pairs(place, team or ALONE) - has_graphs,  # a pair is kept for padding
+        num_blocks=lambda: _num_blocks(place, team or ALONE) - has_graphs,  # a block is kept for padding
         block_size=room.limits.block_size,
         dtype=room.dtype,
         kv_dtype=room.kv_dtype,
@@ -101,13 +101,13 @@ def weights_for(config: Config) -> Callable[[Path], Weights]:
     return lambda _: DummyWeights()
 
 
-def _num_pairs(place: Place, ranks: RankLinks) -> int:
-    """Return the number of block pairs of the device cache: as many as the GPU has room for beside the weights, or as
+def _num_blocks(place: Place, ranks: RankLinks) -> int:
+    """Return the number of blocks of the device cache: as many as the GPU has room for beside the weights, or as
     many as the configuration says."""
     config, (model, room), device = place.config, place.capacity(), device_for(place)
     free = free_memory(device)
     if free is None:
-        return room.limits.num_pairs
+        return room.limits.num_blocks
     engine, topology = config.engine, config.topology
     if engine.cache_mb is None and config.launcher is Launcher.LOCAL:
         check_shared(engine.tensor_parallel_size * (topology.prefill_workers + topology.decode_workers))
@@ -117,7 +117,7 @@ def _num_pairs(place: Place, ranks: RankLinks) -> int:
     left = ranks.least(cache_room(str(device), free, engine.cache_mb, needs, reserve))
     limits = capacity(config, model, left).limits
     log.info("the device cache holds %d tokens: %d MB of what %s has left", limits.num_tokens, left >> 20, device)
-    return limits.num_pairs
+    return limits.num_blocks
 
 
 def capture_decodes(engine: Engine, config: Config) -> None:
@@ -155,9 +155,9 @@ def steps_ahead(place: Place) -> int:
     return engine.steps_ahead(policy)
 
 
-def with_pairs(room: Capacity, engine: Engine) -> Capacity:
-    """Return the capacity with as many block pairs as the engine has."""
-    return replace(room, limits=replace(room.limits, num_pairs=engine.num_pairs))
+def with_blocks(room: Capacity, engine: Engine) -> Capacity:
+    """Return the capacity with as many blocks as the engine has."""
+    return replace(room, limits=replace(room.limits, num_blocks=engine.num_blocks))
 
 
 def device_for(place: Place) -> torch.device:

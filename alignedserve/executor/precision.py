@@ -123,7 +123,7 @@ def say_precision(engine: Engine, found: PlainModel | str | None) -> None:
     """Log what the weights cost, once the engine is there."""
     kept = engine.weights_as
     if isinstance(found, PlainModel):
-        if units_for(len(found.tokens), engine.block_size) <= engine.num_pairs:
+        if units_for(len(found.tokens), engine.block_size) <= engine.num_blocks:
             kept = _measured(engine, found)
         else:
             found = "the device cache is too small for its text"

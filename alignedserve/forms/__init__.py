@@ -1,4 +1,4 @@
-"""Forms other than KV in block pairs of its own, and than pages of KV in the pool: each is an experiment.
+"""Forms other than KV in blocks of its own, and than pages of KV in the pool: each is an experiment.
 
     rules       what a form needs of the other settings, and forbids   (schedule.blocks, .cache, kvpool.compression)
     memory/     which requests have which memory, in which form        a decode worker's core makes one

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-class FormOrder:
-    """An order of some form; forms/device/performing.py performs it."""
-
-    __slots__ = ()
+from alignedserve.core import FormOrder
 
 
 @dataclass(frozen=True, slots=True)
 class CopySlots(FormOrder):
     """Copy K and V of single tokens, in all layers. All are read before any is written.
 
-    A slot is pair * block_size + offset; a place holds one token in memory that only this worker reads.
+    A slot is block * block_size + offset; a place holds one token in memory that only this worker reads.
     """
 
     checkpoints: tuple[tuple[int, int], ...] = ()  # (slot, place)
@@ -27,20 +23,20 @@ class CopySlots(FormOrder):
 
 @dataclass(frozen=True, slots=True)
 class ProjectKv(FormOrder):
-    """Compute K and V of a request's first tokens from the hidden vectors in `kept` and write them to pairs, which may
+    """Compute K and V of a request's first tokens from the hidden vectors in `kept` and write them to blocks, which may
     be the same."""
 
     request: str
     kept: tuple[int, ...]
-    pairs: tuple[int, ...]
+    blocks: tuple[int, ...]
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class FoldKv(FormOrder):
-    """Fold pairs that lie behind the windows of a request, before the next work."""
+    """Fold blocks that lie behind the windows of a request, before the next work."""
 
-    folds: tuple[tuple[int, ...], ...]  # the pair that takes what the pairs behind it in the tuple keep
+    folds: tuple[tuple[int, ...], ...]  # the block that takes what the blocks behind it in the tuple keep
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ HIDDEN = "hidden"  # the form of a request that is kept as hidden vectors (core.
 
 
 class Layout(str, Enum):
-    """The rule for which requests' tokens a block pair holds."""
+    """The rule for which requests' tokens a block holds."""
 
     PLAIN = "plain"  # those of one request
     BIDIRECTIONAL = "bidirectional"  # a real-time request from the left, a best-effort one from the right (BROS §5)
@@ -43,24 +43,24 @@ class Options(Protocol):
     def checkpoints(self) -> float: ...
 
 
-class PlainPairs:
-    """The plain use of block pairs on a decode worker: each holds the KV of one request."""
+class PlainUse:
+    """The plain use of blocks on a decode worker: each holds the KV of one request."""
 
     why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
     why_not_direct: str | None = None  # why no KV can come from device to device
     keeps_hidden = False  # whether some requests may be kept as hidden vectors
-    keeps_apart = True  # whether each request has pairs of its own, for KV alone
+    keeps_apart = True  # whether each request has blocks of its own, for KV alone
 
     def num_on_host(self, num_slots: int) -> int:
         """Return how many tokens a worker keeps in host memory beside a device with `num_slots`."""
         return 0
 
 
-class TwoEndedPairs(PlainPairs):
-    """Two requests may be in one pair (BROS §5)."""
+class TwoEndedUse(PlainUse):
+    """Two requests may be in one block (BROS §5)."""
 
     why_not_ahead = "with blocks bidirectional a chat may take slots of any request before each step"
-    why_not_direct = "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
+    why_not_direct = "KV that comes directly needs blocks of its own: schedule.blocks bidirectional shares them"
     keeps_apart = False
 
     def __init__(self, checkpoints: float) -> None:
@@ -70,7 +70,7 @@ class TwoEndedPairs(PlainPairs):
         return int(self._checkpoints * num_slots)
 
 
-class HybridPairs(PlainPairs):
+class HybridUse(PlainUse):
     """Some requests may be kept as hidden vectors (Apt-Serve §4.3)."""
 
     why_not_ahead = "with cache hybrid what is kept of a request may change before each step"
@@ -78,11 +78,11 @@ class HybridPairs(PlainPairs):
     keeps_apart = False
 
 
-_PLAIN, _HYBRID = PlainPairs(), HybridPairs()
+_PLAIN, _HYBRID = PlainUse(), HybridUse()
 
 
-def pairs_of(policy: Options) -> PlainPairs:
-    """Return how decode workers use their block pairs by this policy."""
+def block_use_of(policy: Options) -> PlainUse:
+    """Return how decode workers use their blocks by this policy."""
     if policy.blocks is Layout.BIDIRECTIONAL:
-        return TwoEndedPairs(policy.checkpoints)
+        return TwoEndedUse(policy.checkpoints)
     return _HYBRID if policy.cache is Cache.HYBRID else _PLAIN

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Request, Sketch, StepPlan
-from alignedserve.forms.orders import FormOrder
+from alignedserve.core import FinishReason, FormOrder, Logprob, Opening, Rejection, Request, Sketch, StepPlan
 from alignedserve.protocol.messages import Figures, Message
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class CopyOut:
 
     number: int  # of the copy; CopiedOut names it
     pool: str  # holder of the pages: its successor may have given the same pages to other requests
-    pairs: tuple[int, ...]  # as in core.KvForm
+    blocks: tuple[int, ...]  # as in core.KvForm
     pages: tuple[int, ...]
     tokens: tuple[int, ...]
     start: int = 0  # a multiple of page_size: the pages before it hold their tokens already
@@ -52,9 +51,9 @@ class CopyIn:
     number: int
     pool: str
     pages: tuple[int, ...]
-    pairs: tuple[int, ...]
+    blocks: tuple[int, ...]
     tokens: tuple[int, ...]
-    start: int = 0  # as in CopyOut: the pairs before it hold their tokens already
+    start: int = 0  # as in CopyOut: the blocks before it hold their tokens already
     aside: bool = False  # as in CopyOut
 
 
@@ -68,7 +67,7 @@ class SendKv:
 
     number: int  # rises, for each receiver
     to: str  # the holder
-    pairs: tuple[int, ...]  # the core's again with KvSent; none if the KV is here no more, which the receiver hears
+    blocks: tuple[int, ...]  # the core's again with KvSent; none if the KV is here no more, which the receiver hears
     tokens: tuple[int, ...]
 
 
@@ -81,7 +80,7 @@ class ReceiveKv:
 
     number: int
     source: str  # the holder
-    pairs: tuple[int, ...]  # the core's again with KvReceived
+    blocks: tuple[int, ...]  # the core's again with KvReceived
     tokens: tuple[int, ...]
 
 
@@ -130,7 +129,7 @@ class Predict:
 
 @dataclass(frozen=True, slots=True)
 class Learn:
-    """Learn that an output ended after so many tokens; later predictions use it."""
+    """Learn after how many tokens an output ended; later predictions use it."""
 
     sketch: Sketch
     num_prompt: int
@@ -144,7 +143,7 @@ class Retrain:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Have the launcher run so many workers: it starts some or retires some. A count of None stays as it is."""
+    """Have the launcher run this number of workers: it starts some or retires some. A count of None stays as it is."""
 
     prefill: int | None
     decode: int | None

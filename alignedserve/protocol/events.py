@@ -80,7 +80,7 @@ class PageCompressed:
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """A SendKv has ended, and its pairs are the core's again."""
+    """A SendKv has ended, and its blocks are the core's again."""
 
     number: int
     to: str  # holder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.core import PreemptionCause, ServiceClass
-from alignedserve.fallbacks import Fallback
+from alignedserve.core import Fallback, PreemptionCause, ServiceClass
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
 
@@ -40,7 +39,7 @@ class DecodeSteps:
 
     by_batches: tuple[int, ...] = (0, 0, 0)  # steps with members of no batch, of one, of two or more
     spread: Tally = Tally()
-    switches: int = 0  # batches of which a member has joined
+    switches: int = 0  # batches with a member that has joined
     prefetched: int = 0  # requests that joined from a prefill worker's device, and had waited in the pool
     in_vain: int = 0  # requests whose KV a prefill worker had fetched, or was to fetch, and that joined otherwise
     held_back: int = 0  # best-effort requests that had memory and sat out a step with real-time ones, once for each
@@ -68,7 +67,7 @@ class WorkerLoad:
 
     running: ByClass = ByClass()
     waiting: ByClass = ByClass()
-    used: float = 0.0  # share of the device's block pairs
+    used: float = 0.0  # share of the device's blocks
     slack_s: float | None = None  # until the next token of its most urgent real-time request is due
     step_tokens: Tally = Tally()
     step_s: Tally = Tally()

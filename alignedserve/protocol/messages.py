@@ -280,7 +280,7 @@ class Progress:
     lost: tuple[Attempt, ...] = ()  # their KV is lost: the owner starts the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired about them, and they are not here
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
-    free_pairs: int = 0
+    free_blocks: int = 0
     backlog: Backlog = Backlog()
 
 
@@ -289,11 +289,11 @@ class Report:
     """A decode worker reports its load to the router, every few steps and when it is idle: the last report counts."""
 
     band: tuple[int, int] | None = None  # the shortest and the longest prefix in the running batch
-    free_pairs: int = 0
+    free_blocks: int = 0
     step_s: float = 0.0  # mean time of its steps
     num_rt: int = 0  # running real-time requests
     num_late: int = 0  # running real-time requests whose next token is late
-    given_pairs: int = 0  # that best-effort requests have, and give to chats
+    given_blocks: int = 0  # that best-effort requests have, and give to chats
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class Holding:
     """A worker or pool tells a router that has just started, or missed frames, which attempts it holds."""
 
     attempts: tuple[Attempt, ...]
-    free_pairs: int = 0
+    free_blocks: int = 0
     is_retiring: bool = False  # the worker takes no new requests
     is_reserved: bool = False  # nothing joins there but what the router sends
 
@@ -351,7 +351,7 @@ class AskPages:
     number: int = 0  # of the ask
     kept: tuple[int, ...] = ()
     service: ServiceClass = ServiceClass.RT  # of the requests whose KV is to be written there
-    most: int = 0  # where it is more than `pages`: lease up to so many, if they are free
+    most: int = 0  # where it is more than `pages`: lease up to this number, if they are free
     is_spare: bool = False  # pages to have at hand: all that are free while no ask waits, until the pool says GiveBack
 
 
@@ -464,7 +464,7 @@ class Pull:
 class Prefetch:
     """A decode worker tells a prefill worker that can send it KV which requests will join, in their order.
 
-    The prefill worker copies their KV from the pool's pages, as far as it has room, and keeps it until it is pulled or
+    The prefill worker copies their KV from the pool's pages while it has room, and keeps it until it is pulled or
     cancelled. The pool keeps it, too.
     """
 
@@ -530,16 +530,16 @@ class AskBatch:
     """A decode worker asks for requests to run, as many as fit. The ask replaces the one before; an ask for none
     withdraws it."""
 
-    pairs: int  # free block pairs
+    blocks: int  # free blocks
     requests: int  # free places in the step
     times: StepTimes = StepTimes()  # noqa: RUF009  (frozen)  of its steps: they say which requests are urgent
     copy_token_s: float = 0.0  # until the KV of a token is on its device
-    all_pairs: int = 0  # of the device
+    all_blocks: int = 0  # of the device
     most_requests: int = 1  # the largest batch size of a step
     band: tuple[int, int] | None = None  # the shortest and the longest prefix that runs there
-    rt_pairs: int = 0  # more pairs, which best-effort requests have there: for real-time requests only
+    rt_blocks: int = 0  # more blocks, which best-effort requests have there: for real-time requests only
     wants_batch: bool = True  # its next batch, whole: no batch is waiting there
-    ahead: int = 0  # so many requests of the band beyond its room, to join as others end
+    ahead: int = 0  # requests of the band beyond its room, to join as others end
     wait_s: float = 0.0  # from a batch's arrival there until a member of it joins, on average
 
 

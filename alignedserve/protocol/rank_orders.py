@@ -8,16 +8,10 @@ import typing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from alignedserve.core import Chunk, Decode, StepPlan
-from alignedserve.forms.orders import FORM_ORDERS, FormOrder
+from alignedserve.core import Chunk, Decode, FormOrder, StepPlan
+from alignedserve.forms.orders import FORM_ORDERS
 from alignedserve.protocol import wire
-from alignedserve.protocol.commands import (
-    CopyIn,
-    CopyOut,
-    ReceiveKv,
-    RunStep,
-    SendKv,
-)
+from alignedserve.protocol.commands import CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
 

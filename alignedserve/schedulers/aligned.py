@@ -193,8 +193,8 @@ def are_few_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
 
 
 def prompt_budget(at: StepContext) -> int:
-    """Return the most prompt tokens of a step, whatever time there is: four times what saturates the hardware, or with
-    a fixed budget (`schedule.chunking`) what a step takes (AccelGen §4.2)."""
+    """Return the most prompt tokens of a step, however much time there is: four times the tokens that saturate the
+    hardware, or with a fixed budget (`schedule.chunking`) all tokens of a step (AccelGen §4.2)."""
     if at.policy.chunking is not Chunking.SLO:
         return at.room
     return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
@@ -204,11 +204,12 @@ def prompt_budget(at: StepContext) -> int:
 
 
 def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRequest]:
-    """Return the decodes that run whatever prompts there are, if they all fit.
+    """Return the decodes that come before all prompts, if they all fit.
 
-    Those of chats: one that is left out would be late more often than a prompt that gets a little less. Those of
-    documents only beside prompts of documents that are not urgent: beside them, a chat's prompt would need more
-    steps. Where there are more decodes than places, as many chats as have places, or all beside a chat's prompt.
+    These are the decodes of chats: a decode that is left out would be late more often than a prompt that gets a little
+    less. Decodes of documents are among them only where no prompt is urgent or a chat's: beside them a chat's prompt
+    would need more steps. Where there are more decodes than places, they are the first chats that have places, or all
+    chats beside a chat's prompt.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
     has_rt = any(running.promise.is_rt for running in chain(islice(waiting.real_time, 1), prompts))
@@ -223,11 +224,11 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
 
 
 def guests(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
-    """Return the chats' prompts that run before all decodes, which are nearly all of one other caller, the host.
+    """Return the chats' prompts that run before all decodes, where nearly all decodes are of another caller, the host.
 
     A guest has waited for the end of a step, and would wait for another one with all of the host's decodes. So guests
-    run by themselves where that halves the second wait, and where all decodes are in time one step later; but not in
-    two steps on end, else those that come all the time would stop decodes for which nothing is due.
+    run by themselves where that halves the second wait, and where all decodes are in time one step later. They never do
+    in two steps in a row: a stream of guests would stop the host's decodes.
     """
     decodes, waiting = view.decodes, view.waiting
     callers = Counter([running.request.caller for running in decodes])
@@ -269,8 +270,8 @@ def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> Ran
 def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
     """Return R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
 
-    `kept` has the decodes in their order; the first ones are enough. A prompt that cannot make it beside the chats that
-    decode does not bind: they would be late for it, or it in vain.
+    `kept` has the decodes in their order; the first ones are enough. A prompt that cannot be in time beside the chats
+    that decode does not bind: either they or the prompt would be late.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
     if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, and take none of their time
@@ -284,10 +285,11 @@ def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
 
 
 def after_slow_step_s(bound: float, late_s: float, decodes: Iterable[WorkerRequest], at: StepContext) -> float:
-    """Return the bound of decodes, of which some are late; `late_s` is the least promised time between their tokens.
+    """Return the bound of the next step after a step that made decodes late: `late_s`, their least tbt, or `bound`.
 
-    A step that takes longer than predicted makes all decodes late at once; their next tokens can be in time again.
-    It is for machines that falter: where steps take what is predicted, it gains nothing.
+    A step that takes longer than predicted makes all decodes late at once; their next tokens can be in time again. For
+    example, after a slow step all 20 chats are late, and none binds: with a tbt of 50 ms the next step still takes at
+    most 50 ms. This is for machines that falter: where steps take the predicted time, it gains nothing.
     """
     if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         return late_s
@@ -310,10 +312,10 @@ def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple
 
 
 def _kept_bound_s(kept: DecodeOrder, at: StepContext) -> tuple[float, float]:
-    """Return the same for decodes that are kept in order, looking at the first few at a time.
+    """Return the same for decodes that are kept in order, with a look at the first few at a time.
 
-    All decodes that ran in the same step are due at the same moment: those that are due no sooner than the bound cannot
-    lower it.
+    Decodes that ran in the same step are due at the same moment: those that are due later than the bound cannot lower
+    it.
     """
     bound, in_time = inf, kept.in_time()
     while few := list(islice(in_time, _AT_A_TIME)):

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alignedserve.schedulers.in_order import InOrder
-from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
-from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.slo import Standing
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext

@@ -8,8 +8,8 @@ their tokens dearer. Several steps may then be better than one:
 
 The cost model, which each worker fits to its own steps, says where: from the longest on, decodes are left out while the
 tokens of the step become cheaper without them. A chunk of a prompt belongs to the step; beside a large one, decodes are
-cheap, and all run. Where both halves of a step take less time than the whole, they take turns, and nobody loses by it.
-Else a document pays with its pace for tokens of others, within limits:
+cheap, and all run. Where both halves of a step take less time than the whole, they take turns, and no request loses.
+Otherwise a document loses pace so that others gain tokens, within limits:
 
 - It keeps four ninths of its pace where answers that have begun wait for a seat, and two thirds where prompts do.
 - Only for jobs that arrived after its prompt had begun: work that came at once is done when its longest requests are.
@@ -31,7 +31,7 @@ FOR_PROMPTS = 1.5  # while prompts wait, which have no pauses yet
 
 
 class NearLengths:
-    """What a worker's next steps owe to the decodes that were left out, and may take from them."""
+    """Leaves the longest decodes of documents out of steps, and counts for how much time it still may."""
 
     def __init__(self) -> None:
         self._left_s = 0.0  # for which documents may still be left out
@@ -39,7 +39,7 @@ class NearLengths:
 
     @property
     def leaves_some_out(self) -> bool:
-        """Return whether the next step may be another one than the last, though the same requests are here."""
+        """Return whether the next step may have other decodes than the last, though the same requests are here."""
         return bool(self._ran) or self._left_s > 0.0
 
     def choose(self, found: PlannedStep, view: StepView) -> PlannedStep:
@@ -112,7 +112,7 @@ def _wait_for_time(far: Sequence[WorkerRequest], view: StepView) -> bool:
 
 
 def _came_later(near: Sequence[WorkerRequest], far: Sequence[WorkerRequest], found: PlannedStep, now: float) -> bool:
-    """Return whether one of the near arrived after the prompts of all others had begun; none of these has to hurry."""
+    """Return whether one of `near` arrived after all prompts of `far` had begun, and none of `far` has to hurry."""
     newest = max([running.request.arrival_at for running in near])
     hurries_at = now + 2 * FOR_ANSWERS * found.predicted_s
     return all(

@@ -54,7 +54,7 @@ class Scheduler(ABC):
 
     @property
     def runs_all_again(self) -> bool:
-        """Return whether the next step has the same decodes as the last one, as far as none ends."""
+        """Return whether the next step has the decodes of the last one, but for those that end."""
         return True
 
     def planned(self, selection: PlannedStep) -> None:  # noqa: B027  (most schedulers keep nothing)
@@ -67,10 +67,10 @@ class Scheduler(ABC):
         steps_s: tuple[float, float],
         at: StepContext,
     ) -> bool:
-        """Return whether these decodes, and they alone, are the step after the one that runs, and is planned now.
+        """Return whether exactly these decodes may be planned now as the step after the one that runs.
 
-        `paused` decodes wait meanwhile; `steps_s` are the times of the step that runs, and of this one. No gap may be
-        longer than promised, and no chat that comes waits for two steps where it should wait for one.
+        `paused` decodes sit out that step; `steps_s` are the times of the running step and of that one. No gap may be
+        longer than promised, and no chat that arrives may wait for two steps where it should wait for one.
         """
         if not self.runs_all_again or not 0 < len(decodes) <= min(at.room, self.batch):
             return False
@@ -88,7 +88,7 @@ class Scheduler(ABC):
         return in_order(requests, at)
 
     def moved(self, running: WorkerRequest) -> None:  # noqa: B027  (most schedulers keep no order)
-        """Note that what the place of a request in the order depends on has changed."""
+        """Note that the place of a request in the order may have changed."""
 
     def forget_order(self) -> None:  # noqa: B027
         """Forget the order that is kept: a step runs that was planned without it."""
@@ -110,8 +110,9 @@ class Scheduler(ABC):
         return next(iter(self.seating_order(waiting)), None)
 
     def takes_prompts(self, prompts_s: float, decodes_s: float) -> bool:
-        """Return whether prompts may get memory for the next step, where memory is given by worth: prompts and decodes
-        have been pending for so long in all."""
+        """Return whether prompts may get memory for the next step, where memory is given by worth.
+
+        `prompts_s` and `decodes_s` are the times that these have been pending in all."""
         return True
 
     def leaving(

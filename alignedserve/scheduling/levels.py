@@ -1,4 +1,6 @@
-"""Priority levels: a request is the higher, the fewer steps it is predicted to need, or the fewer it got (ALISE §3.1).
+"""Priority levels, and how long a request waits by them (ALISE).
+
+The fewer steps a request is predicted to need, or has got, the higher is its level (ALISE §3.1).
 
 There are five levels. The first, which is the highest, reaches to 32 steps, and each other to twice the bound before:
 
@@ -10,6 +12,11 @@ like those of the output, since a long prompt holds memory as long output does.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
 
 LEVELS = 5
 FIRST_BOUND = 32  # most steps of the first level
@@ -74,8 +81,8 @@ class Level:
 class AgedLevel(Level):
     """The level of a request where all requests have levels (ALISE §3.1): it ages from its arrival on, served or not.
 
-    So a request that has risen stays there: it does not leave again after its first step. Nothing of it has to go with
-    the request from part to part.
+    So a request that has risen stays there: it does not leave again after its first step. Each part reckons the level
+    from the arrival, so that no message carries it.
     """
 
     __slots__ = ()
@@ -83,3 +90,39 @@ class AgedLevel(Level):
     def risen(self, now: float, steps: int, num_outlived: int) -> int:
         """Return the level of a request that needs `steps` more, and has outlived `num_outlived` predictions."""
         return max(TOP, min(LEVELS - 1, level_of(steps) + num_outlived) - self._rises(now))
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """A request that waits, as the formula of the expected wait sees it (ALISE §3.2).
+
+        EWT = min( predicted time of all ahead / average batch,   the request is served after those ahead of it,
+                   age x (level + 1) - waited )                   or once it is so old that it comes first
+
+    The request that waits longest can do without its pages for longest: the pool compresses its pages first, and a
+    prefill worker first gives up what it has prefetched for it.
+    """
+
+    predicted_s: float  # how long the request runs by itself
+    waited_s: float
+    level: int | None  # None where the request has no level: it does not age
+
+
+def expected_waits(line: Iterable[InLine], mean_batch: float, age_s: float = AGE_S) -> Iterator[float]:
+    """Yield the expected wait of each request when they are served in this order, `mean_batch` at a time."""
+    ahead_s = 0.0
+    for request in line:
+        by_age = inf if request.level is None else age_s * (request.level + 1) - request.waited_s
+        yield max(0.0, min(ahead_s / mean_batch, by_age))
+        ahead_s += request.predicted_s
+
+
+def shortest_wait_first(
+    line: Sequence[T], as_seen: Callable[[T], InLine], mean_batch: float, age_s: float = AGE_S
+) -> list[T]:
+    """Return the requests of `line`, which are served in that order, sorted by expected wait; equals stay in order."""
+    waits = list(expected_waits(map(as_seen, line), mean_batch, age_s))
+    return [line[at] for at in sorted(range(len(line)), key=lambda at: (waits[at], at))]

@@ -45,7 +45,7 @@ class Ordering(ABC):
     def line(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
     ) -> Iterable[_T]:
-        """Return the requests as they are served for all that expected waits are concerned (ALISE §3.2)."""
+        """Return the requests as they are served, for expected waits (ALISE §3.2)."""
         return by_standing(requests, standing_of, times, late)
 
     def puts_first(self, service: ServiceClass) -> bool:
@@ -87,11 +87,11 @@ class ByDue(ByPromises):
 
 
 class ByKey(Ordering):
-    """An order by something of each request that changes, if at all, when its promise says so (Promise.changes_at)."""
+    """An order by a key of each request, which changes only when its promise says so (Promise.changes_at)."""
 
     @abstractmethod
     def key(self, standing: Standing) -> tuple[float, ...]:
-        """Return what requests are ordered by, the least first; equal ones go by arrival."""
+        """Return the key of the order, the least first; requests with equal keys go by arrival."""
 
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
@@ -125,8 +125,8 @@ class ByLevels(ByKey):
 
 
 class ByOwnPolicy(ByKey):
-    """The order of a custom policy. Requests that it has no answer for go behind all others, by when their next step
-    has to begin."""
+    """The order of a custom policy. Requests without an answer go behind all others, by when their next step has to
+    begin."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

@@ -11,7 +11,7 @@ from typing import Any
 from alignedserve.forms.rules import Cache as Cache
 from alignedserve.forms.rules import Compression as Compression
 from alignedserve.forms.rules import Layout as Layout
-from alignedserve.forms.rules import PlainPairs, pairs_of
+from alignedserve.forms.rules import PlainUse, block_use_of
 from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.scheduling.levels import AGE_S
@@ -143,10 +143,10 @@ class Policy:
     reuse: bool = True  # whether prompts with the same prefix share KV
     late: Late = Late.DECAY
     expected_output: int = 256  # expected tokens of an output without a prediction
-    age_s: float = AGE_S  # a best-effort request rises a level when it is unserved for so long
+    age_s: float = AGE_S  # after which a best-effort request that is not served rises a level
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
     window_s: float = 0.75  # width in slack of the windows in which the best fit chooses (gamma)
-    long_prompt: int = 4096  # tokens; with AccelGen's rules only one so long prompt is unfinished at a time
+    long_prompt: int = 4096  # tokens; by AccelGen's rules only one prompt of this length is unfinished at a time
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     compression: Compression = Compression.OFF
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
@@ -159,7 +159,7 @@ class Policy:
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise it is recomputed
     prefetch: bool = True  # whether prefill workers hold the KV of candidates
-    candidate_share: float = 0.3  # most of a prefill worker's pairs for such KV
+    candidate_share: float = 0.3  # most of a prefill worker's blocks for such KV
     helps: bool = True  # whether decode workers take prompts that pile up, and prefill workers decode where they can
     least_moved: int = 64  # tokens of an output that is worth a move from a prefill worker that could decode it
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
@@ -191,7 +191,7 @@ class Policy:
         """Return why no step can be planned while the one before it runs, or None."""
         if self.own.decides(PolicyKind.PACKING):
             return "a policy for packing is asked before each step"
-        return self.pairs.why_not_ahead
+        return self.block_use.why_not_ahead
 
     @cached_property  # read at every step
     def is_rt_first(self) -> bool:
@@ -213,9 +213,9 @@ class Policy:
         return self.scheduler.is_accelgen and self.chunking is Chunking.SLO
 
     @cached_property  # read at every step
-    def pairs(self) -> PlainPairs:
-        """Return how decode workers use their block pairs."""
-        return pairs_of(self)
+    def block_use(self) -> PlainUse:
+        """Return how decode workers use their blocks."""
+        return block_use_of(self)
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:
@@ -242,9 +242,9 @@ class Policy:
     @property
     def drops(self) -> bool:
         """Return whether requests get memory as they run, and give back what no layer reads any more: where a choice
-        of each step gives it to them, as KV, in pairs of their own."""
+        of each step gives it to them, as KV, in blocks of their own."""
         is_chosen = not self.is_plain and self.chunking is not Chunking.NONE
-        return is_chosen and self.grows and self.pairs.keeps_apart
+        return is_chosen and self.grows and self.block_use.keeps_apart
 
     @cached_property  # read at every step
     def is_plain(self) -> bool:

@@ -132,9 +132,9 @@ class TokenPromise(Promise):
 
 
 class Yielding(Promise):
-    """The promise of a real-time request that is beyond its caller's part of the seats (shares.py).
+    """The promise of a real-time request that is beyond its caller's part of the seats (caller_shares.py).
 
-    Until it is within, it is served as best-effort requests are. What it was promised goes on meanwhile."""
+    Until it is within that part, it is served as best-effort requests are. Its dues pass meanwhile."""
 
     __slots__ = ("kept",)
 

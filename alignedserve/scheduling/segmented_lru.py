@@ -12,8 +12,8 @@ _REMEMBERED = 4  # names of evicted pages, times the pages that there are
 class SegmentedLru:
     """Idle pages in the order of eviction: pages on probation, then protected pages, each by when they became idle.
 
-    A page is protected once it was used again. Only so many pages are protected: beyond that, the page that has been
-    idle longest goes back on probation.
+    A page is protected once it was used again. At most a share of all pages is protected: beyond that, the page that
+    has been idle longest goes back on probation.
     """
 
     def __init__(self, most_protected: int) -> None:

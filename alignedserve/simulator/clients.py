@@ -15,7 +15,7 @@ from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.machines.engine import Story, logprob_of, story_from, vector_of
+from alignedserve.simulator.machines.engine import TokenStory, logprob_of, story_from, vector_of
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import Knowledge, oracle_estimate
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
@@ -49,7 +49,7 @@ class Client:
     """The client of one request: what it has got so far, and how the request ended."""
 
     arrival: Arrival
-    story: Story
+    story: TokenStory
     outcome: RequestOutcome = RequestOutcome.OPEN
     opened: bool = False
     got: list[int] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Clients:
         self._agenda = world.agenda
         self._settings, self._knowledge, self._problems = settings, knowledge, problems
         self.kept: dict[str, Client] = {}
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, TokenStory] = {}
         self._over: list[RequestRecord] = []  # of clients that are no longer in `kept`
         self._num_over = 0  # such clients
         self.num_open = 0  # requests, also those that have not arrived yet

@@ -68,7 +68,7 @@ class JobRunnerSimulation(Simulation):
         self.users = JobUsers(self.world, settings.seed, jobs, self._end_job)
         self.clients.num_open += len(jobs)
         self._config = Config(topology=settings.topology, jobs=JobsConfig(most_open=most_open))
-        self._life: _Life | None = None
+        self._life: _RunnerLife | None = None
 
     def run(self) -> Summary:
         try:
@@ -82,7 +82,7 @@ class JobRunnerSimulation(Simulation):
         return {**super().lives, Role.JOBS: self.job_runner}
 
     def job_runner(self, world: World, member: Member) -> ProcessSetup:
-        self._life = _Life(self, member, self._config)
+        self._life = _RunnerLife(self, member, self._config)
         return ProcessSetup(self._life.part.core, self._life.part, [])
 
     def _died(self, name: str) -> None:
@@ -124,7 +124,7 @@ class JobRunnerSimulation(Simulation):
         return self.users.jobs[job].line(int(number))
 
 
-class _Life:
+class _RunnerLife:
     """A life of the job runner: its loop, its owner on a simulated part, and the runner."""
 
     def __init__(self, simulation: JobRunnerSimulation, member: Member, config: Config) -> None:

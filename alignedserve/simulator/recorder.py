@@ -50,15 +50,10 @@ class RecordedHands:
     """A worker's hands, with a record of what they do; the worker does one piece of work at a time."""
 
     def __init__(
-        self,
-        hands: WorkHands,
-        worker: str,
-        agenda: Agenda,
-        free_share: Callable[[], float],
-        recorder: Recorder,
+        self, hands: WorkHands, worker: str, agenda: Agenda, free_share: Callable[[], float], recorder: Recorder
     ) -> None:
         self._hands, self._worker, self._agenda, self._recorder = hands, worker, agenda, recorder
-        self._free_share = free_share  # share of the device's pairs that is free
+        self._free_share = free_share  # share of the device's blocks that is free
         self._begun_at, self._was_free = 0.0, 1.0
 
     def meet(self, member: Member) -> None:

@@ -31,7 +31,7 @@ class Settings:
     num_gateways: int = 1
     has_job_runner: bool = False
     workload: Workload | Mixture = Workload()  # noqa: RUF009
-    limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
+    limits: WorkerLimits = WorkerLimits(num_blocks=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
     policy: Policy = Policy()  # noqa: RUF009
     num_pages: int = 256  # of the pool, in the format that requests are stored in
     extents: Extents | None = None  # of the pool, where it has pages of more than one kind

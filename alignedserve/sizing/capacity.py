@@ -1,4 +1,4 @@
-"""Compute how many block pairs and pages the given memory holds, and the longest request."""
+"""Compute how many blocks and pages the given memory holds, and the longest request."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Capacity:
 
     def cache_bytes(self, model: ModelConfig) -> int:
         """Return the bytes of the device cache of a rank that has this share of the model."""
-        return self.kv_bytes(model, self.limits.num_pairs * self.limits.block_size)
+        return self.kv_bytes(model, self.limits.num_blocks * self.limits.block_size)
 
     def kv_bytes(self, model: ModelConfig, tokens: int) -> int:
-        """Return the bytes of the KV of so many tokens."""
+        """Return the bytes of the KV of `tokens` tokens."""
         return model.kv_bytes(tokens, self.dtype, self.kv_dtype)
 
 
@@ -53,7 +53,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     """Return the capacity of each worker, or of each rank where ranks share a model and each holds a share.
 
     Where the device cache takes what a GPU has left, only the worker knows its size: `left`, in bytes, once its weights
-    are loaded. Every other process sees no pairs.
+    are loaded. Every other process sees no blocks.
     """
     engine, pool = config.engine, config.kvpool
     dtype = _dtype(config, model)
@@ -65,17 +65,17 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
     ranks = engine.tensor_parallel_size
     model = model.share(ranks)
-    if config.policy.pairs.keeps_hidden and model.why_not_hidden is not None:
+    if config.policy.block_use.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     _check_int8(config, model)
     cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config, model)
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
-    num_pairs = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
+    num_blocks = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
     reach = model.reach if config.policy.drops else None
     layers = model.fold if config.policy.drops else None
     fold = None if layers is None else layers.fold
     step_tokens = most_in_step(model, engine.step_tokens)
-    limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, step_tokens, engine.seats, reach, fold)
+    limits = WorkerLimits(num_blocks, engine.block_size, config.page_size, step_tokens, engine.seats, reach, fold)
     held = limits.least_held(longest)  # at once, by the longest request
     sizes = _page_bytes(config, model, dtype)
     extents = sizes.divide(pool_mb * _MIB // ranks // sizes.kv)

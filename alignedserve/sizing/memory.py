@@ -233,7 +233,7 @@ def _of_workers(config: Config, model: ModelConfig, room: Capacity, folder: Path
     """Return the bytes that all ranks of all workers need, how many ranks there are, and the bytes of checkpoints."""
     topology, ranks = config.topology, config.engine.tensor_parallel_size
     workers = ranks * (topology.prefill_workers + topology.decode_workers)
-    num_places = config.policy.pairs.num_on_host(room.limits.num_pairs * room.limits.block_size)
+    num_places = config.policy.block_use.num_on_host(room.limits.num_blocks * room.limits.block_size)
     checkpoints = topology.decode_workers * ranks * room.kv_bytes(model.share(ranks), num_places)
     return workers * demand(config, model, room, folder).total, workers, checkpoints
 

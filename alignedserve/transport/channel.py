@@ -282,7 +282,7 @@ class Channel(ABC, Generic[T]):
 
     def _chunks(self, transfer: T, header: TransferHeader) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the slots of each chunk, and its bytes."""
-        slots = self._end.blocks.slots(transfer.pairs, header.num_tokens)
+        slots = self._end.blocks.slots(transfer.blocks, header.num_tokens)
         token_bytes = self._end.blocks.token_bytes
         for part in slots.split(header.chunk_tokens):
             yield part, len(part) * token_bytes

@@ -83,8 +83,8 @@ class Direct:
         self._end_channels(member.holder)
 
     def start(self, transfer: Transfer, post: Post) -> None:
-        """Start the transfer. Raises PlanError where its pairs cannot be right."""
-        self._blocks.check(transfer.pairs, len(transfer.tokens))
+        """Start the transfer. Raises PlanError where its blocks cannot be right."""
+        self._blocks.check(transfer.blocks, len(transfer.tokens))
         peer = transfer.to if isinstance(transfer, SendKv) else transfer.source
         if peer not in self._peers:  # the peer is gone, and the core will hear of it
             self._count_failure()

@@ -9,7 +9,7 @@
 Where the receiver reads the source's memory itself (ipc.py), in place of chunks:
 
            ── handle ──▶               once over each group: how the memory is mapped
-           ── places ──▶               the pairs that have the KV, and its checksum
+           ── places ──▶               the blocks that have the KV, and its checksum
            ◀── reply ... ──            from time to time: the copy goes on
            ◀── reply ──                whether all of it was read
            ── reply ──▶                whether the blocks were the transfer's all the time
@@ -35,12 +35,12 @@ from alignedserve.protocol.page_names import chained_hashes
 _MAGIC = 0x414C474E4B560005  # the last digits are the version
 _HEADER = struct.Struct("=QQ?xxxIQQI?xxx")
 _REPLY = struct.Struct("=QQB")
-_PLACES = struct.Struct("=QQI")  # followed by the pairs
+_PLACES = struct.Struct("=QQI")  # followed by the blocks
 _HANDLE = struct.Struct("=QH")  # followed by the handle, padded to HANDLE_BYTES
 _TURN = struct.Struct("=QQI")
 HEADER, REPLY, CHUNK, HANDLE, PLACES, TURN = 1, 2, 3, 4, 5, 6  # tags, so that no end takes one frame for another
 HEADER_BYTES, REPLY_BYTES, TURN_BYTES, HANDLE_BYTES = _HEADER.size, _REPLY.size, _TURN.size, 1024
-_PAIR_BYTES = 4
+_BLOCK_BYTES = 4
 
 
 class NotOurs(Exception):
@@ -108,21 +108,21 @@ def read_handle(raw: bytes | bytearray) -> bytes:
     return bytes(raw[_HANDLE.size : _HANDLE.size + length])
 
 
-def places_bytes(num_pairs: int) -> int:
-    return _PLACES.size + num_pairs * _PAIR_BYTES
+def places_bytes(num_blocks: int) -> int:
+    return _PLACES.size + num_blocks * _BLOCK_BYTES
 
 
-def pack_places(number: int, pairs: Sequence[int], checksum: int) -> bytes:
-    return _PLACES.pack(_MAGIC, number, checksum) + struct.pack(f"={len(pairs)}I", *pairs)
+def pack_places(number: int, blocks: Sequence[int], checksum: int) -> bytes:
+    return _PLACES.pack(_MAGIC, number, checksum) + struct.pack(f"={len(blocks)}I", *blocks)
 
 
 def read_places(raw: bytes | bytearray, number: int) -> tuple[tuple[int, ...], int]:
-    """Return the pairs and the checksum."""
+    """Return the blocks and the checksum."""
     magic, transfer, checksum = _PLACES.unpack_from(raw)
     if (magic, transfer) != (_MAGIC, number):
         raise NotOurs(f"the other end says where another transfer than {number} lies")
-    num_pairs = (len(raw) - _PLACES.size) // _PAIR_BYTES
-    return struct.unpack_from(f"={num_pairs}I", raw, _PLACES.size), checksum
+    num_blocks = (len(raw) - _PLACES.size) // _BLOCK_BYTES
+    return struct.unpack_from(f"={num_blocks}I", raw, _PLACES.size), checksum
 
 
 def pack_turn(number: int, communicator: int) -> bytes:

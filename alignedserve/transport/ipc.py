@@ -66,9 +66,9 @@ class MappingSender(Sender):
             self._handle = self._handle or self._maps.handle(self._end.blocks.cache)
             group.send(tensor_of(pack_handle(self._handle)), HANDLE).land(self._end.timeout_s)
             self._told = group
-        pairs = transfer.pairs[: self._end.blocks.num_pairs(header.num_tokens)]
+        blocks = transfer.blocks[: self._end.blocks.num_blocks(header.num_tokens)]
         checksum = self._checksum(transfer, header) if header.is_checked else 0
-        places = tensor_of(pack_places(header.number, pairs, checksum))
+        places = tensor_of(pack_places(header.number, blocks, checksum))
         group.send(places, PLACES).land(self._end.timeout_s)
         reply = Reply.GOES_ON
         while reply is Reply.GOES_ON:
@@ -98,10 +98,10 @@ class MappingReceiver(Receiver):
             group.receive(torch.frombuffer(raw, dtype=torch.uint8), HANDLE).land(self._end.timeout_s)
             self._map(read_handle(raw))
             self._told = group
-        raw = bytearray(places_bytes(self._end.blocks.num_pairs(header.num_tokens)))
+        raw = bytearray(places_bytes(self._end.blocks.num_blocks(header.num_tokens)))
         group.receive(torch.frombuffer(raw, dtype=torch.uint8), PLACES).land(self._end.timeout_s)
-        pairs, checksum = read_places(raw, header.number)
-        is_intact = self._there is not None and self._copy(group, transfer, header, pairs) in (checksum, None)
+        blocks, checksum = read_places(raw, header.number)
+        is_intact = self._there is not None and self._copy(group, transfer, header, blocks) in (checksum, None)
         self._answer(group, header.number, is_intact)
         return is_intact and self._hear(group, header.number) is Reply.YES
 
@@ -115,14 +115,14 @@ class MappingReceiver(Receiver):
         except (NotMapped, PlanError) as error:
             log.warning("%s: %s", self.name, error)
 
-    def _copy(self, group: Group, transfer: ReceiveKv, header: TransferHeader, pairs: tuple[int, ...]) -> int | None:
+    def _copy(self, group: Group, transfer: ReceiveKv, header: TransferHeader, blocks: tuple[int, ...]) -> int | None:
         """Copy the KV, and return its checksum where checksums are on."""
-        there, each, spoke_at = self._there, self._end.blocks.num_pairs(header.chunk_tokens), time.monotonic()
+        there, each, spoke_at = self._there, self._end.blocks.num_blocks(header.chunk_tokens), time.monotonic()
         assert there is not None
-        there.check(pairs, header.num_tokens)
-        for at in range(0, len(pairs), each):
-            with self._end.pace.turn(), self._blocks_of(header.number) as blocks:
-                blocks.copy(there, pairs[at : at + each], transfer.pairs[: len(pairs)][at : at + each])
+        there.check(blocks, header.num_tokens)
+        for at in range(0, len(blocks), each):
+            with self._end.pace.turn(), self._blocks_of(header.number) as device:
+                device.copy(there, blocks[at : at + each], transfer.blocks[: len(blocks)][at : at + each])
             if time.monotonic() - spoke_at > self._end.timeout_s / _REPLY_PART:
                 self._say(group, header.number, Reply.GOES_ON)
                 spoke_at = time.monotonic()

@@ -98,12 +98,7 @@ class Meeting:
     """One end of a channel. Only the channel's thread calls it, except `wake`."""
 
     def __init__(
-        self,
-        rendezvous: Rendezvous,
-        peer: str,
-        direction: Direction,
-        is_source: bool,
-        timeout_s: float,
+        self, rendezvous: Rendezvous, peer: str, direction: Direction, is_source: bool, timeout_s: float
     ) -> None:
         """Meet the end whose store is at `peer`."""
         self._rendezvous, self._peer, self._direction = rendezvous, peer, direction

@@ -1,6 +1,6 @@
 """The payload of a transfer: a request's KV, between device blocks and the chunks that travel.
 
-The payload has a request's tokens in their order, whatever pairs and directions either end keeps them in. A chunk has
+The payload has a request's tokens in their order, whatever blocks and directions either end keeps them in. A chunk has
 some of the tokens, of all layers: [layers, 2, tokens, kv_dim], as a page of the arena has it.
 """
 
@@ -56,8 +56,8 @@ class DeviceBlocks:
 
     def __init__(self, cache: Tensor) -> None:
         self._cache = cache
-        self._layers, blocks, self._block_size, self._kv_dim = cache.shape
-        self._num_pairs = blocks // 2
+        self._layers, halves, self._block_size, self._kv_dim = cache.shape
+        self._num_blocks = halves // 2
         self._kernels, self._sums = (choose(device, cache.dtype).kernels for device in (cache.device, CPU))
 
     @property
@@ -90,19 +90,19 @@ class DeviceBlocks:
         tokens = max(1, most // self.token_bytes)
         return tokens - tokens % self._block_size or tokens
 
-    def check(self, pairs: Sequence[int], num_tokens: int) -> None:
-        if self.num_pairs(num_tokens) > len(pairs):
-            raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {num_tokens} tokens")
-        if not all(0 <= pair < self._num_pairs for pair in pairs):
-            raise PlanError(f"a transfer names a block pair outside 0..{self._num_pairs - 1}")
+    def check(self, blocks: Sequence[int], num_tokens: int) -> None:
+        if self.num_blocks(num_tokens) > len(blocks):
+            raise PlanError(f"{len(blocks)} blocks are too few for the KV of {num_tokens} tokens")
+        if not all(0 <= block < self._num_blocks for block in blocks):
+            raise PlanError(f"a transfer names a block outside 0..{self._num_blocks - 1}")
 
-    def num_pairs(self, num_tokens: int) -> int:
-        """Return how many pairs so many tokens take."""
+    def num_blocks(self, num_tokens: int) -> int:
+        """Return how many blocks `num_tokens` tokens take."""
         return units_for(num_tokens, self._block_size)
 
-    def slots(self, pairs: Sequence[int], num_tokens: int) -> Tensor:
+    def slots(self, blocks: Sequence[int], num_tokens: int) -> Tensor:
         """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
-        return slots_of(torch.tensor(pairs, dtype=torch.long), self._block_size)[:num_tokens]
+        return slots_of(torch.tensor(blocks, dtype=torch.long), self._block_size)[:num_tokens]
 
     def gather(self, slots: Tensor, into: Tensor, is_checked: bool) -> int:
         """Copy the vectors into a chunk on the device or the CPU; return its checksum if it is checked, else 0."""
@@ -122,20 +122,20 @@ class DeviceBlocks:
         self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
 
     def copy(self, there: DeviceBlocks, of: Sequence[int], to: Sequence[int]) -> None:
-        """Copy whole block pairs of another worker's cache, which this process maps."""
+        """Copy whole blocks of another worker's cache, which this process maps."""
         if self._cache.device.type == "cpu":
             for one, other in zip(of, to, strict=True):
-                self._pair(other).copy_(there._pair(one))
+                self._block(other).copy_(there._block(one))
         else:
-            sources, targets = (torch.tensor(pairs, device=self._cache.device) for pairs in (of, to))
-            self._by_pair.index_copy_(1, targets, there._by_pair.index_select(1, sources))
+            sources, targets = (torch.tensor(blocks, device=self._cache.device) for blocks in (of, to))
+            self._by_block.index_copy_(1, targets, there._by_block.index_select(1, sources))
 
-    def _pair(self, pair: int) -> Tensor:
-        return self._cache[:, 2 * pair : 2 * pair + 2]
+    def _block(self, block: int) -> Tensor:
+        return self._cache[:, 2 * block : 2 * block + 2]
 
     @property
-    def _by_pair(self) -> Tensor:
-        return self._cache.view(self._layers, self._num_pairs, -1)
+    def _by_block(self) -> Tensor:
+        return self._cache.view(self._layers, self._num_blocks, -1)
 
     def _rows(self, chunk: Tensor, tokens: int) -> Tensor:
         return chunk.view(self._cache.dtype).view(self._layers, 2, tokens, self._kv_dim)

@@ -36,7 +36,7 @@ def together(own: Transport, team: Team) -> Transport:
 
 
 class _RankTransport:
-    """The transport of a rank as far as all ranks do the same."""
+    """What the first rank's transport and the others' have in common."""
 
     def __init__(self, own: Transport, line: RankLine) -> None:
         self._own, self._line = own, line

@@ -8,11 +8,10 @@ requests.py     The requests on a worker by their states: the one place that tak
 arriving.py     Requests that come: prompts and their predictions, what the pool has of them, the queue for seats.
 steps.py        Steps that begin and end, what they teach of prompts, and trials while the worker is idle.
 in_flight.py    The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
-pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens that a step may have.
-device.py       The block pairs of a device as the parts share them, and what is freed of requests that still run.
+pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens of a step; chats to come.
+device.py       The blocks of a device as the parts share them, and what is freed of requests that still run.
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
-pool.py         The pool as a worker knows it: which member it is, and for which requests it keeps pages.
-page_writer.py  What a worker writes to the pool: the pages that it has leased, the copies to them.
+pool.py         The pool as a worker knows it: the pages that it keeps for requests, leased pages, copies to them.
 offering.py     Requests whose KV goes directly to another worker, which pulls it.
 owners.py       What a worker has emitted: sent to the owners once a step, kept until they have it.
 reporting.py    What a worker tells the router: requests that moved on, the work that is left, figures for metrics.

@@ -1,9 +1,8 @@
 """Requests that come to a worker, and wait.
 
     Prefill ─▶ (its syntax is compiled) ─▶ asking ── Prefix ──▶ waiting ──▶ fetching ── CopiedIn ──▶ running, from the
-                                             └── no answer ──▶            (seated)        │     first unknown token on
-                                                                                          └── not intact ──▶ running,
-                                                                                                from its first token on
+                                             └── no answer ──▶   ▲        (seated)        │     first unknown token on
+                                                                 └──── not intact ────────┘
 
 What the pool still has of a prompt's beginning is not computed again. The pool holds these pages for the attempt until
 its Commit or Keep names them, or a Release gives them up. A new attempt drops the attempts before it.
@@ -15,11 +14,12 @@ from collections.abc import Callable, Iterable
 
 from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
-from alignedserve.protocol.commands import Command, PrepareSyntax
-from alignedserve.protocol.events import MemberLost, Received, SyntaxReady
+from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax
+from alignedserve.protocol.events import CopiedIn, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix, Release
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolHolds, PoolLink
@@ -40,12 +40,11 @@ class PromptQueue(CorePart):
         memory: DeviceMemory,
         pace: Pace,
         decisions: DecisionRing,
-        release: Callable[[WorkerRequest], list[Command]],
+        holds: PoolHolds,
     ) -> None:
-        """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
         self.waiting = WaitingPrompts(pace.policy, memory.pages)
         self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, pace
-        self._decisions, self._release = decisions, release
+        self._decisions, self._holds = decisions, holds
         self._came_in_step = self._rt_came_in_step = 0  # prompts since the step in flight began; the real-time ones
 
     def admit(self, running: WorkerRequest, now: float) -> None:
@@ -69,13 +68,13 @@ class PromptQueue(CorePart):
         self.waiting.add(running)
 
     def put_back(self, running: WorkerRequest) -> None:
-        """Take a request's pairs away. It waits before all others, and is computed anew."""
+        """Take a request's blocks away. It waits before all others, and is computed anew."""
         self._memory.lose(running)
         self._here.move(running, State.WAITING, first=True)
         self.waiting.add_first(running)
 
     def unseat(self, running: WorkerRequest) -> None:
-        """Let a request wait again whose pairs were given to others."""
+        """Let a request wait again whose blocks were given to others."""
         lose_kv(running)
         self._here.move(running, State.WAITING)
         self.waiting.add(running)
@@ -83,7 +82,7 @@ class PromptQueue(CorePart):
     def crowd_out(self, running: WorkerRequest) -> None:
         """Put a seated prompt back so that others can go on.
 
-        Prompts that get their pairs chunk by chunk may all have some, and none enough. No prompt is seated before
+        Prompts that get their blocks chunk by chunk may all have some, and none enough. No prompt is seated before
         memory has come free, else two prompts could take turns for ever.
         """
         self.put_back(running)
@@ -103,16 +102,16 @@ class PromptQueue(CorePart):
         self._came_in_step = self._rt_came_in_step = 0
 
     @property
-    def pairs_for_first(self) -> int:
-        """Return the number of pairs that the prompt needs that has waited longest."""
-        return self._pairs_for(next(iter(self.waiting), None))
+    def blocks_for_first(self) -> int:
+        """Return the number of blocks that the prompt needs that has waited longest."""
+        return self._blocks_for(next(iter(self.waiting), None))
 
     def lacks_memory(self, only_rt: bool) -> bool:
         """Return whether the prompt that has waited longest, of all or of real-time ones, needs more than is free."""
         waiting = self.waiting.real_time if only_rt else iter(self.waiting)
-        return self._pairs_for(next(waiting, None)) > self._memory.num_free
+        return self._blocks_for(next(waiting, None)) > self._memory.num_free
 
-    def _pairs_for(self, prompt: WorkerRequest | None) -> int:
+    def _blocks_for(self, prompt: WorkerRequest | None) -> int:
         limits = self._memory.limits
         return 0 if prompt is None else units_for(limits.least_held(prompt.num_tokens), limits.block_size)
 
@@ -121,19 +120,16 @@ class PromptQueue(CorePart):
         dropped = self.waiting.drop(request, attempt)
         for running in dropped:
             self._here.move(running, State.GONE)
-        return [command for running in dropped for command in self._release(running)]
+        return self._holds.release_all(running.key for running in dropped)
 
 
 ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
 
 
 class Prefixes(CorePart):
-    def __init__(
-        self, here: Requests, pool: PoolLink, queue: PromptQueue, reuse: bool, holds: PoolHolds | None = None
-    ) -> None:
-        """`holds` notes the attempts for which the pool keeps pages, where the worker keeps account of them."""
+    def __init__(self, here: Requests, pool: PoolLink, queue: PromptQueue, reuse: bool) -> None:
         self._here, self._pool, self._queue = here, pool, queue
-        self._writer, self._names, self._reuse, self._holds = pool.writer, pool.writer.names, reuse, holds
+        self._writer, self._names, self._reuse, self._holds = pool.writer, pool.writer.names, reuse, pool.holds
         self._unanswered: set[str] = set()  # those that were asking at the last look: at the next look they go on
         self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
 
@@ -196,8 +192,7 @@ class Prefixes(CorePart):
         return self._pool.send(Release(*attempt)) if pages else []
 
     def _note(self, attempt: Attempt, is_held: bool) -> None:
-        if self._holds is not None:
-            (self._holds.add if is_held else self._holds.discard)(attempt)
+        (self._holds.add if is_held else self._holds.discard)(attempt)
 
     def ask_again(self) -> None:
         """Let prompts go on without an answer that were asking at the last look already: the ask or its answer was
@@ -219,6 +214,77 @@ class Prefixes(CorePart):
     def _leave(self, running: WorkerRequest) -> WorkerRequest:
         self._unanswered.discard(running.request.id)
         return running
+
+
+class Fetching:
+    """Copies what the pool has of a prompt to its blocks; the prompt runs from there on."""
+
+    def __init__(
+        self, here: Requests, queue: PromptQueue, memory: DeviceMemory, pool: PoolLink, log: WorkerLog
+    ) -> None:
+        self._here, self._queue, self._memory, self._pages = here, queue, memory, memory.pages
+        self._limits, self._policy, self._pace = memory.limits, memory.pace.policy, memory.pace
+        self._pool, self._holds, self._dropping, self._faults = pool, pool.holds, memory.dropping, log.faults
+        self._new: list[int] = []  # copies that are not ordered yet
+        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
+        self.num_spoiled_pages = 0  # of the pool that were not intact
+
+    def seat(self, prompt: WorkerRequest) -> None:
+        """Let a prompt run that has got its blocks, after what the pool knows of it has been fetched."""
+        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
+            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
+            if not self._memory.copies_beside:
+                self._pace.note_fetch(prompt)
+            prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
+        else:
+            prompt.end_fetch()
+            self._here.move(prompt, State.PROMPT)
+
+    def _may_fetch(self, prompt: WorkerRequest) -> bool:
+        """Return whether it becomes KV, and is not to be computed anew because it had to leave (`schedule.evict`)."""
+        has_left = len(prompt.output) > len(prompt.request.emitted)
+        return not prompt.kv.form and (self._policy.evict or not has_left)
+
+    def fetch(self, now: float) -> list[Command]:
+        """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
+        new, self._new = self._new, []
+        return [*self._memory.orders(), *map(self._copy, new)] if new else []
+
+    def _copy(self, number: int) -> Command:
+        """Return the order to copy what the device lacks of a prompt."""
+        assert self._pool.member is not None, "known pages are forgotten with their pool"
+        prompt, limits = self._here.copies[number], self._limits
+        start = prompt.fetched_from
+        tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
+        blocks = prompt.blocks[: units_for(len(tokens), limits.block_size)]
+        return CopyIn(number, self._pool.member.holder, pages, blocks, tokens, start, self._memory.copies_beside)
+
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
+        if (unwanted := self._here.end_copy(event.number, State.ABANDONED)) is not None:
+            self._here.move(unwanted, State.GONE)
+            self._memory.release(unwanted)
+        prompt = self._here.end_copy(event.number, State.FETCHING)
+        if prompt is None:
+            return []
+        prompt.end_fetch()
+        self._memory.reconsider()  # another prompt may have waited for these pages
+        if event.intact:
+            self._here.move(prompt, State.PROMPT)
+            prompt.came_with_kv = True
+            self.num_reused_tokens += prompt.prefix - prompt.fetched_from
+            self._pages.count_cached(prompt)
+            self._pages.publish(prompt)
+            self._dropping.drop(prompt)
+            return self._holds.release_all(self._dropping.take_let_go())
+        pages = prompt.known
+        prompt.forget_known()
+        self._queue.put_back(prompt)
+        if event.number in self._here.from_lost_pool:
+            return []
+        self.num_spoiled_pages += len(pages)
+        self._faults.num_refused += 1
+        return [*self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
 
 
 class Arrivals(CorePart):

@@ -1,21 +1,23 @@
 """Real-time requests beyond their caller's part of a worker give way to those of others.
 
-A worker's seats are limited, and so are the prompt tokens of a step. Where callers together want more of
-either, each has a part by its weight (scheduling/shares.py). So a caller that stays within its part is served as
-promised, whatever others send; and what nobody else wants, any caller may have.
+A worker's seats are limited, and so are the prompt tokens of its next step. As long as both are enough for all, a
+caller takes what it wants. Where they are not, each caller has a part by its weight, which is 1 unless its key says
+more; what a caller leaves of its part is divided among the others (weighted max-min fairness). For example, of 64 seats
+a caller with 1 request takes 1, and one with 160 requests has 63: its other 97 are beyond its part. Of two callers with
+160 each, and weights 3 and 1, one has 48 and the other 16.
 
-    beyond its part of the seats      it is served as best-effort requests are (Yielding), and may lose its seat
-    a prompt beyond that of a step    it comes behind all other real-time requests
+    a request beyond the seats      is served as best-effort requests are (Yielding), and may lose its seat
+    a prompt beyond the step        comes behind all other real-time requests
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.promise import TokenPromise, Yielding
-from alignedserve.scheduling.shares import beyond_parts
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -28,8 +30,7 @@ class CallerShares:
         self._behind: dict[WorkerRequest, None] = {}
 
     def divide(self, seated: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
-        """Let requests give way that are beyond their caller's part, and others no longer; return those that yield now,
-        or do no longer.
+        """Let requests yield that are beyond their caller's part; return those that begin or cease to yield.
 
         `seated` are the requests that may be in a step."""
         if not (self._waiting.callers or self._yielding or self._behind):
@@ -38,8 +39,7 @@ class CallerShares:
         changed = _changed(self._yielding, yielding)
         for running in changed:
             promise = running.promise
-            anew = promise.kept if isinstance(promise, Yielding) else Yielding(promise)
-            self._waiting.promise_anew(running, anew)
+            self._waiting.set_promise(running, promise.kept if isinstance(promise, Yielding) else Yielding(promise))
         for running in _changed(self._behind, behind):
             kept = running.promise.kept if isinstance(running.promise, Yielding) else running.promise
             assert isinstance(kept, TokenPromise)
@@ -67,5 +67,47 @@ class CallerShares:
 
 
 def _changed(before: Mapping[WorkerRequest, None], now: Mapping[WorkerRequest, None]) -> list[WorkerRequest]:
-    """Return the requests that are in one of the two, in an order that does not depend on where they lie in memory."""
+    """Return the requests that are in only one of the two, in an order that is the same in every run."""
     return [one for one in before if one not in now] + [one for one in now if one not in before]
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def part_of_one(wanted: Iterable[tuple[float, int]], capacity: float) -> float:
+    """Return the most that a caller of weight 1 gets; infinity where there is enough for all.
+
+    `wanted` has what each caller wants, with its weight."""
+    rising = sorted(wanted, key=lambda each: each[0] / each[1])
+    left, weights = capacity, sum(weight for _, weight in rising)
+    for amount, weight in rising:
+        part = left / weights
+        if amount > part * weight:
+            return part
+        left -= amount
+        weights -= weight
+    return float("inf")
+
+
+def beyond_parts(
+    amounts: Mapping[str, Mapping[T, float]],
+    capacity: float,
+    weights: Mapping[str, int],
+    are_divisible: bool = False,
+) -> dict[T, None]:
+    """Return the requests that are beyond their caller's part, in the order in which they are given.
+
+    `amounts` has what each request of a caller takes, in the order in which they are to be served. A request on the
+    border of a part is within, so that each caller has one at least. Where amounts are divisible it is beyond: a caller
+    that wants little does not wait for one that wants much."""
+    beyond: dict[T, None] = {}
+    if len(amounts) < 2:
+        return beyond
+    one = part_of_one([(sum(taken.values()), weights[caller]) for caller, taken in amounts.items()], capacity)
+    for caller, taken in amounts.items():
+        used, part = 0.0, one * weights[caller]
+        for request, amount in taken.items():
+            if used + amount > part if are_divisible else used >= part:
+                beyond[request] = None
+            used += amount
+    return beyond

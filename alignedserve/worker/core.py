@@ -28,9 +28,8 @@ from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.owners import Owners
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.part import REFRESH, REFRESH_S, Act, CorePart, Events, Handler
-from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
@@ -123,13 +122,13 @@ class WorkerCore:
         return self.owners.outputs.attempts
 
     @property
-    def pairs(self) -> list[int]:
-        """Return each pair of the device once, as long as all is well."""
-        return self.memory.pairs_with(self.here.occupants())
+    def blocks(self) -> list[int]:
+        """Return each block of the device once, as long as all is well."""
+        return self.memory.blocks_with(self.here.occupants())
 
     @property
-    def kept_pairs(self) -> Collection[int]:
-        """Return the pairs of full pages, to which nothing is to be written."""
+    def kept_blocks(self) -> Collection[int]:
+        """Return the blocks of full pages, to which nothing is to be written."""
         return self.memory.blocks.kept
 
     @property

@@ -1,9 +1,9 @@
-"""The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
+"""The steps that a worker has ordered and that have not ended: one, or two where one is planned ahead.
 
     begin ──▶ running ──▶ ended
     begin ──▶ next ─────▶ running ──▶ ended      a step that fails takes the next with it: nothing of that counts
 
-Block pairs that are given up meanwhile may still be written to: they are free when the last step that was ordered by
+Blocks that are given up meanwhile may still be written to: they are free when the last step that was ordered by
 then has ended.
 """
 
@@ -21,7 +21,7 @@ class Ended:
 
     plan: StepPlan
     shape: Shape
-    free: list[tuple[int, ...]]  # pairs that no step writes to any more, in the order in which they were left
+    free: list[tuple[int, ...]]  # blocks that no step writes to any more, in the order in which they were left
     counts: bool  # whether the step that it went on from went well
 
 
@@ -32,7 +32,7 @@ class StepsInFlight:
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
         self._void = 0  # number of the step that was planned after one that failed
-        self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and pairs
+        self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and blocks
 
     @property
     def has_next(self) -> bool:
@@ -40,13 +40,13 @@ class StepsInFlight:
 
     @property
     def runs_in_vain(self) -> bool:
-        """Return whether nothing of the step that runs will count."""
+        """Return whether no result of the running step will count."""
         return self.running is not None and self.running.number == self._void
 
     @property
     def left(self) -> list[tuple[int, ...]]:
-        """Return the pairs that no request has, and that are not free yet."""
-        return [pairs for _, pairs in self._left]
+        """Return the blocks that no request has, and that are not free yet."""
+        return [blocks for _, blocks in self._left]
 
     def begin(
         self, chunks: tuple[Chunk, ...], decodes: tuple[Decode, ...], shape: Shape, predicted_s: float
@@ -68,8 +68,8 @@ class StepsInFlight:
         self._next = None
         free: list[tuple[int, ...]] = []
         if self._left:
-            free = [pairs for last, pairs in self._left if last <= plan.number]
-            self._left = [(last, pairs) for last, pairs in self._left if last > plan.number]
+            free = [blocks for last, blocks in self._left if last <= plan.number]
+            self._left = [(last, blocks) for last, blocks in self._left if last > plan.number]
         return Ended(plan, shape, free, counts=plan.number != self._void)
 
     def fail(self) -> None:
@@ -77,9 +77,9 @@ class StepsInFlight:
         if self.running is not None:
             self._void = self.running.number
 
-    def leave(self, pairs: tuple[int, ...]) -> bool:
-        """Keep pairs until the steps in flight have ended; return False where none is, so that they are free now."""
+    def leave(self, blocks: tuple[int, ...]) -> bool:
+        """Keep blocks until the steps in flight have ended; return False where none is, so that they are free now."""
         if self.running is None:
             return False
-        self._left.append((self.number, pairs))
+        self._left.append((self.number, blocks))
         return True

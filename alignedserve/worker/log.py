@@ -13,7 +13,7 @@ from alignedserve.protocol.messages import Attempt, Backlog, Progress
 from alignedserve.worker.step.request import WorkerRequest
 
 _LOOKS_S = 0.1  # how often the backlog is looked at where nothing has moved on
-_DRIFT_S = 0.25  # between the wait and what the router believes of it
+_DRIFT_S = 0.25  # between the wait and the wait that the router believes
 
 
 class Buckets:
@@ -69,7 +69,7 @@ class WorkerCounts:
 
     @property
     def num_evictions(self) -> int:
-        """Return how many of them did not lose their KV."""
+        """Return how many requests have left for others with their KV."""
         return sum(number for (_, _, keeps_kv), number in self._preempted.items() if keeps_kv)
 
 
@@ -84,7 +84,7 @@ class Notes:
         self.has_less_to_run = False  # than was reported: others tell the router of prompts that have ended
 
     def renew(self) -> None:
-        """Report the backlog next time, whatever was reported: this router knows nothing of it."""
+        """Report the backlog next time in any case: this is a new router."""
         self._backlog_reported, self.has_less_to_run = Backlog(), True
 
     def note(self, stage: str, attempt: Attempt) -> None:
@@ -96,7 +96,7 @@ class Notes:
         self.note("ended", running.key)
         self._lengths.append(len(running.output))
 
-    def report(self, backlog: Callable[[], Backlog], free_pairs: int, now: float) -> Progress | None:
+    def report(self, backlog: Callable[[], Backlog], free_blocks: int, now: float) -> Progress | None:
         """Return what has not been reported yet, if anything. `backlog` is called only where it may be wanted."""
         if not self._moved and not self.has_less_to_run and now < self._looks_at:
             return None
@@ -108,10 +108,10 @@ class Notes:
         stages, lengths = {stage: tuple(attempts) for stage, attempts in self._moved.items()}, tuple(self._lengths)
         self._moved.clear()
         self._lengths.clear()
-        return Progress(**stages, lengths=lengths, free_pairs=free_pairs, backlog=ahead)
+        return Progress(**stages, lengths=lengths, free_blocks=free_blocks, backlog=ahead)
 
     def _has_drifted(self, ahead: Backlog, now: float) -> bool:
-        """Return whether the wait is another than the router believes, which takes it to pass with the time."""
+        """Return whether the wait is not what the router takes it for: the reported wait less the time since."""
         passed_s, before = now - self._reported_at, self._backlog_reported
         all_s, rt_s = max(0.0, before.prompts_s - passed_s), max(0.0, before.rt_prompts_s - passed_s)
         return max(abs(ahead.prompts_s - all_s), abs(ahead.rt_prompts_s - rt_s)) > _DRIFT_S

@@ -33,12 +33,12 @@ _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing cam
 class Departure:
     """A request whose KV is to leave for another worker: for good where it is offered, or until there is room again."""
 
-    running: WorkerRequest  # with its pairs
+    running: WorkerRequest  # with its blocks
     to: Member
     wait_s: float = 0.0  # until it is back, as was expected
     number: int | None = None  # of the transfer, once it is pulled
     is_offered: bool = False  # it goes on at that worker
-    is_declined: bool = False  # that worker goes on without it, while a transfer still reads its pairs
+    is_declined: bool = False  # that worker goes on without it, while a transfer still reads its blocks
 
     @property
     def is_wanted(self) -> bool:
@@ -103,7 +103,7 @@ class Departures:
         if departure is None or departure.number is not None or departure.to.holder != receiver:
             return SendKv(number, receiver, (), ())
         departure.number, running = number, departure.running
-        return SendKv(number, receiver, running.pairs, running.kept_tokens)
+        return SendKv(number, receiver, running.blocks, running.kept_tokens)
 
 
 class Offering(CorePart):
@@ -183,7 +183,7 @@ class Offering(CorePart):
         """Free the blocks of a request that is here no more."""
         self.departures.remove(departure)
         self._here.move(departure.running, State.GONE)
-        self._memory.give(departure.running.pairs)
+        self._memory.give(departure.running.blocks)
 
     def peer_lost(self, peer: Member) -> None:
         """Let requests go on here that were to go to a worker that is lost. A transfer's end is heard in any case."""

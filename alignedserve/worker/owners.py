@@ -89,8 +89,8 @@ class Outputs:
         return frames
 
     def resend(self, asked: Resend) -> list[Send]:
-        """Return all that was emitted from an index on; nothing where the attempt is not here: then the owner starts
-        the next one."""
+        """Return all output from an index on; nothing where the attempt is not here: then the owner starts the next
+        attempt."""
         kept = self._kept.get(asked.request)
         if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
             return []
@@ -103,7 +103,7 @@ class Outputs:
         return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
 
     def forget(self, requests: Iterable[str]) -> None:
-        """Forget requests that are with their owners, or that another member tells them about from now on."""
+        """Forget requests that their owners have whole, or that another member emits from now on."""
         for request in requests:
             self._kept.pop(request, None)
 
@@ -156,7 +156,7 @@ class Owners(CorePart):
     ) -> Emitted:
         """Emit what the parts of a step brought to requests that are still here, and yield those requests.
 
-        Nothing is kept of a request that has left; its next attempt, which has other pairs, may be here by now.
+        The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)

@@ -1,14 +1,408 @@
-"""The pool as a worker knows it: which member it is, and for which requests it keeps pages."""
+"""The pool as a worker knows it: its member, the pages that it keeps for requests, and what the worker writes to it.
+
+A page that the worker may write to goes this way:
+
+    ask ──▶ at hand ──▶ in a copy ──▶ handed on to the pool (Commit, Keep)
+               ▲  │         ▲  └── not wanted any more: at hand again
+               │  └─ part ──┘      (full pages of a prompt that still runs, written ahead)
+               └──────┘ forgotten
+
+A prefill worker waits for pages, of each class apart, and asks for as many as the first waiting request needs. A decode
+worker never waits: it keeps some at hand (spare ones), which the pool takes back as soon as another worker waits.
+
+What a copy reads, nothing else writes until the copy has ended; otherwise the copy does not count:
+
+    between steps   steps and copies run in their order: the blocks are free at once, and written to after the copy
+    beside steps    a request keeps its blocks until its parts are written; one that has to leave at once forgets them
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from alignedserve.protocol.commands import Command, Send
+from alignedserve.core import ServiceClass, units_for
+from alignedserve.protocol.commands import Command, CopyOut, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost
-from alignedserve.protocol.messages import Attempt, Member, Message, Release, Spoiled
-from alignedserve.worker.page_writer import PageWriter
+from alignedserve.protocol.messages import SPARE, AskPages, Attempt, LeasePages, Member, Message, Release, Spoiled
+from alignedserve.protocol.page_names import more_hashes
 from alignedserve.worker.part import CorePart
+from alignedserve.worker.step.blocks import blocks_in_place
+from alignedserve.worker.step.device_pages import findable_tokens
+from alignedserve.worker.step.request import WorkerRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The pages that a worker needs at this moment."""
+
+    pages: int = 0  # without which no request can go on
+    kept: int = 0  # of the pages at hand, those that are spoken for
+    most: int = 0  # up to this many where that is more than `pages`: others could use them
+
+
+class Lease:
+    """The pages that a worker may write to for requests of one class, and its asks for them.
+
+    Each ask says which pages the worker has, so an ask puts right what a lost frame has left behind. Only the answer to
+    the last ask counts. For example, a worker with 3 pages that needs 5 asks for 2 more.
+    """
+
+    def __init__(self, service: ServiceClass) -> None:
+        self._service = service
+        self.pages: list[int] = []  # at hand
+        self._asks = 0
+        self._asked: int | None = None  # pages of the ask that is not answered yet
+        self._handed_on = False  # pages, since the last ask: if that frame was lost, only an ask frees them
+        self._had = 0  # spare pages that were wanted when the last answer came: it said how many there were
+
+    @property
+    def is_awaited(self) -> bool:
+        """Return whether to ask the pool again if it does not answer."""
+        return self._asked is not None or self._handed_on
+
+    @property
+    def is_unanswered(self) -> bool:
+        return self._asked is not None
+
+    def take_answer(self, lease: LeasePages) -> bool:
+        """Take the pages of an answer; return False where a later ask was sent, with which these pages went back."""
+        if lease.number != self._asks:
+            return False
+        self.pages += lease.pages
+        self._had, self._asked = max(self._asked or 0, 0), None
+        return True
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Take `count` of the pages at hand, which must be enough."""
+        self._had = 0
+        return tuple(self.pages.pop() for _ in range(count))
+
+    def ask(self, need: Need, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask for all that is needed, or to give some back.
+
+        A worker that keeps some pages and waits for more blocks others.
+        """
+        if self._asked is not None:
+            enough = self._asked >= need.pages
+        else:
+            enough = not need.pages and len(self.pages) <= need.kept
+        if enough:
+            return None
+        del self.pages[need.kept :]
+        return self._ask(need.pages, need.pages, in_copies, most=need.most)
+
+    def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask for pages up to `wanted`, if they are free at once; None while another ask is not answered.
+
+        No request waits for them, and they keep no other worker waiting.
+        """
+        if self._asked is not None or len(self.pages) >= wanted:
+            return None
+        return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
+
+    def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask to have `wanted` pages at hand; None while the pool's last answer is enough.
+
+        It is enough until some of its pages are used, or more are wanted."""
+        if (self._had if self._asked is None else self._asked) >= wanted:
+            return None
+        is_repeated = self._asked == -1
+        if is_repeated:  # an ask for none says that none are at hand
+            self.pages.clear()
+        more = max(0, wanted - len(self.pages))
+        return self._ask(wanted, more, in_copies, is_spare=True) if more or is_repeated else None
+
+    def give_back(self, in_copies: Sequence[int]) -> AskPages:
+        """Return an ask that gives all spare pages at hand back, though they are asked for again."""
+        self.pages.clear()
+        self._had = 0
+        return self._ask(0, 0, in_copies, is_spare=True)
+
+    def note_handed_on(self) -> None:
+        """Note that pages were handed on to the pool."""
+        self._handed_on = True
+
+    def ask_again(self) -> None:
+        """Let the next ask repeat all that is needed, and all that is given back."""
+        if self.is_awaited:
+            self._asked = -1
+
+    def lose(self) -> None:
+        """Forget the pages of a pool that is lost. The next ask, to this pool or another, says what is leased."""
+        self.pages.clear()
+        self._had = 0
+        self._asked, self._handed_on = (-1 if self._asks else None), False
+
+    def _ask(self, wanted: int, more: int, in_copies: Sequence[int], most: int = 0, is_spare: bool = False) -> AskPages:
+        self._handed_on = False
+        self._asks += 1
+        self._asked = wanted
+        return AskPages(more, self._asks, (*in_copies, *self.pages), self._service, most, is_spare)
+
+
+class PageNames:
+    """Names pages and blocks by hashes of all tokens up to their ends: each is hashed once on a worker."""
+
+    def __init__(self, page_size: int, block_size: int, root: bytes) -> None:
+        """`root` names the model and the layout of its KV."""
+        self._page_size, self._block_size, self._root = page_size, block_size, root
+
+    def pages_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
+        """Return the names of the full pages of a request's first `tokens`: each page is hashed once on a worker.
+
+        A request that lacks its beginning has no names for what it has: a name stands for all that comes before, too.
+        """
+        if running.num_lost:
+            return ()
+        running.names = self._named(running, running.names, tokens, self._page_size)
+        return running.names[: tokens // self._page_size]
+
+    def blocks_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
+        """Return the names of the full blocks of a request's first `tokens`, by which a device shares them."""
+        running.block_names = self._named(running, running.block_names, tokens, self._block_size)
+        return running.block_names[: tokens // self._block_size]
+
+    def _named(self, running: WorkerRequest, known: tuple[int, ...], tokens: int, size: int) -> tuple[int, ...]:
+        full = tokens // size
+        if len(known) >= full:
+            return known
+        more = running.tokens(len(known) * size, full * size)
+        root = b"" if known else self._root + running.request.kv_salt
+        return more_hashes(known, more, size, root)
+
+    def pages_before_last(self, running: WorkerRequest) -> tuple[int, ...]:
+        """Return the names of the full pages that others may have computed for a request."""
+        return self.pages_of(running, findable_tokens(running))
+
+
+@dataclass
+class Copy:
+    """A copy of a request to pages of the pool. They stay taken until it has ended, whether it is wanted or not."""
+
+    running: WorkerRequest
+    known: tuple[int, ...]  # pages of the pool that come before
+    pages: tuple[int, ...]
+    lease: ServiceClass  # the class that the pages are leased for
+    pool: str  # its holder
+    wanted: bool = True
+    has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
+    stays: bool = False  # the request stays here, and is to be found by these full pages
+    tokens: int = 0  # that are copied between two steps
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the request is nowhere else on the worker."""
+        return not (self.has_ended or self.stays)
+
+
+class PageWriter:
+    """The leases of a worker, and its copies to the leased pages."""
+
+    def __init__(self, page_size: int, block_size: int, root: bytes = b"") -> None:
+        """`root` names the model and the layout of its KV."""
+        self._page_size, self._block_size = page_size, block_size
+        self.names = PageNames(page_size, block_size, root)
+        self._leases = {service: Lease(service) for service in ServiceClass}
+        self._copies: dict[int, Copy] = {}
+        self._parts: dict[int, Copy] = {}  # under way
+        self._written: dict[WorkerRequest, Copy] = {}  # all parts of a request, those under way too
+        self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
+        self._copy_number = 0
+
+    @property
+    def leased(self) -> tuple[int, ...]:
+        return tuple(page for service in ServiceClass for page in self.leased_for(service))
+
+    def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
+        return (*self._leases[service].pages, *self._in_copies(service))
+
+    def is_awaited(self, service: ServiceClass) -> bool:
+        """Return whether an ask of this class is not answered yet."""
+        return self._leases[service].is_unanswered
+
+    def num_at_hand(self, service: ServiceClass) -> int:
+        return len(self._leases[service].pages)
+
+    @property
+    def copies(self) -> list[Copy]:
+        return list(self._copies.values())
+
+    @property
+    def num_between_steps(self) -> int:
+        """Return how many tokens are still to be copied before the next step begins."""
+        return sum(copy.tokens for copy in self._copies.values())
+
+    @property
+    def awaits_the_pool(self) -> bool:
+        return any(lease.is_awaited for lease in self._leases.values())
+
+    def target(self, pool: Member | None) -> Member | None:
+        """Return the pool, if it may be written to now.
+
+        It may not while copies run that began before it was lost and came back: their pages may be leased to others."""
+        return None if pool is None or pool.holder in self._copies_before.values() else pool
+
+    def pages_for(self, running: WorkerRequest, tokens: int) -> int:
+        """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them.
+
+        Nothing is written of a prompt that asks for a vector."""
+        if not running.has_tokens:
+            return 0
+        num_held = units_for(tokens - running.num_lost, self._page_size)
+        return num_held - len(running.known) - self.num_written(running)
+
+    # --- Leases
+
+    def take_answer(self, lease: LeasePages) -> bool:
+        """Take the pages of an answer, and return whether there may be more at hand."""
+        return self._leases[lease.service].take_answer(lease)
+
+    def ask(self, pool: Member, service: ServiceClass, need: Need) -> list[Command]:
+        return _sent(pool, self._leases[service].ask(need, self._in_copies(service)))
+
+    def ask_if_any(self, pool: Member, service: ServiceClass, pages: int) -> list[Command]:
+        return _sent(pool, self._leases[service].ask_if_any(pages, self._in_copies(service)))
+
+    def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
+        return _sent(pool, self._leases[SPARE].ask_for_spare(wanted, self._in_copies(SPARE)))
+
+    def give_back(self, pool: Member) -> Command:
+        """Give spare pages back because another worker waits for pages."""
+        return Send(pool.name, self._leases[SPARE].give_back(self._in_copies(SPARE)))
+
+    def ask_again(self) -> None:
+        for lease in self._leases.values():
+            lease.ask_again()
+
+    # --- Copies
+
+    def begin(
+        self,
+        running: WorkerRequest,
+        pool: Member,
+        tokens: int,
+        service: ServiceClass,
+        has_ended: bool = False,
+        stays: bool = False,
+    ) -> CopyOut:
+        """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough."""
+        start = (len(running.known) + self.num_written(running)) * self._page_size
+        pages = self._leases[service].take(self.pages_for(running, tokens))
+        parts = self._written.pop(running, None)
+        all_pages = pages if parts is None else parts.pages + pages
+        self._copy_number += 1
+        self._copies[self._copy_number] = Copy(
+            running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
+        )
+        written = running.tokens(running.num_lost, tokens)
+        self._copies[self._copy_number].tokens = max(0, len(written) - start)
+        blocks = blocks_in_place(running.kv, self._block_size)
+        return CopyOut(self._copy_number, pool.holder, blocks, pages, written, start)
+
+    def end_copy(self, number: int) -> Copy | None:
+        """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
+        lost, or it was only a part."""
+        self._copies_before.pop(number, None)
+        part = self._parts.pop(number, None)
+        if part is not None and not part.wanted:
+            self.take_back(part)
+        return self._copies.pop(number, None)
+
+    # --- Parts
+
+    @property
+    def num_with_parts(self) -> int:
+        """Return how many requests have parts."""
+        return len(self._written)
+
+    @property
+    def written(self) -> dict[WorkerRequest, int]:
+        """Return how many pages of each request are in parts."""
+        return {running: len(parts.pages) for running, parts in self._written.items()}
+
+    def num_written(self, running: WorkerRequest) -> int:
+        return len(self._written[running].pages) if running in self._written else 0
+
+    @property
+    def being_written(self) -> set[WorkerRequest]:
+        """Return the requests with a wanted part under way: the blocks of any other may be overwritten."""
+        return {part.running for part in self._parts.values() if part.wanted}
+
+    def is_writing(self, running: WorkerRequest) -> bool:
+        """Return whether a part of the request is under way: what comes after it waits for that."""
+        return running in self.being_written
+
+    def begin_part(self, running: WorkerRequest, pool: Member, count: int, service: ServiceClass) -> CopyOut:
+        """Begin to copy `pages` more pages, which are full and at hand for that class."""
+        start = len(running.known) + self.num_written(running)
+        pages = self._leases[service].take(count)
+        self._copy_number += 1
+        part = Copy(running, running.known, pages, service, pool.holder)
+        self._parts[self._copy_number] = part
+        before = self._written[running].pages if running in self._written else ()
+        self._written[running] = replace(part, pages=before + pages)
+        tokens = running.tokens(0, (start + count) * self._page_size)
+        first = start * self._page_size
+        blocks = blocks_in_place(running.kv, self._block_size)
+        return CopyOut(self._copy_number, pool.holder, blocks, pages, tokens, first, aside=True)
+
+    def take_parts(self, running: WorkerRequest) -> Copy:
+        """Return all parts of a request, which are written, as one copy."""
+        assert not self.is_writing(running), "a part is under way"
+        return self._written.pop(running)
+
+    def forget_parts(self, running: WorkerRequest) -> None:
+        """Take the pages of all parts of a request back; those of a part under way when that has ended."""
+        written = self._written.pop(running, None)
+        if written is None:
+            return
+        under_way = [part for part in self._parts.values() if part.running is running and part.wanted]
+        busy = {page for part in under_way for page in part.pages}
+        for part in under_way:
+            part.wanted = False
+        self.take_back(replace(written, pages=tuple(page for page in written.pages if page not in busy)))
+
+    def hand_on(self, copy: Copy) -> None:
+        """Count the pages of a copy as the pool's."""
+        self._leases[copy.lease].note_handed_on()
+
+    def take_back(self, copy: Copy) -> None:
+        """Count the pages of a copy as at hand again."""
+        self._leases[copy.lease].pages += copy.pages
+
+    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
+        """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
+        wanted."""
+        dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
+        dropped = [copy for copy in dropped if not copy.has_ended]
+        for copy in dropped:
+            copy.wanted = False
+        return [copy.running for copy in dropped]
+
+    def lose_pool(self) -> list[WorkerRequest]:
+        """Forget the pages of a pool that is lost, and return the requests that were being copied to it and are wanted.
+
+        The pool may come back in the same life, with these pages leased to this worker still. An ask would have it
+        lease them to others, so none is sent before the copies that write to them have ended.
+        """
+        for lease in self._leases.values():
+            lease.lose()
+        self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
+        self._parts.clear()
+        self._written.clear()
+        again = [copy.running for copy in self._copies.values() if copy.wanted and copy.has_left]
+        self._copies = {number: replace(copy, pages=()) for number, copy in self._copies.items() if not copy.wanted}
+        return again
+
+    def _in_copies(self, service: ServiceClass) -> tuple[int, ...]:
+        unwanted = [part for part in self._parts.values() if not part.wanted]
+        copies = (*self._copies.values(), *self._written.values(), *unwanted)
+        return tuple([page for copy in copies if copy.lease is service for page in copy.pages])
+
+
+def _sent(pool: Member, ask: AskPages | None) -> list[Command]:
+    return [] if ask is None else [Send(pool.name, ask)]
 
 
 class PoolLink(CorePart):
@@ -54,13 +448,14 @@ class PoolHolds:
         self._attempts[attempt[0]] = attempt
 
     def discard(self, attempt: Attempt) -> None:
-        """Forget the pages of this attempt: the pool has a newer entry of it."""
+        """Forget the pages of this attempt: the pool has a newer entry for the attempt."""
         if attempt in self:
             del self._attempts[attempt[0]]
 
     def release(self, attempt: Attempt, to: str = "") -> list[Command]:
-        """Tell the pool that this attempt needs its pages no longer here, where it keeps any. `to` is the worker that
-        has the attempt from now on."""
+        """Tell the pool, if it keeps pages for this attempt, that they are no longer needed here.
+
+        `to` is the worker that has the attempt from now on."""
         if self._pool.member is None or attempt not in self:
             return []
         del self._attempts[attempt[0]]

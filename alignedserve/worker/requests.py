@@ -70,12 +70,17 @@ class Requests:
         return not self.is_retiring and not self.attempts()
 
     def occupants(self) -> list[WorkerRequest]:
-        """Return the requests that have blocks, but for some that nobody wants."""
+        """Return the requests that have blocks, but for unwanted ones whose blocks a transfer still uses."""
         return self.of(*OCCUPYING)
 
     def find(self, request: str) -> WorkerRequest | None:
         """Return the request of this name that may be in a step."""
         return self.residents.get(request) or self.prompts.get(request)
+
+    @property
+    def unfinished(self) -> list[WorkerRequest]:
+        """Return the prompts that have blocks and whose first token has not come."""
+        return self.of(State.PROMPT, State.FETCHING)
 
     def drop_from(
         self, states: Iterable[State], request: str, attempt: int, to: State = State.GONE
@@ -101,7 +106,7 @@ class Requests:
         return self.copies.pop(number) if running is not None and running.state is state else None
 
     def pool_lost(self, *_: object) -> None:
-        """Note that copies which are under way come from a pool that is lost: nothing is to be told to the next one."""
+        """Note that the copies under way come from a lost pool: the next pool is told nothing about them."""
         self.from_lost_pool = frozenset(self.copies)
 
     # --- What concerns all parts of the core

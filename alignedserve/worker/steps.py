@@ -36,7 +36,7 @@ class Runs(Protocol):
         """Return the request of this name that may be in a step."""
 
     def lose(self, ran: Chunk | Decode) -> list[Command]:
-        """Give up the attempt that this was to run a part of, if it is still here."""
+        """Give up the attempt of this part, if it is still here."""
 
     def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
         """Give the requests of a step that went well their tokens."""
@@ -54,8 +54,8 @@ class StepEnd:
         self._memory.reconsider()  # time has passed, so another prompt may be the first
         ended, runs = self._steps.end(), self._runs
         self._queue.step_ended()
-        for pairs in ended.free:
-            self._memory.give(pairs)
+        for blocks in ended.free:
+            self._memory.give(blocks)
         if not ended.counts:
             return []
         if result.failure is not None:
@@ -92,7 +92,7 @@ def begin_step(steps: StepsInFlight, selection: PlannedStep, decodes: tuple[Deco
     return [RunStep(steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
 
 
-_MEMORY_S = 4.0  # what passed so long ago counts e times less
+_MEMORY_S = 4.0  # after which an observation counts e times less
 _MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next ones
 _MODEL_S = 0.25  # the cost model counts as much as this many seconds of observation
 
@@ -108,7 +108,7 @@ class _Passed:
         self._seconds, self._tokens, self._at = self._seconds * left + seconds, self._tokens * left + tokens, now
 
     def token_s(self, model_s: float, now: float) -> float:
-        """Return the time of a token: what was seen and what the cost model says, weighed by how long was seen."""
+        """Return the time of a token: the observed one and the cost model's, weighed by the time of observation."""
         seconds = self._seconds * self._left(now)
         seen_s = min(self._seconds / max(1.0, self._tokens), _MOST * model_s)
         return max(model_s, (seconds * seen_s + _MODEL_S * model_s) / (seconds + _MODEL_S))
@@ -140,7 +140,7 @@ class PromptRate:
         coming: Callable[[], Iterable[WorkerRequest]] = tuple,
         copies_beside: bool = False,
     ) -> None:
-        """`seated` returns the seated prompts that are not through, `coming` those that are to join the queue.
+        """`seated` returns the seated prompts without a first token, `coming` those that are to join the queue.
 
         `copies_beside` says whether copies from the pool go on beside steps."""
         self._steps, self._pace, self._queue = steps, pace, queue
@@ -150,7 +150,7 @@ class PromptRate:
         self._fetched_s = 0.0  # that copies had taken when the last step ended
 
     def step_done(self, event: StepDone, now: float) -> None:
-        """Count a step that has ended; this comes before its requests hear of it."""
+        """Count a step that has ended, before its requests get their tokens."""
         if (plan := self._steps.running) is not None:
             in_step = {chunk.request: len(chunk.tokens) for chunk in plan.chunks}
             copied_s, self._fetched_s = self._pace.fetched_s - self._fetched_s, self._pace.fetched_s
@@ -208,8 +208,8 @@ class IdleTrials:
     """Measures again how fast the machine is, while the worker has nothing to do.
 
     A worker that takes its machine to be slow, by its profile or by its last steps, may be wrong by now: other work may
-    have ended. After some idle seconds it runs a few short steps on free blocks, and expects of steps what these took.
-    A request that comes meanwhile waits for one of them at most.
+    have ended. After some idle seconds the worker runs a few short steps on free blocks, and predicts steps by the
+    times of these. A request that comes meanwhile waits for one of them at most.
     """
 
     def __init__(self, memory: DeviceMemory, pace: Pace, here: Requests, has_profile: bool) -> None:
@@ -255,13 +255,13 @@ class IdleTrials:
         return [SetTimer(_TIMER, self._starts_at)]
 
     def _run(self, trial: Trial) -> list[Command]:
-        """Begin the step of a trial on pairs that come free with its end. Nothing else is learned from it."""
+        """Begin the step of a trial on blocks that come free with its end. Nothing else is learned from it."""
         block_size = self._limits.block_size
-        counts = trial.num_pairs(block_size)
-        pairs = self._memory.blocks.take(sum(counts))
-        if pairs is None:
+        counts = trial.num_blocks(block_size)
+        blocks = self._memory.blocks.take(sum(counts))
+        if blocks is None:
             return []
-        chunks, decodes = trial.parts(pairs, block_size)
+        chunks, decodes = trial.parts(blocks, block_size)
         self._running = self._steps.begin(chunks, decodes, EMPTY, self._pace.cost.seconds(trial.shape))
-        self._memory.leave(pairs)
+        self._memory.leave(blocks)
         return [RunStep(self._running)]

@@ -44,12 +44,12 @@ class JoinCandidate:
     due_at: float  # its next token
     since: float
     batch: int = 0  # the tag of its candidate batch; 0 of a candidate request
-    found_for: int = 0  # the batch that ran, and was as long as it, when the pool found it
-    partner: Member | None = None  # prefill worker that is to prefetch it, or has: then that is its source, too
-    is_refused: bool = False  # the partner had no room for it
-    has_pool: bool = True  # whether its KV's node has a pool; else it waits on a prefill worker's device alone
-    awaits_syntax: bool = False  # while it is compiled: a step that it joined before would wait for that
-    evicted: WorkerRequest | None = None  # the request as it was when it had to leave: only its KV is at its source
+    found_for: int = 0  # the running batch, of about this length, that the pool found the candidate for
+    partner: Member | None = None  # the prefill worker that is to prefetch its KV; once it has, also the source
+    is_refused: bool = False  # the partner had no room for its KV
+    has_pool: bool = True  # whether the node with its KV has a pool; else only a prefill worker's device has the KV
+    awaits_syntax: bool = False  # its syntax is being compiled, which a step with it would wait for
+    evicted: WorkerRequest | None = None  # the request as it was when it had to leave; its source has the KV alone
 
     @property
     def is_rt(self) -> bool:
@@ -60,11 +60,11 @@ class JoinCandidate:
         return self.entry.request.id, self.entry.request.attempt
 
     def is_of(self, request: str, attempt: int) -> bool:
-        """Return whether it is this request, up to this attempt."""
+        """Return whether this is an attempt of the request, at most `attempt`."""
         return self.entry.request.id == request and self.entry.request.attempt <= attempt
 
     def as_running(self, policy: Policy, page_size: int) -> WorkerRequest:
-        """Return the request as it is when it joins, but for its pairs."""
+        """Return the request as it is when it joins, but for its blocks."""
         if self.evicted is not None:
             return self.evicted
         entry = self.entry
@@ -77,53 +77,32 @@ class JoinCandidate:
 class CandidateLists:
     def __init__(self) -> None:
         self._peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
-        self._requests: list[JoinCandidate] = []  # in the order in which they are to join
-        self._batch: list[JoinCandidate] = []  # members of the candidate batch, in the order in which they are to join
+        # Both in the order in which they are to join; only this class changes them:
+        self.requests: list[JoinCandidate] = []  # candidate requests
+        self.batch: list[JoinCandidate] = []  # members of the candidate batch that have not joined
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
         self.num_in_vain = 0  # prefetched copies that partners were told to drop
         self._in_vain: list[tuple[str, Attempt]] = []  # (partner, attempt): prefetched, not pulled, and not told yet
 
     def __len__(self) -> int:
-        return len(self._requests) + len(self._batch)
+        return len(self.requests) + len(self.batch)
 
     def first(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next: others overtake those whose syntaxes are being compiled."""
-        request, member = _first_ready(self._requests), _first_ready(self._batch)
+        request, member = _first_ready(self.requests), _first_ready(self.batch)
         if request is None or member is None:
             return request or member
         overtakes = (member.is_rt and not request.is_rt) or self.is_starving(now)
         return member if overtakes and not request.is_pinned else request
 
-    @property
-    def num_in_batch(self) -> int:
-        return len(self._batch)
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._requests)
-
-    @property
-    def requests(self) -> Sequence[JoinCandidate]:
-        """Return the candidate requests in the order in which they are to join."""
-        return self._requests
-
-    @property
-    def batch(self) -> Sequence[JoinCandidate]:
-        """Return the members of the candidate batch that have not joined, in the order in which they are to join."""
-        return self._batch
-
-    @property
-    def have_rt(self) -> bool:
-        return any(candidate.is_rt for candidate in self.waiting)
-
     def is_starving(self, now: float) -> bool:
         """Return whether the candidate batch has waited for half of the time that its most urgent member had."""
-        first = min(self._batch, key=lambda member: member.due_at, default=None)
+        first = min(self.batch, key=lambda member: member.due_at, default=None)
         return first is not None and now - first.since > (first.due_at - first.since) / 2
 
     @property
     def waiting(self) -> Iterable[JoinCandidate]:
-        return (*self._requests, *self._batch)
+        return (*self.requests, *self.batch)
 
     # --- Workers that KV goes to and from directly
 
@@ -139,10 +118,10 @@ class CandidateLists:
         return self._peers.get(name)
 
     def lost(self, peer: Member) -> list[Attempt]:
-        """Forget this worker, and return the candidates whose KV went with it.
+        """Forget this worker, and return the candidates whose KV is lost with it.
 
-        A request that had to leave is not among them: it is computed anew (leaving.py). The end of a transfer is heard
-        in any case."""
+        Requests that had to leave are not among them: they are recomputed (leaving.py). A transfer from this worker
+        ends by an event of its own."""
         self._peers.pop(peer.name, None)
         return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
 
@@ -151,20 +130,20 @@ class CandidateLists:
     def add(self, candidate: JoinCandidate) -> None:
         self.arranged_in = -1
         if candidate.batch:
-            self._batch.append(candidate)
+            self.batch.append(candidate)
             return
-        self._requests.append(candidate)
-        self._requests.sort(key=lambda request: (not request.is_pinned, request.due_at if request.is_pinned else 0.0))
+        self.requests.append(candidate)
+        self.requests.sort(key=lambda request: (not request.is_pinned, request.due_at if request.is_pinned else 0.0))
 
     def arrange(self, as_they_join: Callable[[Sequence[JoinCandidate]], Sequence[JoinCandidate]]) -> None:
         """Put the candidate requests that are not pinned in this order."""
-        pinned = sum(request.is_pinned for request in self._requests)
-        self._requests[pinned:] = as_they_join(self._requests[pinned:])
+        pinned = sum(request.is_pinned for request in self.requests)
+        self.requests[pinned:] = as_they_join(self.requests[pinned:])
 
     def take(self, candidate: JoinCandidate) -> None:
         """Remove a candidate that joins."""
         self._note_in_vain([candidate] if candidate.source is None else [])
-        (self._batch if candidate.batch else self._requests).remove(candidate)
+        (self.batch if candidate.batch else self.requests).remove(candidate)
 
     def syntax_ready(self, attempt: Attempt) -> None:
         for candidate in self.waiting:
@@ -183,13 +162,13 @@ class CandidateLists:
                     candidate.evicted.expect(told.estimate, policy, now)
 
     def has_pages(self, attempt: Attempt, entry: Entry) -> None:
-        """Note the pool's pages of this attempt if it waits here, and has no more KV by now than they hold."""
+        """Note the pool's pages of this attempt if a candidate here has no more KV than these pages hold."""
         for candidate in self.waiting:
             if candidate.key == attempt and candidate.evicted is None:
-                sampling = candidate.entry.request.sampling  # what was compiled is kept by the one that came first
+                sampling = candidate.entry.request.sampling  # with the syntax that is compiled already
                 candidate.entry = replace(entry, request=replace(entry.request, sampling=sampling))
                 candidate.source = None if candidate.partner is None else candidate.source
-                candidate.has_pool = True  # its node may have had none when it was offered: another has started
+                candidate.has_pool = True  # a pool may have started on its node since the offer
 
     def drop(self, request: str, attempt: int) -> list[Attempt]:
         """Remove the request up to this attempt; return the attempts that were here."""
@@ -205,48 +184,48 @@ class CandidateLists:
         leaving = [candidate for candidate in self.waiting if leaves(candidate)]
         if leaving:
             self._note_in_vain(leaving)
-            self._requests = [candidate for candidate in self._requests if not leaves(candidate)]
-            self._batch = [candidate for candidate in self._batch if not leaves(candidate)]
+            self.requests = [candidate for candidate in self.requests if not leaves(candidate)]
+            self.batch = [candidate for candidate in self.batch if not leaves(candidate)]
         return [candidate.key for candidate in leaving]
 
     # --- Candidates that have run here and had to leave
 
     @property
     def evicted(self) -> list[WorkerRequest]:
-        return [candidate.evicted for candidate in self._requests if candidate.evicted is not None]
+        return [candidate.evicted for candidate in self.requests if candidate.evicted is not None]
 
     def take_evicted(self, source: str, attempts: Iterable[Attempt] | None = None) -> list[WorkerRequest]:
-        """Remove these evicted requests, or all, whose KV was at this member: it is there no longer."""
+        """Remove and return the evicted requests, named or all, whose KV was at this member and is lost."""
         named = None if attempts is None else set(attempts)
         gone = [
             candidate
-            for candidate in self._requests
+            for candidate in self.requests
             if candidate.evicted is not None
             and candidate.source is not None
             and candidate.source.name == source
             and (named is None or candidate.key in named)
         ]
-        self._requests = [candidate for candidate in self._requests if candidate not in gone]
+        self.requests = [candidate for candidate in self.requests if candidate not in gone]
         return [candidate.evicted for candidate in gone if candidate.evicted is not None]
 
     # --- Copies that prefill workers prefetch
 
     @property
     def without_buffer(self) -> list[JoinCandidate]:
-        """Return the candidates whose KV is only in the pool, and might be prefetched."""
+        """Return the candidates whose KV is in the pool alone, so that it might be prefetched."""
         return [
             candidate
             for candidate in self.waiting
             if candidate.source is None and candidate.partner is None and not candidate.is_refused
         ]
 
-    def prefetched_pairs(self, block_size: int) -> Counter[str]:
-        """Return the pairs that candidates have, or are to have, on each partner."""
-        pairs: Counter[str] = Counter()
+    def prefetched_blocks(self, block_size: int) -> Counter[str]:
+        """Return the blocks that candidates have, or are to have, on each partner."""
+        blocks: Counter[str] = Counter()
         for candidate in self.waiting:
             if candidate.partner is not None:
-                pairs[candidate.partner.name] += units_for(candidate.entry.num_held, block_size)
-        return pairs
+                blocks[candidate.partner.name] += units_for(candidate.entry.num_held, block_size)
+        return blocks
 
     def can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
         """Note that the partner has the KV of this attempt, and return whether it waits here."""
@@ -266,7 +245,7 @@ class CandidateLists:
                 candidate.source, candidate.partner, candidate.is_refused = None, None, True
 
     def buffers_lost(self, peer: Member) -> None:
-        """Let candidates that this member held for us join from the pool, which still has their KV."""
+        """Let candidates that this member had prefetched join from the pool, which still has their KV."""
         for candidate in self.waiting:
             if candidate.partner == peer and candidate.entry.pages:
                 candidate.source = candidate.partner = None
@@ -281,7 +260,7 @@ class CandidateLists:
         ]
 
     def take_in_vain(self) -> list[tuple[str, Attempt]]:
-        """Return the copies whose partners are to be told that they are not wanted, once."""
+        """Return, once, the copies whose partners have not been told that they are not wanted."""
         in_vain, self._in_vain = self._in_vain, []
         self.num_in_vain += len(in_vain)
         return in_vain

@@ -1,26 +1,32 @@
-"""The requests on a decode worker: the states of all (worker/requests.py), candidates, transfers and departures.
+"""The requests on a decode worker: the states of all (worker/requests.py), candidates and their order, transfers,
+departures.
 
-To blocks that pages or KV are copied to, nothing else is written until that has ended: their requests are in no step,
-and keep the blocks until then, wanted or not.
+While pages or KV are copied to blocks, nothing else is written to them: their request is in no step, and keeps the
+blocks until the copy has ended, wanted or not.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from alignedserve.core import Chunk
 from alignedserve.decode_worker.requests.candidates import CandidateLists, JoinCandidate, RunningBatch
 from alignedserve.protocol.commands import Command, ReceiveKv, Send
 from alignedserve.protocol.messages import Attempt, Member, Pull
+from alignedserve.scheduling.levels import InLine, expected_waits, level_of
+from alignedserve.scheduling.promise import tokens_left
+from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.arriving import PromptQueue
+from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.offering import Departures
+from alignedserve.worker.pace import Pace
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
-# Until the pairs of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
+# Until the blocks of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
 AHEAD_STEPS = 4
 _MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that its KV never arrived
 
@@ -44,7 +50,7 @@ class IncomingTransfer:
     @property
     def command(self) -> ReceiveKv:
         running = self.running
-        return ReceiveKv(self.number, self.source.holder, running.pairs, running.kept_tokens)
+        return ReceiveKv(self.number, self.source.holder, running.blocks, running.kept_tokens)
 
     @property
     def pull(self) -> Command:
@@ -54,7 +60,7 @@ class IncomingTransfer:
 class IncomingTransfers:
     def __init__(self) -> None:
         self._transfers: dict[tuple[str, int], IncomingTransfer] = {}  # (holder of the source, number) -> transfer
-        self._had: dict[Attempt, None] = {}  # attempts that have come, whatever has become of them since
+        self._had: dict[Attempt, None] = {}  # attempts that were received at any time, the newest ones
         self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
 
     @property
@@ -63,7 +69,7 @@ class IncomingTransfers:
 
     @property
     def occupants(self) -> list[WorkerRequest]:
-        """Return every request whose pairs are written to, wanted or not."""
+        """Return every request whose blocks are written to, wanted or not."""
         return [transfer.running for transfer in self._transfers.values()]
 
     @property
@@ -97,7 +103,7 @@ class IncomingTransfers:
         return transfer
 
     def has_come(self, attempt: Attempt) -> bool:
-        """Return whether this attempt was received, whatever has become of it since."""
+        """Return whether this attempt was received at any time."""
         return attempt in self._had
 
     def is_under_way(self, source: str, attempt: Attempt) -> bool:
@@ -117,7 +123,7 @@ class IncomingTransfers:
             transfer.pages = ()
 
     def pull_again(self, source: Member | None) -> list[Command]:
-        """Ask this member again for what it is to send: the first Pull may have been lost."""
+        """Repeat the Pulls to this member, since the first ones may have been lost."""
         return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
 
 
@@ -144,7 +150,7 @@ class Occupancy(Requests):
         return [*seated, *self.transfers.occupants, *(departure.running for departure in self.departures)]
 
     def running_of(self, chunk: Chunk) -> WorkerRequest:
-        """Return the request that this chunk of a step is of."""
+        """Return the request of this chunk."""
         running = self.find(chunk.request)
         assert running is not None, "a chunk was chosen of a request that is not here"
         return running
@@ -153,11 +159,6 @@ class Occupancy(Requests):
     def seated(self) -> list[WorkerRequest]:
         """Return the requests that may be in a step."""
         return [*self.residents.values(), *self.prompts.values()]
-
-    @property
-    def unfinished(self) -> list[WorkerRequest]:
-        """Return the prompts that have blocks and whose first token has not come."""
-        return self.of(State.PROMPT, State.FETCHING)
 
     @property
     def best_effort(self) -> list[WorkerRequest]:
@@ -190,7 +191,7 @@ class Occupancy(Requests):
 
     @property
     def abandoned(self) -> list[WorkerRequest]:
-        """Return the requests that nobody wants any more, to whose blocks pages are still being copied."""
+        """Return the unwanted requests whose blocks pages are still being copied to."""
         return [running for running in self.copies.values() if running.state is State.ABANDONED]
 
     @property
@@ -198,10 +199,10 @@ class Occupancy(Requests):
         """Return whether some request has blocks and is on its way here, or leaves them."""
         return bool(self.copies or self.transfers.occupants or self.departures)
 
-    def pairs_needed(self, steps: int, block_size: int) -> int:
-        """Return the block pairs that decodes need to go on for this many steps."""
+    def blocks_needed(self, steps: int, block_size: int) -> int:
+        """Return the blocks that decodes need to go on for this many steps."""
         return sum(
-            running.num_held + steps > len(running.kv.pairs) * block_size
+            running.num_held + steps > len(running.kv.blocks) * block_size
             for running in self.residents.values()
             if not running.kv.form
         )
@@ -226,3 +227,53 @@ class Occupancy(Requests):
         """Forget the shortage once fewer requests are seated."""
         if not self.is_short:
             self._short_at = 0
+
+
+class CandidateOrder:
+    """The order in which candidates join, and how long each has to wait."""
+
+    def __init__(self, pace: Pace, here: Occupancy, steps: StepsInFlight) -> None:
+        self.pace, self.policy, self._steps = pace, pace.policy, steps
+        self._here, self._candidates = here, here.candidates
+
+    def arrange(self, now: float) -> None:
+        """Sort the candidates once a step; by arrival, they are sorted as they come."""
+        candidates = self._candidates
+        if candidates.arranged_in == self._steps.number or self.policy.ordering.is_by_arrival:
+            return
+        candidates.arranged_in = self._steps.number
+        if len(candidates.requests) > 1:
+            candidates.arrange(lambda requests: self._as_they_join(requests, now))
+
+    def _as_they_join(self, requests: Sequence[JoinCandidate], now: float) -> Sequence[JoinCandidate]:
+        times, policy = self.pace.times, self.policy
+
+        def standing_of(candidate: JoinCandidate) -> Standing:
+            return self._standing(candidate, now)
+
+        return list(policy.ordering.line(requests, standing_of, times, policy.late))
+
+    def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
+        """Return the standing of a candidate that is a copy and a decode away from its next token."""
+        work = Work(transfer_s=candidate.entry.num_held * self.pace.copy_token_s)
+        return candidate.promise.standing(now, work, self.pace.times)
+
+    def is_urgent(self, candidate: JoinCandidate, now: float) -> bool:
+        """Return whether the candidate is real-time and its slack has run out."""
+        return self._standing(candidate, now).rank(self.pace.times, self.policy.late) is Rank.URGENT_RT
+
+    def tokens_left(self, candidate: JoinCandidate) -> int:
+        """Return how many more tokens of output are expected."""
+        return tokens_left(candidate.entry.request, self.policy, len(candidate.entry.output))
+
+    def expected_waits(self, now: float) -> dict[Attempt, float]:
+        """Return how long each candidate waits (ALISE §3.2) if those before it join first and as many run as now."""
+
+        def in_line(candidate: JoinCandidate) -> InLine:
+            tokens = self.tokens_left(candidate)
+            level = None if candidate.is_rt else level_of(tokens)
+            return InLine(tokens * self.pace.times.mean_s, now - candidate.since, level)
+
+        waiting = list(self._candidates.waiting)
+        waits = expected_waits(map(in_line, waiting), max(1, self._here.num_seated), self.policy.age_s)
+        return dict(zip((candidate.key for candidate in waiting), waits, strict=True))

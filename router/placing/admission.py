@@ -84,7 +84,7 @@ _CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
 _SURE = 0.7  # of that wait: predictions are off by as much
 _OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
 _STANDING_S = 2.0  # a queue stands that was not calm for so long ...
-_STANDING_PROMPTS = 5  # ... and for the time of so many prompts like the one that comes
+_STANDING_PROMPTS = 5  # ... and for the time of five prompts like the one that comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Admission:
         self._open_by: Counter[str] = Counter()  # caller -> its open real-time requests,
         self._queued_by: Counter[str] = Counter()  # ... those of them that have not begun,
         self._tokens_by: Counter[str] = Counter()  # ... and the tokens of their prompts
-        self._weights: dict[str, int] = {}  # of callers, of which there are no more than keys
+        self._weights: dict[str, int] = {}  # of callers: no more than there are keys
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0

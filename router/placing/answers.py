@@ -6,7 +6,7 @@ tokens now, and will want 55,000 before the first of them ends. A device of 42,0
 but not for its answer: several chats would stand still until others have ended. (The future memory of a batch, as
 Past-Future has it, ASPLOS 25.)
 
-How long an answer gets is learnt from those of chats that ended and of chats that go on: of all that came as far as
+How long an answer gets is learnt from those of chats that ended and of chats that go on: of all that reached
 some length, the share that ended there (Kaplan and Meier). So long answers are known for long before any has ended.
 """
 
@@ -28,7 +28,7 @@ _LOOKS = 16  # moments ahead that are looked at
 _MOST_CHATS = 128  # that are looked at: of more, each stands for several
 _BIN = 32  # tokens of output that are counted together
 _PRIOR = 4.0  # outputs of the expected length that are believed to have ended before any did
-_BELIEF = 1.0  # outputs that are believed to have come as far as each length, and to have ended there as elsewhere
+_BELIEF = 1.0  # outputs that are believed to have reached each length, and to have ended there as elsewhere
 _LONGER = 4.0  # times the tokens of the longest output: so much longer at most are outputs taken to get on average
 _HALVED = 256  # outputs after which earlier ones count half
 _PAUSE_S = 1.0  # a shortage that is over sooner keeps nobody waiting for long
@@ -52,7 +52,7 @@ class StepClock:
 
 
 @dataclass(slots=True)
-class _Chat:
+class _OpenChat:
     request: Request
     tokens: float  # of output, when its worker's clock stood at `since`
     since: float | None  # None: it does not decode
@@ -72,7 +72,7 @@ class AnswersAhead:
     def __init__(self, expected_output: int, retention: Retention = KEEPS_ALL, grows: bool = True) -> None:
         """`grows` says that a chat gets memory block by block; otherwise it gets all that it may need at once."""
         self._retention, self._grows = retention, grows
-        self._at: defaultdict[str, dict[str, _Chat]] = defaultdict(dict)  # member -> its chats
+        self._at: defaultdict[str, dict[str, _OpenChat]] = defaultdict(dict)  # member -> its chats
         self._most: Counter[str] = Counter()  # member -> what its chats hold if all outputs are as long as they may be
         self._num_open = 0
         self._clocks: defaultdict[str, StepClock] = defaultdict(StepClock)  # decode worker -> its steps
@@ -84,7 +84,7 @@ class AnswersAhead:
             return
         self.take(member, request.id, now)
         so_far = len(request.emitted) if tokens is None else tokens
-        self._at[member][request.id] = _Chat(request, so_far, self._clocks[member].now(now) if decodes else None)
+        self._at[member][request.id] = _OpenChat(request, so_far, self._clocks[member].now(now) if decodes else None)
         self._most[member] += request.most_tokens
         self._num_open += 1
 
@@ -124,8 +124,8 @@ class AnswersAhead:
         every = 1 + len(chats) // _MOST_CHATS
         seen = chats[::every]
         ends = self._lengths.ends([tokens for _, _, tokens in seen], self._num_open / max(1, len(seen)))
-        spans = [_Span(part * every, request, tokens, ends, self._retention) for part, request, tokens in seen]
-        spans.append(_Span(1.0, request, 0.0, ends, self._retention))
+        spans = [_ChatAhead(part * every, request, tokens, ends, self._retention) for part, request, tokens in seen]
+        spans.append(_ChatAhead(1.0, request, 0.0, ends, self._retention))
         step_s = max((self._clocks[member].step_s for member in members), default=0.0)
         last = max(span.left if span.is_exact else min(span.left, ends.horizon) for span in spans)
         wanted = [_wanted(spans, last * look / _LOOKS, ends) for look in range(_LOOKS)]
@@ -135,7 +135,7 @@ class AnswersAhead:
         most, look = max((tokens, look) for look, tokens in enumerate(wanted))
         return Shortage(most - capacity, look * look_s)
 
-    def _tokens(self, member: str, chat: _Chat, now: float) -> float:
+    def _tokens(self, member: str, chat: _OpenChat, now: float) -> float:
         return chat.tokens if chat.since is None else chat.tokens + self._clocks[member].now(now) - chat.since
 
 
@@ -148,7 +148,7 @@ class Ends:
         self._last = len(sums) - 1
 
     def before(self, tokens: float) -> float:
-        """Return the sum before so many tokens: an output that has `a` tokens comes as far as `b` with a chance of
+        """Return the sum before `tokens`: an output that has `a` tokens reaches `b` with a chance of
         exp(before(a) - before(b))."""
         at = tokens / _BIN
         if at >= self._last:
@@ -165,7 +165,7 @@ class Ends:
 
 
 class OutputLengths:
-    """How many of the latest outputs came as far as each length, and how many ended there."""
+    """How many of the latest outputs reached each length, and how many ended there."""
 
     def __init__(self, expected: int) -> None:
         self._expected = expected
@@ -202,7 +202,7 @@ class OutputLengths:
         return Ends([0.0, *accumulate(reversed(hazards))], per_token)
 
 
-class _Span:
+class _ChatAhead:
     """A chat from now on."""
 
     __slots__ = ("_before", "_held", "_retention", "_tokens", "is_exact", "left", "part")
@@ -214,15 +214,15 @@ class _Span:
         self.left = max(1.0, bounds(request)[1] - tokens)  # steps until its end, at the latest
 
     def after(self, steps: float, ends: Ends) -> tuple[float, float]:
-        """Return what the chat holds after so many steps, and the chance that it goes on."""
+        """Return what the chat holds after `steps` steps, and the chance that it goes on."""
         if steps >= self.left:
             return 0.0, 0.0
         lives = 1.0 if self.is_exact else exp(self._before - ends.before(self._tokens + steps))
         return self._retention.of_decode(round(self._held + steps)), lives
 
 
-def _wanted(spans: Sequence[_Span], steps: float, ends: Ends) -> float:
-    """Return the tokens of memory that suffice in seven of ten cases after so many steps."""
+def _wanted(spans: Sequence[_ChatAhead], steps: float, ends: Ends) -> float:
+    """Return the tokens of memory that suffice in seven of ten cases after `steps` steps."""
     mean = variance = 0.0
     for span in spans:
         held, lives = span.after(steps, ends)

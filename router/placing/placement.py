@@ -56,13 +56,13 @@ class PromptWork:
 
 @dataclass(slots=True)
 class Known:
-    """How many of a prompt's first tokens are at each place, as far as the router knows."""
+    """How many of a prompt's first tokens the router knows to be at each place."""
 
     at: Mapping[str, int]  # worker or pool -> tokens
     pools: Pools
 
     def work(self, tokens: int, worker: str, node: str, backlog: Backlog) -> PromptWork:
-        """Return the work on a prompt of so many tokens. The worker copies what only the pool has where that takes less
+        """Return the work on a prompt of this length. The worker copies what only the pool has where that takes less
         time than computing it, by its own cost model."""
         here, there = self.at.get(worker, 0), self.at.get(self.pools.get(node, ""), 0)
         if there <= here:
@@ -115,7 +115,7 @@ class Placement:
         self._prompts: dict[str, _Prompts] = {}  # worker -> its prompts
         self._loads = {role: {service: Loads() for service in ServiceClass} for role in WORKERS}
         self._roles: dict[str, Role] = {}  # worker -> its kind: a prefill worker that decodes too is of PREFILL
-        self._lent: dict[str, int | None] = {}  # such a worker -> pairs that chats find there; None: it has not told
+        self._lent: dict[str, int | None] = {}  # such a worker -> blocks that chats find there; None: it has not told
         self._helped_at: dict[str, float] = {}  # decode worker -> when it last got a prompt
         self._coming: dict[str, str] = {}  # request that is to leave the worker of its prompt -> decode worker
         self._num_workers: Counter[Role] = Counter()
@@ -173,20 +173,20 @@ class Placement:
         self._beginnings.forget(member)
         self._update_load(member)
 
-    def progressed(self, worker: str, backlog: Backlog, free_pairs: int, now: float) -> None:
+    def progressed(self, worker: str, backlog: Backlog, free_blocks: int, now: float) -> None:
         self._prompts[worker] = _Prompts(backlog, backlog.prompts_s, backlog.rt_prompts_s, now)
         self._update_load(worker)
-        self.note_room(worker, free_pairs)
+        self.note_room(worker, free_blocks)
 
-    def note_room(self, worker: str, free_pairs: int) -> None:
+    def note_room(self, worker: str, free_blocks: int) -> None:
         if worker in self._lent:
-            self._lent[worker] = free_pairs
+            self._lent[worker] = free_blocks
         elif self._roles.get(worker) is Role.DECODE:
-            self._rooms_of(worker).tell(worker, free_pairs)
+            self._rooms_of(worker).tell(worker, free_blocks)
 
     def reported(self, worker: str, report: Report, now: float) -> None:
         if worker in self._lent:
-            self._lent[worker] = report.free_pairs + report.given_pairs
+            self._lent[worker] = report.free_blocks + report.given_blocks
         elif self._roles.get(worker) is Role.DECODE:
             self._rooms_of(worker).report(worker, report)
         if self._decodes(worker):
@@ -338,12 +338,12 @@ class Placement:
         """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill
         worker: on the decode worker that has most; None where that is not known."""
         if self._roles[worker] is Role.DECODE:
-            pairs = self._rooms_of(worker).for_chats(worker)
+            blocks = self._rooms_of(worker).for_chats(worker)
         else:
             told = (rooms.most_for_chats for rooms in self._rooms.values())
-            known = [pairs for pairs in (*told, self._lent.get(worker)) if pairs is not None]
-            pairs = max(known, default=None)
-        return None if pairs is None else pairs * self._block_size
+            known = [blocks for blocks in (*told, self._lent.get(worker)) if blocks is not None]
+            blocks = max(known, default=None)
+        return None if blocks is None else blocks * self._block_size
 
     @property
     def num_for_prompts(self) -> int:
@@ -437,12 +437,12 @@ class Placement:
         if now - self._helped_at.get(decode, -inf) < HELPED_S or self._wait_s(decode, ServiceClass.BE, now):
             return False
         stays = request.service is ServiceClass.BE and self._holdings_of(worker).tokens <= self._kv_tokens
-        return not stays and rooms.most_free >= rooms.pairs(len(request.prompt) + most)
+        return not stays and rooms.most_free >= rooms.blocks(len(request.prompt) + most)
 
     def _rooms_for(self, worker: str, request: Request) -> Rooms:
         """Return the room of the node that the request should go on to."""
         own = self._rooms_of(worker)
-        if own.most_free >= own.pairs(len(request.tokens)):
+        if own.most_free >= own.blocks(len(request.tokens)):
             return own
         return max(self._rooms.values(), key=lambda rooms: rooms.most_free)  # among equals the node that came first
 

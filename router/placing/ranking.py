@@ -96,34 +96,34 @@ _LOOKED_AT = 8  # nearest bands to each side of a length that are looked at
 
 @dataclass(slots=True)
 class _WorkerRoom:
-    free_pairs: int = 0  # negative where many requests were sent there since
-    given_pairs: int = 0  # that best-effort requests have, and give to chats
+    free_blocks: int = 0  # negative where many requests were sent there since
+    given_blocks: int = 0  # that best-effort requests have, and give to chats
     band: tuple[int, int] | None = None
 
     @property
     def for_chats(self) -> int:
-        return self.free_pairs + self.given_pairs
+        return self.free_blocks + self.given_blocks
 
 
 class Rooms:
     def __init__(self, block_size: int, by_band: bool = False, retention: Retention = KEEPS_ALL) -> None:
-        """`block_size` is the number of tokens in a block pair on the workers' devices."""
+        """`block_size` is the number of tokens in a block on the workers' devices."""
         self._block_size, self._by_band, self._retention = block_size, by_band, retention
         self._rooms: dict[str, _WorkerRoom] = {}
         self._changed: set[str] = set()  # workers whose load has changed since the two orders below
         self._fullest_last, self._fullest_of_chats_last = Least(), Least()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
 
-    def tell(self, worker: str, free_pairs: int) -> None:
+    def tell(self, worker: str, free_blocks: int) -> None:
         if (room := self._rooms.get(worker)) is None:
             self._rooms[worker] = room = _WorkerRoom()
-        room.free_pairs = free_pairs
+        room.free_blocks = free_blocks
         self._changed.add(worker)
 
     def report(self, worker: str, report: Report) -> None:
-        self.tell(worker, report.free_pairs)
+        self.tell(worker, report.free_blocks)
         self._unband(worker)
-        self._rooms[worker].band, self._rooms[worker].given_pairs = report.band, report.given_pairs
+        self._rooms[worker].band, self._rooms[worker].given_blocks = report.band, report.given_blocks
         if report.band is not None:
             insort(self._bands, (sum(report.band), worker))
 
@@ -138,7 +138,7 @@ class Rooms:
         """Return the worker with most room."""
         for worker in self._changed:
             room = self._rooms[worker]
-            self._fullest_last.put((-room.free_pairs, worker))
+            self._fullest_last.put((-room.free_blocks, worker))
             self._fullest_of_chats_last.put((-room.for_chats, worker))
         self._changed.clear()
         return of.least()
@@ -149,7 +149,7 @@ class Rooms:
         return bool(self._rooms)
 
     def for_chats(self, worker: str) -> int | None:
-        """Return the pairs that chats find on the worker, free or given to them; None where it has not told yet."""
+        """Return the blocks that chats find on the worker, free or given to them; None where it has not told yet."""
         room = self._rooms.get(worker)
         return None if room is None else room.for_chats
 
@@ -161,13 +161,13 @@ class Rooms:
 
     @property
     def most_free(self) -> float:
-        """Return the free pairs of the worker that has most; minus infinity where there is no worker."""
+        """Return the free blocks of the worker that has most; minus infinity where there is no worker."""
         worker = self._emptiest(self._fullest_last)
-        return float("-inf") if worker is None else self._rooms[worker].free_pairs
+        return float("-inf") if worker is None else self._rooms[worker].free_blocks
 
     def has_room(self, worker: str, tokens: int) -> bool:
         room = self._rooms.get(worker)
-        return room is not None and room.free_pairs >= self.pairs(tokens)
+        return room is not None and room.free_blocks >= self.blocks(tokens)
 
     def choose(self, tokens: Sequence[int], most: int = 0, gives: bool = False) -> str:
         """Return a worker for a prompt that may grow to `most` tokens, and count its room as taken; "" for none.
@@ -178,18 +178,18 @@ class Rooms:
         worker = worker or self._emptiest(self._fullest_last)
         if worker is None:
             return ""
-        room, taken = self._rooms[worker], self.pairs(len(tokens))
-        room.given_pairs += taken if gives else 0
-        self.tell(worker, room.free_pairs - taken)
+        room, taken = self._rooms[worker], self.blocks(len(tokens))
+        room.given_blocks += taken if gives else 0
+        self.tell(worker, room.free_blocks - taken)
         return worker
 
     def _nearest(self, length: int, most: int) -> str | None:
         """Return the worker with room whose band is nearest; among equals the one with most room."""
-        at, pairs, rooms = bisect_left(self._bands, (2 * length, "")), self.pairs(most), self._rooms
+        at, blocks, rooms = bisect_left(self._bands, (2 * length, "")), self.blocks(most), self._rooms
         places = [
-            (_distance(length, room.band), -room.free_pairs, worker)
+            (_distance(length, room.band), -room.free_blocks, worker)
             for _, worker in self._bands[max(0, at - _LOOKED_AT) : at + _LOOKED_AT]
-            if (room := rooms[worker]).free_pairs >= pairs
+            if (room := rooms[worker]).free_blocks >= blocks
         ]
         return min(places)[2] if places else None
 
@@ -199,8 +199,8 @@ class Rooms:
             del self._bands[bisect_left(self._bands, (sum(room.band), worker))]
             room.band = None
 
-    def pairs(self, tokens: int) -> int:
-        """Return the block pairs that a request of so many tokens takes when it comes."""
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks that a request with a prompt of `tokens` tokens takes when it comes."""
         return self._retention.of_prompt(tokens) // self._block_size + 1
 
 

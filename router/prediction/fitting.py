@@ -31,7 +31,7 @@ class _CountedOutputs:
         return cls(np.zeros(num, np.int64), np.zeros(num, np.int64), np.ones(num, np.int64))
 
     def longer(self, num: int) -> _CountedOutputs:
-        """Return the same for so many entries."""
+        """Return the same with room for `num` entries."""
         new = self.nothing(num - len(self.often))
         columns = (self.serials, new.serials), (self.often, new.often), (self.lengths, new.lengths)
         return _CountedOutputs(*map(np.concatenate, columns))

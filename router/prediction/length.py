@@ -17,8 +17,8 @@ from alignedserve.scheduling.lengths import is_exact
 from alignedserve.scheduling.policy import Policy, Predictor
 
 FIRST_TRAINING = 16  # outputs that are learnt before the first fit
-GROWTH = 1.5  # the next fit comes when there are so many times as many outputs ...
-MOST_BETWEEN = 256  # ... or so many more, since older outputs tell less
+GROWTH = 1.5  # the next fit comes when there are 1.5 times as many outputs ...
+MOST_BETWEEN = 256  # ... or 256 more, since older outputs tell less
 
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CAPACITY = 50_000  # entries
-MOST_SEEN = 16  # the mean of a prompt is taken over so many outputs: older ones fade
+MOST_SEEN = 16  # outputs in the mean of a prompt: older ones fade
 _FIRST_ROWS = 1024
 _TOGETHER = 64  # prompts that are compared with the whole past at a time
 MOST_EXACT = 1 << 24  # float32 holds integers below this exactly

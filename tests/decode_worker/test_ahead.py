@@ -30,7 +30,7 @@ from alignedserve.scheduling.policy import Cache, Layout, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, STOP, entry, request, said
 
-LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
 PLAIN = Policy(reuse=False)
 PENALISED = Sampling(frequency_penalty=0.5)
 A, B = request("a"), request("b")  # three prompt tokens and one output token: at most five
@@ -90,8 +90,8 @@ class Bench:
         return self.plans[-1]
 
     @property
-    def pairs(self) -> int:
-        return self.worker.held["pairs"]
+    def blocks(self) -> int:
+        return self.worker.held["blocks"]
 
 
 def names(plan: StepPlan | None) -> list[str]:
@@ -101,13 +101,13 @@ def names(plan: StepPlan | None) -> list[str]:
 def test_the_next_step_names_the_token_that_the_step_before_samples() -> None:
     bench = Bench(policy=Policy(reuse=False, room=Room.WHOLE))
     bench.joins(A)
-    [pairs] = {decode.kv.pairs for plan in bench.plans for decode in plan.decodes}
+    [blocks] = {decode.kv.blocks for plan in bench.plans for decode in plan.decodes}
     assert [plan.decodes for plan in bench.plans] == [
-        (Decode("a", 7, 3, KvForm(pairs), Sampling(), 1),),
-        (Decode("a", None, 4, KvForm(pairs), Sampling(), 2),),
+        (Decode("a", 7, 3, KvForm(blocks), Sampling(), 1),),
+        (Decode("a", None, 4, KvForm(blocks), Sampling(), 2),),
     ]
     bench.ends(("a", 9))
-    assert bench.last.decodes == (Decode("a", None, 5, KvForm(pairs), Sampling(), 3),)
+    assert bench.last.decodes == (Decode("a", None, 5, KvForm(blocks), Sampling(), 3),)
     bench.ends(("a", 8))
     assert [(output.index, output.tokens) for output in bench.outputs] == [(1, (9,)), (2, (8,))]
 
@@ -120,31 +120,31 @@ def test_nobody_goes_on_beyond_the_limit() -> None:
     assert bench.ahead is None
     bench.ends(("a", 9))
     assert bench.outputs[-1].finish is FinishReason.LENGTH
-    assert bench.pairs == 0
+    assert bench.blocks == 0
 
 
-def test_a_step_begun_for_an_ended_request_is_dropped_and_its_pairs_wait_for_that() -> None:
+def test_a_step_begun_for_an_ended_request_is_dropped_and_its_blocks_wait_for_that() -> None:
     bench = Bench()
     bench.joins(A)
     bench.ends(("a", STOP))
     assert bench.outputs[-1].finish is FinishReason.STOP
-    assert bench.pairs == 2, "a step that runs writes there"
+    assert bench.blocks == 2, "a step that runs writes there"
     bench.ends(("a", 5))
     assert len(bench.outputs) == 1
-    assert bench.pairs == 0
+    assert bench.blocks == 0
     assert len(bench.plans) == 2, "and there is no third step"
     bench.worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert not any(bench.worker.held.values())
 
 
-def test_a_request_that_is_cancelled_keeps_its_pairs_until_both_steps_have_ended() -> None:
+def test_a_request_that_is_cancelled_keeps_its_blocks_until_both_steps_have_ended() -> None:
     bench = Bench()
     bench.joins(A)
     bench.hears(Cancel("a", 0))
     bench.ends(("a", 9))
-    assert (bench.outputs, bench.pairs) == ([], 2)
+    assert (bench.outputs, bench.blocks) == ([], 2)
     bench.ends(("a", 9))
-    assert (bench.outputs, bench.pairs) == ([], 0)
+    assert (bench.outputs, bench.blocks) == ([], 0)
 
 
 def test_its_next_attempt_is_not_taken_for_it() -> None:
@@ -158,7 +158,7 @@ def test_its_next_attempt_is_not_taken_for_it() -> None:
 
 
 def test_a_request_with_penalties_sits_out_a_step() -> None:
-    bench = Bench(replace(LIMITS, num_pairs=16))
+    bench = Bench(replace(LIMITS, num_blocks=16))
     bench.joins(request("a", max_tokens=9), replace(B, sampling=PENALISED))
     for _ in range(4):
         bench.ends(*((name, 9) for name in bench.running))
@@ -169,7 +169,7 @@ def test_a_request_with_penalties_sits_out_a_step() -> None:
 
 
 def test_a_request_that_joins_meanwhile_is_in_the_next_step() -> None:
-    bench = Bench(replace(LIMITS, num_pairs=16))
+    bench = Bench(replace(LIMITS, num_blocks=16))
     bench.joins(request("a", max_tokens=8))
     bench.joins(B)
     bench.ends(("a", 9))
@@ -187,22 +187,22 @@ def test_with_a_prompt_before_it_nothing_is_planned_ahead() -> None:
     assert bench.ahead is None, "a prompt is in the step"
 
 
-def test_where_no_pair_is_free_nothing_is_planned_ahead() -> None:
-    bench = Bench(replace(LIMITS, num_pairs=2), Policy(reuse=False, room=Room.GROWING))
+def test_where_no_block_is_free_nothing_is_planned_ahead() -> None:
+    bench = Bench(replace(LIMITS, num_blocks=2), Policy(reuse=False, room=Room.GROWING))
     bench.joins(request("a", max_tokens=5))
     seen = [bench.last.decodes[0].start]
     while bench.worker.held["requests"]:
         bench.ends(("a", 9))
         seen.append(bench.last.decodes[0].start)
     assert max(seen) == 6
-    assert bench.pairs == 0
+    assert bench.blocks == 0
 
 
-def test_a_request_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_the_same() -> None:
-    """The step ahead is planned with one pair more than the step before it."""
+def test_a_request_gets_a_block_more_for_a_step_ahead_and_its_token_counts_all_the_same() -> None:
+    """The step ahead is planned with one block more than the step before it."""
     bench = Bench()
     bench.joins(A)
-    first, second = (plan.decodes[0].kv.pairs for plan in bench.plans)
+    first, second = (plan.decodes[0].kv.blocks for plan in bench.plans)
     assert second[: len(first)] == first
     assert len(second) == len(first) + 1
     bench.ends(("a", 9))
@@ -210,7 +210,7 @@ def test_a_request_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_th
 
 
 def test_a_step_that_failed_takes_the_next_step_with_it() -> None:
-    bench = Bench(replace(LIMITS, num_pairs=16))
+    bench = Bench(replace(LIMITS, num_blocks=16))
     bench.joins(request("a", max_tokens=9), request("b", max_tokens=9))
     for _ in range(2):
         bench.ends(*((name, 9) for name in bench.running))
@@ -228,10 +228,10 @@ def test_a_request_that_cannot_run_at_all_is_lost_when_both_steps_have_ended() -
     bench = Bench()
     bench.joins(A)
     bench.ends(failure=StepFailure("no memory"))
-    assert bench.pairs == 2
+    assert bench.blocks == 2
     bench.ends(failure=StepFailure("the step before it has failed"))
     assert not bench.worker.held["requests"]
-    assert bench.pairs == 0
+    assert bench.blocks == 0
 
 
 def test_an_output_that_cannot_go_on_ends_there() -> None:
@@ -241,7 +241,7 @@ def test_an_output_that_cannot_go_on_ends_there() -> None:
     assert bench.outputs[-1].finish is FinishReason.DOUBT
     bench.ends(("a", 4))
     assert len(bench.outputs) == 1
-    assert bench.pairs == 0
+    assert bench.blocks == 0
 
 
 class Slow(OnlineCost):
@@ -278,6 +278,6 @@ def test_where_memory_changes_hands_before_each_step_nothing_can_be_planned_ahea
     policy: Policy, why: str | None
 ) -> None:
     if why is None:
-        assert policy.pairs.why_not_ahead is None
+        assert policy.block_use.why_not_ahead is None
     else:
-        assert why in (policy.pairs.why_not_ahead or "")
+        assert why in (policy.block_use.why_not_ahead or "")

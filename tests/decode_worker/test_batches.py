@@ -81,7 +81,7 @@ class Worker:
 
 def of_many_seats() -> Worker:
     worker = Worker()
-    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=16, num_pairs=1000, max_step_tokens=1000)))
+    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=16, num_blocks=1000, max_step_tokens=1000)))
     worker.hears(MemberJoined(POOL_MEMBER))
     return worker
 
@@ -162,8 +162,8 @@ def test_the_router_hears_what_documents_would_give_to_chats(policy: Policy, giv
     while not reports:
         told = sent(worker.hears(StepDone(StepResult(next(steps), (("d1", 7),)))), ROUTER)
         reports = [message for message in told if isinstance(message, Report)]
-    [held] = [len(running.pairs) for running in worker.core.here.occupants()]
-    assert reports[0].given_pairs == (held if given else 0)
+    [held] = [len(running.blocks) for running in worker.core.here.occupants()]
+    assert reports[0].given_blocks == (held if given else 0)
 
 
 class TestAsks:
@@ -208,7 +208,7 @@ class TestAsks:
     def test_a_request_that_was_in_it_belongs_to_it_however_far_the_others_have_grown_since(self) -> None:
         """Otherwise the band would exclude requests that wait in the pool only for lack of a seat."""
         worker = Worker()
-        worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
+        worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=2, num_blocks=1000)))
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.gets(*(replace(waiting, request=replace(waiting.request, max_tokens=1000)) for waiting in (D1, D2)))
         worker.gets(D3, is_dynamic=True)
@@ -229,18 +229,20 @@ class TestAsks:
 
 def test_steps_that_mix_two_batches_are_counted() -> None:
     worker = Worker()
-    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
+    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=3, num_blocks=12)))
     worker.hears(MemberJoined(POOL_MEMBER))
     worker.gets(D1)
     worker.gets(D3, is_dynamic=True)
     worker.hears(CopiedIn(2, intact=True))
     worker.hears(CopiedIn(1, intact=True))
     worker.hears(StepDone(StepResult(1, (("d3", 7),))))
-    assert (worker.core.counts.decode_steps, worker.core.counts.mixed_steps) == (2, 0), "it is of the batch that runs"
+    assert (sum(worker.core.stepping.counts.by_batches), worker.core.stepping.counts.by_batches[-1]) == (2, 0), (
+        "it is of the batch that runs"
+    )
     worker.gets(D2)
     worker.hears(CopiedIn(3, intact=True))
     commands = worker.core.handle(StepDone(StepResult(2, (("d1", 7), ("d3", 7)))), 1.0)
-    assert (worker.core.counts.decode_steps, worker.core.counts.mixed_steps) == (3, 1)
+    assert (sum(worker.core.stepping.counts.by_batches), worker.core.stepping.counts.by_batches[-1]) == (3, 1)
     told = [command.message for command in commands if isinstance(command, Send)]
     counted = [message.steps for message in told if isinstance(message, Figures) and message.steps is not None]
     assert [(steps.by_batches, steps.switches) for steps in counted] == [((0, 2, 1), 2)], "the router hears of it"
@@ -248,7 +250,7 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
 
 def test_the_router_hears_which_lengths_run_together() -> None:
     worker = Worker()
-    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
+    worker.core = decode_core(WorkerSetup(replace(LIMITS, max_batch=3, num_blocks=12)))
     worker.hears(MemberJoined(POOL_MEMBER))
     worker.gets(D1)
     worker.hears(CopiedIn(1, intact=True))
@@ -282,7 +284,7 @@ class TestPrefetching:
         commands = worker.gets(D2, D3)
         [prefetch] = sent(commands, "prefill-0")
         assert isinstance(prefetch, Prefetch)
-        assert prefetch.entries == (D2,), "a fifth of its memory is one pair"
+        assert prefetch.entries == (D2,), "a fifth of its memory is one block"
         return worker
 
     def come(self, worker: Worker, *names: str) -> list[Command]:
@@ -298,7 +300,7 @@ class TestPrefetching:
             "its place is another's"
         )
         assert any(isinstance(command, RunStep) for command in waiting.hears(KvReceived(1, "prefill-0.1", True)))
-        assert waiting.core.counts.prefetched == 1
+        assert waiting.core.receiving.num_prefetched == 1
 
     def test_what_has_not_come_joins_from_the_pool(self, waiting: Worker) -> None:
         commands = waiting.next_joins()

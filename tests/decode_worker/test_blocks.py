@@ -1,4 +1,4 @@
-"""Block pairs that two requests share: no request's vectors are lost, whatever happens to their slots."""
+"""Blocks that two requests share: no request's vectors are lost, whatever happens to their slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from alignedserve.core import NO_KV, KvForm
-from alignedserve.forms.memory.pair_ends import Side, TwoEndedBlocks
+from alignedserve.forms.memory.block_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
 from tests.conftest import examples
 
@@ -26,8 +26,8 @@ class Owner:
     kv: KvForm = NO_KV
 
     @property
-    def pairs(self) -> tuple[int, ...]:
-        return tuple(pair if self.side is RT else ~pair for pair in self.kv.pairs)
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(block if self.side is RT else ~block for block in self.kv.blocks)
 
 
 @dataclass
@@ -49,15 +49,15 @@ class Device:
 
 
 class Sharing:
-    def __init__(self, num_pairs: int, block_size: int, num_places: int) -> None:
-        self.blocks = TwoEndedBlocks(num_pairs, block_size, num_places)
+    def __init__(self, num_blocks: int, block_size: int, num_places: int) -> None:
+        self.blocks = TwoEndedBlocks(num_blocks, block_size, num_places)
         self.block_size = block_size
         self.device = Device()
 
     def place(self, owner: Owner, token: int) -> int:
-        """Return the token's slot as kernels compute it: from the pairs and the request's side alone."""
+        """Return the token's slot as kernels compute it: from the blocks and the request's side alone."""
         at, size = token % self.block_size, self.block_size
-        return owner.pairs[token // size] * size + (at if owner.side is RT else size - 1 - at)
+        return owner.blocks[token // size] * size + (at if owner.side is RT else size - 1 - at)
 
     def claim(self, owner: Owner, tokens: int) -> bool:
         return self.blocks.claim(owner, owner.side, tokens)
@@ -78,13 +78,21 @@ class Sharing:
         self.run((owner, tokens))
 
 
+def test_every_slot_that_is_claimed_is_listed_once() -> None:
+    sharing = Sharing(num_blocks=3, block_size=4, num_places=0)
+    sharing.runs(Owner("chat", RT), 2)
+    sharing.runs(Owner("document", BE), 6)
+    claimed = sharing.blocks.claimed
+    assert len(claimed) == len(set(claimed)) == 8
+
+
 class Anything(RuleBasedStateMachine):
     """Rounds of claims in any order, each followed by its step; requests come and leave."""
 
-    @initialize(num_pairs=st.integers(1, 7), block_size=st.integers(1, 4), num_places=st.sampled_from((0, 3, 100)))
-    def begin(self, num_pairs: int, block_size: int, num_places: int) -> None:
-        self.all = num_pairs, num_places
-        self.sharing = Sharing(num_pairs, block_size, num_places)
+    @initialize(num_blocks=st.integers(1, 7), block_size=st.integers(1, 4), num_places=st.sampled_from((0, 3, 100)))
+    def begin(self, num_blocks: int, block_size: int, num_places: int) -> None:
+        self.all = num_blocks, num_places
+        self.sharing = Sharing(num_blocks, block_size, num_places)
         self.owners: list[Owner] = []
         self.serial = 0
 
@@ -140,8 +148,8 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def room_for_chats_can_be_taken(self) -> None:
         blocks, size = self.sharing.blocks, self.sharing.block_size
-        chats = {pair for owner in self.owners if owner.side is RT for pair in owner.pairs}
-        alone = {pair for owner in self.owners if owner.side is BE for pair in owner.pairs} - chats
+        chats = {block for owner in self.owners if owner.side is RT for block in owner.blocks}
+        alone = {block for owner in self.owners if owner.side is BE for block in owner.blocks} - chats
         assert blocks.room_for_rt == min(len(alone), blocks.num_free_places // size)
         assert blocks.fits(RT, (blocks.num_free + blocks.room_for_rt) * size)
 
@@ -184,9 +192,9 @@ class TestRealTime:
         sharing, best_effort, chat = Sharing(3, 4, 100), be(), rt()
         sharing.runs(best_effort, 5)
         sharing.runs(chat, 4)
-        assert not set(chat.pairs) & set(best_effort.pairs)
+        assert not set(chat.blocks) & set(best_effort.blocks)
 
-    def test_enters_the_emptiest_pair_and_copies_nothing_until_they_meet(self) -> None:
+    def test_enters_the_emptiest_block_and_copies_nothing_until_they_meet(self) -> None:
         sharing, fuller, emptier, chat = Sharing(2, 4, 100), be("fuller"), be("emptier"), rt()
         sharing.runs(fuller, 3)
         sharing.runs(emptier, 2)
@@ -194,7 +202,7 @@ class TestRealTime:
             assert sharing.claim(chat, tokens)
             assert sharing.blocks.copies() is None
             sharing.run((chat, tokens))
-        assert chat.pairs == emptier.pairs
+        assert chat.blocks == emptier.blocks
         assert sharing.blocks.is_whole(emptier, 2)
 
     def test_sends_only_the_slot_that_it_is_about_to_take(self) -> None:
@@ -213,7 +221,7 @@ class TestRealTime:
         sharing.runs(chat, 4)
         assert sharing.blocks.copies() is None
 
-    def test_a_chat_enters_no_pair_of_a_request_in_the_step(self) -> None:
+    def test_a_chat_enters_no_block_of_a_request_in_the_step(self) -> None:
         sharing, best_effort, chat = Sharing(1, 4, 100), be(), rt()
         assert sharing.claim(best_effort, 1)
         assert not sharing.claim(chat, 1)
@@ -226,12 +234,12 @@ class TestRealTime:
         sharing.runs(second_chat, 8 - 4)
         sharing.runs(best_effort, 2)
         sharing.runs(chat, 2)
-        shared = chat.pairs
-        assert shared == best_effort.pairs
+        shared = chat.blocks
+        assert shared == best_effort.blocks
         sharing.blocks.release(second_chat)
         assert sharing.claim(best_effort, 2)
         assert sharing.claim(chat, 3)
-        assert best_effort.pairs != shared
+        assert best_effort.blocks != shared
         sharing.run((best_effort, 2), (chat, 3))
         assert sharing.blocks.counts.num_moved == 2
 
@@ -261,7 +269,7 @@ class TestRealTime:
 
 
 class TestBestEffort:
-    def alone_with(self, chat_tokens: int, num_pairs: int = 2) -> tuple[Sharing, Owner, Owner]:
+    def alone_with(self, chat_tokens: int, num_blocks: int = 2) -> tuple[Sharing, Owner, Owner]:
         """Return a best-effort request that misses two of three tokens, and the chat that has taken their slots."""
         sharing, best_effort, chat = Sharing(1, 4, 100), be(), rt()
         sharing.runs(best_effort, 3)
@@ -270,41 +278,41 @@ class TestBestEffort:
 
     def test_gets_its_slots_back_in_place_when_the_chat_has_left(self) -> None:
         sharing, best_effort, chat = self.alone_with(3)
-        pairs = best_effort.pairs
+        blocks = best_effort.blocks
         assert sharing.blocks.num_missing(best_effort) == 2
         assert not sharing.claim(best_effort, 4)
         sharing.blocks.release(chat)
         assert sharing.claim(best_effort, 4)
-        assert best_effort.pairs == pairs
+        assert best_effort.blocks == blocks
         copies = sharing.blocks.copies()
         assert copies is not None
         assert (copies.checkpoints, len(copies.restores), copies.moves) == ((), 2, ())
 
-    def test_or_moves_with_its_share_to_a_free_pair(self) -> None:
+    def test_or_moves_with_its_share_to_a_free_block(self) -> None:
         sharing, best_effort, chat, second_chat = Sharing(2, 4, 100), be(), rt(), rt("other")
         sharing.runs(second_chat, 4)
         sharing.runs(best_effort, 3)
         sharing.runs(chat, 3)
         sharing.blocks.release(second_chat)
         sharing.runs(best_effort, 4)
-        assert not set(best_effort.pairs) & set(chat.pairs)
+        assert not set(best_effort.blocks) & set(chat.blocks)
         counts = sharing.blocks.counts
         assert (counts.num_restored, counts.num_moved, counts.num_checkpoints) == (2, 1, 2)
 
-    def test_grows_in_a_shared_pair_as_far_as_the_chat_has_not_come(self) -> None:
+    def test_grows_in_a_shared_block_as_far_as_the_chat_has_not_come(self) -> None:
         sharing, best_effort, chat = Sharing(1, 4, 100), be(), rt()
         sharing.runs(chat, 2)
         sharing.runs(best_effort, 1)
-        assert best_effort.pairs == chat.pairs
+        assert best_effort.blocks == chat.blocks
         sharing.runs(best_effort, 2)
         assert not sharing.claim(best_effort, 3), "it takes no slot of a chat"
 
-    def test_enters_the_chat_pair_with_most_empty_slots_where_nothing_is_free(self) -> None:
+    def test_enters_the_chat_block_with_most_empty_slots_where_nothing_is_free(self) -> None:
         sharing, fuller, emptier, best_effort = Sharing(2, 4, 100), rt("fuller"), rt("emptier"), be()
         sharing.runs(fuller, 2)
         sharing.runs(emptier, 1)
         sharing.runs(best_effort, 2)
-        assert best_effort.pairs == emptier.pairs
+        assert best_effort.blocks == emptier.blocks
 
     def test_that_is_checkpointed_and_wanted_in_one_round_moves(self) -> None:
         sharing, best_effort, chat, second_chat = Sharing(2, 4, 100), be(), rt(), rt("other")

@@ -17,7 +17,7 @@ from tests.decode_worker.test_packing import LIMITS, Device, make_request, parts
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
 DEFAULT = Policy(reuse=False)
-ROOMY = replace(LIMITS, num_pairs=256)
+ROOMY = replace(LIMITS, num_blocks=256)
 SEATS = LIMITS.max_batch
 FLOOD = 5 * SEATS
 SIZES = (4, 16, 64, 256)
@@ -66,7 +66,7 @@ def test_a_flood_of_one_caller_is_served_in_the_order_in_which_it_came() -> None
 
 
 def test_a_short_prompt_does_not_wait_for_anothers_long_ones() -> None:
-    limits = WorkerLimits(num_pairs=4096, block_size=4, page_size=8, max_step_tokens=64, max_batch=32)
+    limits = WorkerLimits(num_blocks=4096, block_size=4, page_size=8, max_step_tokens=64, max_batch=32)
     cost = OnlineCost([Point(Shape.build([(size, start)]), 1.5e-4 * size) for size in SIZES for start in (0, 256)])
     device = Device(DEFAULT, limits, cost=cost)
     device.ask(*flood("ann", number=16, tokens=2, prompt=640))  # 1.5 s of prompts

@@ -37,7 +37,7 @@ from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, nex
 
 PREFILL = replace(member("prefill-0"), transport="there")
 IN_A, IN_B, IN_C = (entry(request(name), ()) for name in "abc")
-NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
+NOTHING_HELD = {"requests": 0, "blocks": 0, "pages": 0, "outputs": 0}
 RECEIVES = ReceiveKv(1, "prefill-0.1", (0, 1), (1, 2, 3))
 
 
@@ -110,8 +110,8 @@ def test_nothing_is_taken_from_an_unreachable_worker() -> None:
     assert sent(offered(core, IN_A, stays=True), "prefill-0") == [Decline("a", 0)]
 
 
-def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
-    """Another request might take slots of the pairs that it comes to. What the pool pins still comes before others."""
+def test_nothing_comes_beside_the_steps_where_blocks_are_shared() -> None:
+    """Another request might take slots of the blocks that it comes to. What the pool pins still comes before others."""
     core = decode_core(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
     for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(neighbour), 0.0)
@@ -162,7 +162,7 @@ class TestSaidAgain:
         assert not progress(worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0), "unknown")
         (holding,) = sent(worker.handle(said(ROUTER, Missed()), 0.0), ROUTER)
         assert isinstance(holding, Holding)
-        assert (holding.attempts, holding.free_pairs) == ((("a", 0),), 6)
+        assert (holding.attempts, holding.free_blocks) == ((("a", 0),), 6)
 
 
 def test_a_worker_that_retires_takes_no_offer(worker: DecodeCore) -> None:
@@ -213,7 +213,7 @@ class TestFailures:
     def test_with_its_source_it_is_lost(self, worker: DecodeCore) -> None:
         offered(worker, IN_A)
         assert worker.handle(MemberLost(PREFILL), 0.0) == []
-        assert worker.held["pairs"] == 2, "the transfer has not ended"
+        assert worker.held["blocks"] == 2, "the transfer has not ended"
         assert progress(received(worker, intact=False), "lost") == [("a", 0)]
         assert worker.held == NOTHING_HELD
 
@@ -222,18 +222,18 @@ class TestFailures:
             offered(worker, waiting_entry, stays=True)
         assert progress(worker.handle(MemberLost(PREFILL), 0.0), "lost") == [("c", 0)]
 
-    def test_cancelled_its_pairs_wait_for_the_end_of_the_transfer(self, worker: DecodeCore) -> None:
+    def test_cancelled_its_blocks_wait_for_the_end_of_the_transfer(self, worker: DecodeCore) -> None:
         offered(worker, IN_A)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
-        assert (worker.held["requests"], worker.held["pairs"]) == (0, 2)
+        assert (worker.held["requests"], worker.held["blocks"]) == (0, 2)
         received(worker)
         assert worker.held == NOTHING_HELD
 
 
 class TestWhoCannotWait:
-    """Two documents run and hold all memory, a pair each, or all places of the batch."""
+    """Two documents run and hold all memory, a block each, or all places of the batch."""
 
-    SMALL = WorkerLimits(num_pairs=2, block_size=8, page_size=8, max_step_tokens=8, max_batch=2)
+    SMALL = WorkerLimits(num_blocks=2, block_size=8, page_size=8, max_step_tokens=8, max_batch=2)
 
     def busy(self, policy: Policy = DEFAULT_POLICY, limits: WorkerLimits = SMALL) -> DecodeCore:
         core = decode_core(WorkerSetup(limits, policy, direct=True))
@@ -257,7 +257,7 @@ class TestWhoCannotWait:
         assert not sent(offered(core, replace(IN_A, due=Due(0.02)), stays=True), "prefill-0"), "a step runs"
         commands = self.stepped(core, 1)
         assert sent(commands, "prefill-0") == [Pull(1, "a", 0)]
-        assert core.counts.preemptions == 1
+        assert core.log.counts.num_preemptions == 1
         (step,) = [command for command in commands if isinstance(command, RunStep)]
         assert [decode.request for decode in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
 
@@ -271,9 +271,9 @@ class TestWhoCannotWait:
         assert load.waiting == ByClass(rt=1, be=1), "the KV of the chat is on its way"
 
     def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
-        core = self.busy(limits=replace(self.SMALL, num_pairs=8))
+        core = self.busy(limits=replace(self.SMALL, num_blocks=8))
         assert sent(offered(core, replace(IN_A, due=Due(0.02)), stays=True), "prefill-0") == [Pull(1, "a", 0)]
-        assert core.counts.preemptions == 0
+        assert core.log.counts.num_preemptions == 0
 
     def test_gets_nothing_of_chats(self) -> None:
         core = self.busy()
@@ -281,7 +281,7 @@ class TestWhoCannotWait:
         offered(core, replace(IN_B, due=Due(0.02)), stays=True)
         offered(core, replace(IN_C, due=Due(0.02)), stays=True)
         assert sent(self.stepped(core, 1), "prefill-0") == [Pull(1, "a", 0), Pull(2, "b", 0)]
-        assert core.counts.preemptions == 2
+        assert core.log.counts.num_preemptions == 2
         assert ("c", 0) in core.attempts
 
     @pytest.mark.parametrize(("due_at", "leaves"), [(60.0, 0), (0.02, 1)])
@@ -290,10 +290,10 @@ class TestWhoCannotWait:
         chat = replace(entry(request("a"), (3,)), due=Due(due_at))
         core.handle(said("pool-0", Batch((chat,))), 0.0)
         self.stepped(core, 1)
-        assert core.counts.preemptions == leaves
+        assert core.log.counts.num_preemptions == leaves
 
     def test_waits_where_nobody_goes_by_promises(self) -> None:
         core = self.busy(Policy(SchedulerName.FCFS))
         offered(core, replace(IN_A, due=Due(0.02)), stays=True)
         self.stepped(core, 1)
-        assert core.counts.preemptions == 0
+        assert core.log.counts.num_preemptions == 0

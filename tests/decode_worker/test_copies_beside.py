@@ -1,4 +1,5 @@
-"""Copies from the pool that go on beside the steps of a decode worker: what runs meanwhile, and whose the pairs are."""
+"""Copies from the pool that go on beside the steps of a decode worker: what runs meanwhile, and whose the blocks
+are."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from alignedserve.scheduling.policy import Layout, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, request, said
 
-LIMITS = WorkerLimits(num_pairs=12, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=12, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
 PLAIN = Policy(reuse=False)
 A, B, C = (request(name, max_tokens=30) for name in "abc")
 
@@ -76,8 +77,8 @@ def names(plan: StepPlan) -> list[str]:
     return [part.request for part in plan.parts]
 
 
-def pairs_in(plans: Iterable[StepPlan]) -> set[int]:
-    return {pair for plan in plans for part in plan.parts for pair in part.kv.pairs}
+def blocks_in(plans: Iterable[StepPlan]) -> set[int]:
+    return {block for plan in plans for part in plan.parts for block in part.kv.blocks}
 
 
 @pytest.mark.parametrize("look_ahead", [0, 1])
@@ -91,7 +92,7 @@ def test_others_decode_while_the_pages_of_a_request_are_copied(look_ahead: int) 
         bench.ends_step()
         assert bench.running == ["a"]
         assert bench.num_runs == 1 + look_ahead, "steps are planned ahead as if nothing were copied"
-    assert not pairs_in(bench.plans[first:]) & set(copy.pairs), "nobody else has its pairs"
+    assert not blocks_in(bench.plans[first:]) & set(copy.blocks), "nobody else has its blocks"
     num_planned = len(bench.plans)
     bench.hears(CopiedIn(copy.number, intact=True))
     while len(bench.plans) == num_planned:
@@ -107,7 +108,7 @@ def test_a_worker_that_has_nothing_else_waits_for_the_copy() -> None:
     assert bench.running == ["a"]
 
 
-def test_a_request_that_is_cancelled_meanwhile_has_its_pairs_until_the_copy_has_ended() -> None:
+def test_a_request_that_is_cancelled_meanwhile_has_its_blocks_until_the_copy_has_ended() -> None:
     bench = Bench()
     bench.joins(A)
     copy = bench.gets(B, page=6)
@@ -115,21 +116,21 @@ def test_a_request_that_is_cancelled_meanwhile_has_its_pairs_until_the_copy_has_
     assert Release("b", 0) in bench.said
     assert sorted(bench.core.attempts) == [("a", 0)]
     other = bench.gets(C, page=7)
-    assert not set(other.pairs) & set(copy.pairs)
+    assert not set(other.blocks) & set(copy.blocks)
     for _ in range(3):
         bench.ends_step()
-    assert not pairs_in(bench.plans) & set(copy.pairs)
-    taken = bench.core.held["pairs"]
+    assert not blocks_in(bench.plans) & set(copy.blocks)
+    taken = bench.core.held["blocks"]
     bench.hears(CopiedIn(copy.number, intact=True))
-    assert bench.core.held["pairs"] == taken - len(copy.pairs)
+    assert bench.core.held["blocks"] == taken - len(copy.blocks)
     assert "b" not in bench.running
 
 
-def test_the_next_attempt_does_not_get_the_pairs_of_the_one_that_is_copied() -> None:
+def test_the_next_attempt_does_not_get_the_blocks_of_the_one_that_is_copied() -> None:
     bench = Bench()
     copy = bench.gets(A)
     again = bench.gets(replace(A, attempt=1), page=6)
-    assert not set(again.pairs) & set(copy.pairs)
+    assert not set(again.blocks) & set(copy.blocks)
     bench.hears(CopiedIn(copy.number, intact=False))
     assert not bench.plans
     assert not bench.lost
@@ -154,10 +155,10 @@ def test_a_copy_that_is_not_intact_is_refused_while_others_run() -> None:
     bench = Bench()
     bench.joins(A)
     copy = bench.gets(B, page=6)
-    taken = bench.core.held["pairs"]
+    taken = bench.core.held["blocks"]
     bench.hears(CopiedIn(copy.number, intact=False))
     assert (bench.lost, bench.core.log.faults.num_refused) == ([("b", 0)], 1)
-    assert bench.core.held["pairs"] == taken - len(copy.pairs)
+    assert bench.core.held["blocks"] == taken - len(copy.blocks)
     bench.ends_step()
     assert bench.running == ["a"]
 
@@ -183,7 +184,7 @@ class TestPrefixes:
         for _ in range(3):
             assert bench.running == ["a"]
             bench.ends_step()
-        assert not pairs_in(bench.plans) & set(copy.pairs)
+        assert not blocks_in(bench.plans) & set(copy.blocks)
         bench.hears(CopiedIn(copy.number, intact=True))
         bench.ends_step()
         (chunk,) = bench.plans[-1].chunks
@@ -197,18 +198,18 @@ class TestPrefixes:
         (chunk,) = bench.plans[-1].chunks
         assert (chunk.request, chunk.start) == ("long", 0)
 
-    def test_a_prompt_that_is_cancelled_has_its_pairs_until_the_copy_has_ended(self) -> None:
+    def test_a_prompt_that_is_cancelled_has_its_blocks_until_the_copy_has_ended(self) -> None:
         bench, copy = self.bench()
         bench.hears(said(ROUTER, Cancel("long", 0)))
-        taken = bench.core.held["pairs"]
+        taken = bench.core.held["blocks"]
         bench.ends_step()
-        assert bench.core.held["pairs"] == taken
+        assert bench.core.held["blocks"] == taken
         bench.hears(CopiedIn(copy.number, intact=True))
-        assert bench.core.held["pairs"] < taken
+        assert bench.core.held["blocks"] < taken
         assert bench.running == ["a"]
 
     def test_what_the_pool_keeps_for_a_prompt_that_was_cancelled_is_released(self) -> None:
-        """The prompt had asked twice; only its pairs are here when the second answer comes."""
+        """The prompt had asked twice; only its blocks are here when the second answer comes."""
         bench, _ = self.bench()
         bench.hears(said(ROUTER, Cancel("long", 0)))
         bench.said.clear()
@@ -227,7 +228,7 @@ def test_where_slots_move_copies_come_between_steps() -> None:
     assert bench.running == ["a", "b"]
 
 
-def test_no_step_and_no_other_copy_writes_to_pairs_that_are_being_copied_to() -> None:
+def test_no_step_and_no_other_copy_writes_to_blocks_that_are_being_copied_to() -> None:
     """Requests come, end and are cancelled by chance, on a device that is short of memory."""
     for seed in range(60):
         draw, bench, serial = Random(seed), Bench(look_ahead=seed % 2), 0
@@ -249,8 +250,8 @@ def test_no_step_and_no_other_copy_writes_to_pairs_that_are_being_copied_to() ->
                 case "cancel" if bench.core.attempts:
                     bench.hears(said(ROUTER, Cancel(*draw.choice(bench.core.attempts))))
             for copy in bench.copies[num_copies:]:
-                assert not any({*copy.pairs} & {*other.pairs} for other in under_way.values())
+                assert not any({*copy.blocks} & {*other.blocks} for other in under_way.values())
                 under_way[copy.number] = copy
-            written = {pair for copy in under_way.values() for pair in copy.pairs}
-            assert not pairs_in(bench.plans[num_plans:]) & written
-            assert sorted(bench.core.pairs) == [*range(LIMITS.num_pairs)]
+            written = {block for copy in under_way.values() for block in copy.blocks}
+            assert not blocks_in(bench.plans[num_plans:]) & written
+            assert sorted(bench.core.blocks) == [*range(LIMITS.num_blocks)]

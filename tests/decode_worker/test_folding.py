@@ -1,4 +1,4 @@
-"""Tests of when decodes fold pairs behind the windows of some layers, and of what they hold then."""
+"""Tests of when decodes fold blocks behind the windows of some layers, and of what they hold then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.architectures.folding import fold_of
 from alignedserve.core import Decode, Entry, Fold, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.decode_worker.memory.folding import MOST_FOLDS
+from alignedserve.decode_worker.memory.plain import MOST_FOLDS
 from alignedserve.forms.orders import FoldKv
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
@@ -22,34 +22,34 @@ from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefil
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import LIMITS, POOL_MEMBER, member, request
 
 DECODE_MEMBER = member("decode-0")
-FOLD = Fold(Sight(window=20), pairs=3)
+FOLD = Fold(Sight(window=20), blocks=3)
 SIZE = LIMITS.block_size
 SIZES = st.integers(1, 100)
 SIGHTS = st.builds(Sight, SIZES) | st.builds(Sight, st.none(), SIZES) | st.builds(Sight, SIZES, SIZES)
-FOLDS = st.builds(Fold, SIGHTS, pairs=st.integers(2, 9))
+FOLDS = st.builds(Fold, SIGHTS, blocks=st.integers(2, 9))
 
 
 @given(FOLDS, st.integers(0, 2000), st.sampled_from((1, 4, 16)))
-def test_whole_groups_of_pairs_are_folded_and_none_that_is_read_still(fold: Fold, tokens: int, size: int) -> None:
-    folded, group = fold.foldable(tokens, size), size * fold.pairs
+def test_whole_groups_of_blocks_are_folded_and_none_that_is_read_still(fold: Fold, tokens: int, size: int) -> None:
+    folded, group = fold.foldable(tokens, size), size * fold.blocks
     first_read = fold.sight.first_read(tokens)  # by the next token
     assert folded <= first_read < folded + group
     assert folded % group == 0
 
 
 @given(FOLDS, st.integers(0, 2000), st.integers(0, 100), st.sampled_from((1, 4, 16)))
-def test_what_is_spared_says_what_is_folded_and_how_many_pairs_are_held(
+def test_what_is_spared_says_what_is_folded_and_how_many_blocks_are_held(
     fold: Fold, tokens: int, later: int, size: int
 ) -> None:
     folded = fold.foldable(tokens, size)
     spared = fold.spared(folded)
     assert fold.folded(spared) == folded
-    held = folded // (size * fold.pairs) + units_for(tokens + later - folded, size)
+    held = folded // (size * fold.blocks) + units_for(tokens + later - folded, size)
     assert units_for(tokens + later - spared, size) == held
 
 
@@ -74,9 +74,9 @@ def test_each_layer_that_reads_all_gets_as_much_room_and_no_layer_gives_it_twice
         assert not whole or narrow < len(whole) or Sight(12) in sights
         return
     assert [*layers.rooms] == whole
-    assert layers.fold.pairs == 1 + narrow // len(whole)
+    assert layers.fold.blocks == 1 + narrow // len(whole)
     rooms = [room for of_layer in layers.rooms.values() for room in of_layer]
-    assert len({*rooms}) == len(rooms) == layers.fold.pairs * len(whole)
+    assert len({*rooms}) == len(rooms) == layers.fold.blocks * len(whole)
     assert all(of_layer[0] == layer for layer, of_layer in layers.rooms.items())
     assert all(sights[room] is not None for of_layer in layers.rooms.values() for room in of_layer[1:])
 
@@ -91,8 +91,8 @@ def test_nothing_is_folded_that_any_layer_reads(sights: list[Sight], position: i
 class Worker:
     """A decode worker that runs prompts too, and whose steps end at once."""
 
-    def __init__(self, policy: Policy | None = None, num_pairs: int = 100) -> None:
-        limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=64, max_batch=4, fold=FOLD)
+    def __init__(self, policy: Policy | None = None, num_blocks: int = 100) -> None:
+        limits = replace(LIMITS, num_blocks=num_blocks, max_step_tokens=64, max_batch=4, fold=FOLD)
         self.core = decode_core(WorkerSetup(limits, policy or Policy()))
         self.folds: list[FoldKv] = []
         self._step: RunStep | None = None
@@ -131,8 +131,8 @@ class Worker:
 class WithPool(Worker):
     """A decode worker beside a pool; copies end at once, and the pool answers at once, or when it is let."""
 
-    def __init__(self, num_pairs: int) -> None:
-        super().__init__(num_pairs=num_pairs)
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks=num_blocks)
         self.pool, self.copies = PoolCore(Extents(200), SIZE), list[CopyOut | CopyIn]()
         self.commits, self.releases = list[Entry](), list[Release]()
         self.holds_back: type | None = None  # answers of the pool that are said later
@@ -167,7 +167,7 @@ class WithPool(Worker):
 
 def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each_step() -> None:
     worker = Worker()
-    prompt = SIZE * FOLD.pairs * (MOST_FOLDS + 2) + FOLD.sight.most
+    prompt = SIZE * FOLD.blocks * (MOST_FOLDS + 2) + FOLD.sight.most
     worker.ask("long", prompt, 40)
     while "long" not in worker.core.here.residents:
         assert not worker.folds
@@ -177,24 +177,24 @@ def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each
     assert [len(command.folds) for command in worker.folds] == [MOST_FOLDS, 2]
     running = worker.named("long")
     assert running.kv.folded == FOLD.foldable(running.prefix, SIZE)
-    assert len(running.pairs) == units_for(running.num_held + 1, SIZE)
+    assert len(running.blocks) == units_for(running.num_held + 1, SIZE)
 
 
-def test_pairs_are_folded_before_anything_else_is_ordered_and_old_pairs_come_free() -> None:
+def test_blocks_are_folded_before_anything_else_is_ordered_and_old_blocks_come_free() -> None:
     worker = Worker(Policy(reuse=False))
-    worker.ask("r", FOLD.sight.most + FOLD.pairs * SIZE - 3, 30)
+    worker.ask("r", FOLD.sight.most + FOLD.blocks * SIZE - 3, 30)
     while not worker.folds:
         (said,) = worker.steps(1)
     assert said[0] is worker.folds[0]
     ((into, *old),) = worker.folds[0].folds
-    assert len(old) == FOLD.pairs
-    assert worker.named("r").pairs[0] == into
-    assert not {*old} & {*worker.named("r").pairs}
-    assert worker.core.memory.num_free == 100 - len(worker.named("r").pairs)
+    assert len(old) == FOLD.blocks
+    assert worker.named("r").blocks[0] == into
+    assert not {*old} & {*worker.named("r").blocks}
+    assert worker.core.memory.num_free == 100 - len(worker.named("r").blocks)
 
 
 @pytest.mark.parametrize("policy", [Policy(reuse=False), Policy(SchedulerName.APT_SERVE, Chunking.FIXED)])
-def test_where_nothing_is_shared_and_where_a_knapsack_chooses_pairs_are_folded(policy: Policy) -> None:
+def test_where_nothing_is_shared_and_where_a_knapsack_chooses_blocks_are_folded(policy: Policy) -> None:
     worker = Worker(policy)
     worker.ask("r", 100, 10)
     worker.steps(4)
@@ -229,15 +229,15 @@ def test_pages_for_the_pool_are_awaited_unless_memory_is_short() -> None:
 
 def test_a_beginning_that_others_read_is_folded_as_soon_as_what_follows_brings_more() -> None:
     worker = Worker()
-    beginning = tuple(range(1, 1 + 2 * FOLD.pairs * SIZE))
+    beginning = tuple(range(1, 1 + 2 * FOLD.blocks * SIZE))
     for name in ("a", "b"):
         asked = replace(request(name, max_tokens=80), prompt=(*beginning, ord(name)))
         worker.hears(Received(ROUTER, Prefill(asked), 1))
     while not worker.folds:
         worker.steps(1)
     assert worker.core.memory.pages.num_shared_tokens == len(beginning)
-    # Of three groups three pairs come free, and three are taken: of four six come free.
-    assert FOLD.foldable(worker.named("a").prefix, SIZE) == 4 * FOLD.pairs * SIZE
+    # Of three groups three blocks come free, and three are taken: of four six come free.
+    assert FOLD.foldable(worker.named("a").prefix, SIZE) == 4 * FOLD.blocks * SIZE
     worker.steps(6)
     for name in ("a", "b"):
         assert worker.named(name).kv.folded == FOLD.foldable(worker.named(name).prefix, SIZE)
@@ -247,7 +247,7 @@ def test_a_beginning_that_others_read_is_folded_as_soon_as_what_follows_brings_m
 
 
 def test_a_folded_request_whose_prompt_the_pool_has_goes_there_when_it_has_to_leave() -> None:
-    worker = WithPool(num_pairs=45)
+    worker = WithPool(num_blocks=45)
     worker.ask("a", 120, 60, service=ServiceClass.BE)
     while not worker.folds:
         worker.steps(1)
@@ -260,13 +260,13 @@ def test_a_folded_request_whose_prompt_the_pool_has_goes_there_when_it_has_to_le
     assert left.dropped == 0
     assert (copy.start, copy.tokens) == (start, left.request.prompt + left.output[:-1])
     assert copy.pages == left.pages[start // LIMITS.page_size :]
-    written, not_written = copy.pairs[start // SIZE :], copy.pairs[: start // SIZE]
-    assert len({*not_written}) < len(not_written), "a folded pair stands in the place of several"
+    written, not_written = copy.blocks[start // SIZE :], copy.blocks[: start // SIZE]
+    assert len({*not_written}) < len(not_written), "a folded block stands in the place of several"
     assert len({*written} - {*not_written}) == len(written)
 
 
 def test_a_folded_request_that_the_pool_has_less_of_is_computed_anew_from_there_on() -> None:
-    worker = WithPool(num_pairs=45)
+    worker = WithPool(num_blocks=45)
     worker.ask("a", 60, 120, service=ServiceClass.BE)
     while not worker.folds or worker.named("a").kv.folded <= 60:
         worker.steps(1)
@@ -278,7 +278,7 @@ def test_a_folded_request_that_the_pool_has_less_of_is_computed_anew_from_there_
 
 
 def test_what_the_pool_keeps_stays_kept_for_a_request_that_has_folded_before_it_heard_of_it() -> None:
-    worker = WithPool(num_pairs=100)
+    worker = WithPool(num_blocks=100)
     worker.holds_back = Kept
     worker.ask("a", 120, 40)
     while not worker.folds:
@@ -290,7 +290,7 @@ def test_what_the_pool_keeps_stays_kept_for_a_request_that_has_folded_before_it_
 
 
 def test_the_answer_of_a_request_that_has_folded_is_kept_for_others() -> None:
-    worker = WithPool(num_pairs=100)
+    worker = WithPool(num_blocks=100)
     worker.ask("a", 120, 25)
     while worker.core.here.num_seated or worker.core.here.queue.waiting:
         worker.steps(1)
@@ -298,7 +298,7 @@ def test_the_answer_of_a_request_that_has_folded_is_kept_for_others() -> None:
     assert len(worker.copies[-1].tokens) == (120 + 25 - 1) // LIMITS.page_size * LIMITS.page_size
 
 
-def test_a_step_in_flight_is_known_by_its_last_pair_after_pairs_were_folded() -> None:
+def test_a_step_in_flight_is_known_by_its_last_block_after_blocks_were_folded() -> None:
     asked = request("a", max_tokens=50)
     here = WorkerRequest(asked, promise(asked, Policy()), [7], KvForm((9, 4, 5), 8, 12), 20)
     planned = Decode("a", 1, 19, KvForm((1, 2, 3, 4, 5)), Sampling(), 0)
@@ -309,19 +309,19 @@ def test_a_step_in_flight_is_known_by_its_last_pair_after_pairs_were_folded() ->
 
 
 def test_folded_pages_get_no_name_and_those_after_them_do() -> None:
-    blocks = NamedBlocks(8, 1)
-    pairs = blocks.take(6)
-    assert pairs is not None
-    blocks.publish((10, 11, 12, 13), pairs[:4])
-    blocks.give(pairs[:3])
-    blocks.publish((10, 11, 12, 13, 14), (pairs[5], pairs[3], pairs[4]), num_dropped=2, num_folded=3)
-    assert blocks.find((10, 11, 12, 13, 14)) == 5
-    assert blocks.take(5) is not None, "idle pages go"
-    blocks.publish((10, 11, 12, 13, 14), (pairs[5], pairs[3], pairs[4]), num_dropped=2, num_folded=3)
-    assert blocks.find((10, 11, 12, 13, 14)) == 0
+    store = NamedBlocks(8, 1)
+    blocks = store.take(6)
+    assert blocks is not None
+    store.publish((10, 11, 12, 13), blocks[:4])
+    store.give(blocks[:3])
+    store.publish((10, 11, 12, 13, 14), (blocks[5], blocks[3], blocks[4]), num_dropped=2, num_folded=3)
+    assert store.find((10, 11, 12, 13, 14)) == 5
+    assert store.take(5) is not None, "idle pages go"
+    store.publish((10, 11, 12, 13, 14), (blocks[5], blocks[3], blocks[4]), num_dropped=2, num_folded=3)
+    assert store.find((10, 11, 12, 13, 14)) == 0
 
 
-@pytest.mark.parametrize(("window", "pairs"), [(0, 2), (4, 1)])
-def test_a_fold_that_spares_nothing_is_none(window: int, pairs: int) -> None:
+@pytest.mark.parametrize(("window", "blocks"), [(0, 2), (4, 1)])
+def test_a_fold_that_spares_nothing_is_none(window: int, blocks: int) -> None:
     with pytest.raises(AssertionError, match="nothing comes free"):
-        Fold(Sight(window), pairs)
+        Fold(Sight(window), blocks)

@@ -106,7 +106,7 @@ def test_it_is_offered_pulled_and_gone(worker: Worker) -> None:
     assert sent(worker.offers(), "decode-0") == [IN_A]
     assert worker.runs == [], "what is sent does not change"
     assert worker.is_pulled() == [SendKv(1, "decode-0.1", (0,), (1, 2, 3))]
-    assert worker.core.held["pairs"] == 1, "until it is sent"
+    assert worker.core.held["blocks"] == 1, "until it is sent"
     worker.has_sent()
     assert worker.is_empty, "the other worker has the output, too"
 
@@ -182,7 +182,7 @@ class TestFailures:
         if is_sent:
             worker.is_pulled()
         worker.hears(said(ROUTER, Cancel(*A0)))
-        assert (worker.core.held["requests"], worker.core.held["pairs"]) == (0, is_sent)
+        assert (worker.core.held["requests"], worker.core.held["blocks"]) == (0, is_sent)
         if is_sent:
             worker.has_sent()
         assert worker.is_empty

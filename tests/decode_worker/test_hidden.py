@@ -21,13 +21,13 @@ from alignedserve.protocol.commands import (
 )
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, story_from
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, TokenStory, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
-LIMITS = WorkerLimits(num_pairs=9, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=9, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
 STEP_S, TOKEN_S = 0.01, 1e-4  # the time of making K and V of a hidden token, as the worker believes
 
 
@@ -40,7 +40,7 @@ class Worker:
 
     def __init__(self, policy: Policy = HYBRID, token_s: float = TOKEN_S) -> None:
         self.core = decode_core(WorkerSetup(LIMITS, policy, Believed((), token_s)))
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, TokenStory] = {}
         costs = Costs(hidden_token_s=token_s)
         self.hands = CheckedHands(self.stories, costs, LIMITS, lambda _: None)
         self.work: deque[Command] = deque()
@@ -81,7 +81,7 @@ class Worker:
 
 
 def crowded(token_s: float = TOKEN_S) -> Worker:
-    """Return a worker whose first request keeps six of nine pairs, and whose next needs four, or two as hidden."""
+    """Return a worker whose first request keeps six of nine blocks, and whose next needs four, or two as hidden."""
     worker = Worker(token_s=token_s)
     worker.asked("first", prompt=21, max_tokens=4)
     worker.works()
@@ -98,7 +98,7 @@ class TestWhoWaits:
         assert worker.kinds("next") == ["hidden"]
         assert worker.now - STEP_S - asked_at == pytest.approx(0.02), "the first step to begin after that"
         worker.until_idle()
-        assert worker.core.counts.preemptions == 0
+        assert worker.core.log.counts.num_preemptions == 0
 
     def test_becomes_kv_without_a_second_prefill_when_memory_comes_free(self) -> None:
         worker = crowded()
@@ -138,7 +138,7 @@ class TestBestEffort:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests come and go; each pair is free or has a single owner, and every step finds what it needs."""
+    """Requests come and go; each block is free or has a single owner, and every step finds what it needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,13 +166,13 @@ class AnyOrder(RuleBasedStateMachine):
                 self.worker.works()
 
     @invariant()
-    def every_pair_is_there_once(self) -> None:
-        assert sorted(self.worker.core.pairs) == [*range(LIMITS.num_pairs)]
+    def every_block_is_there_once(self) -> None:
+        assert sorted(self.worker.core.blocks) == [*range(LIMITS.num_blocks)]
 
     def teardown(self) -> None:
         self.worker.until_idle()
         held = self.worker.core.held
-        assert (held["requests"], held["pairs"]) == (0, 0)
+        assert (held["requests"], held["blocks"]) == (0, 0)
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -29,7 +29,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
-LIMITS = WorkerLimits(num_pairs=3, block_size=4, page_size=8, max_step_tokens=8, max_batch=3)
+LIMITS = WorkerLimits(num_blocks=3, block_size=4, page_size=8, max_step_tokens=8, max_batch=3)
 THERE = Policy(candidate_share=1.0)
 D2 = ("d2", 0)
 
@@ -40,7 +40,7 @@ def document(name: str, page: int) -> Entry:
 
 
 class Worker:
-    """Run a worker with two documents of one pair each and a free pair: both cannot go on for long."""
+    """Run a worker with two documents of one block each and a free block: both cannot go on for long."""
 
     def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
         self.core = decode_core(WorkerSetup(LIMITS, policy, direct=True))
@@ -102,8 +102,8 @@ def is_there(worker: Worker) -> None:
 def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker: Worker) -> None:
     free = worker.core.memory.free_share
     sends = worker.send_d2()
-    assert sends == SendKv(1, "prefill-0.1", sends.pairs, (1, 2, 3))
-    assert len(sends.pairs) == 1
+    assert sends == SendKv(1, "prefill-0.1", sends.blocks, (1, 2, 3))
+    assert len(sends.blocks) == 1
     commands = worker.hears(KvSent(1, "prefill-0.1", ok=True))
     assert worker.core.memory.free_share > free
     assert not any(isinstance(command, ReceiveKv) for command in commands), (
@@ -120,21 +120,21 @@ def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker:
     worker.steps()
     worker.hears(KvReceived(1, "prefill-0.1", intact=True))
     [decode] = worker.plan.plan.decodes
-    assert (decode.request, decode.start, decode.index, decode.kv.pairs) == ("d2", 3, 1, receives.pairs)
+    assert (decode.request, decode.start, decode.index, decode.kv.blocks) == ("d2", 3, 1, receives.blocks)
 
 
 def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon(worker: Worker) -> None:
     worker.hears(said("prefill-0", LetGo((D2,))))
     assert not [message for message in sent(worker.steps(), "prefill-0") if isinstance(message, Evict)]
     assert worker.runs == ["d1", "d2"]
-    assert worker.core.counts.preemptions == 0, "it has not left"
+    assert worker.core.log.counts.num_preemptions == 0, "it has not left"
 
 
 def test_it_stays_where_sending_fails(worker: Worker) -> None:
     worker.send_d2()
     worker.hears(KvSent(1, "prefill-0.1", ok=False))
     assert worker.core.log.faults.num_failed_transfers == 1
-    assert sorted(worker.core.pairs) == [0, 1, 2]
+    assert sorted(worker.core.blocks) == [0, 1, 2]
     assert worker.core.held["requests"] == 2
 
 
@@ -174,17 +174,17 @@ def test_nobody_wants_it_any_more(worker: Worker, how_far: str) -> None:
         worker.send_d2()
     if how_far == "there":
         is_there(worker)
-    taken = worker.core.held["pairs"]
+    taken = worker.core.held["blocks"]
     assert Cancel(*D2) in sent(worker.cancels("d2"), "prefill-0")
     assert worker.core.attempts == [("d1", 0)]
     if how_far == "sending":
-        assert worker.core.held["pairs"] == taken, "they are read still"
+        assert worker.core.held["blocks"] == taken, "they are read still"
         worker.hears(KvSent(1, "prefill-0.1", ok=True))
-        assert worker.core.held["pairs"] == taken - 1
-    assert sorted(worker.core.pairs) == [0, 1, 2]
+        assert worker.core.held["blocks"] == taken - 1
+    assert sorted(worker.core.blocks) == [0, 1, 2]
     worker.cancels("d1")
     worker.steps()
-    assert worker.core.held["pairs"] == 0
+    assert worker.core.held["blocks"] == 0
 
 
 def test_what_may_have_been_lost_is_said_again_and_heard_once(worker: Worker) -> None:

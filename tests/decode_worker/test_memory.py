@@ -33,6 +33,6 @@ def test_a_policy_has_its_memory(policy: Policy, memory: type[PlainMemory]) -> N
     assert type(decode_core(WorkerSetup(LIMITS, policy)).memory) is memory
 
 
-def test_only_pairs_of_one_request_are_written_to_beside_the_steps() -> None:
-    assert GROWING.pairs.why_not_direct is None
-    assert replace(GROWING, blocks=Layout.BIDIRECTIONAL).pairs.why_not_direct is not None
+def test_only_blocks_of_one_request_are_written_to_beside_the_steps() -> None:
+    assert GROWING.block_use.why_not_direct is None
+    assert replace(GROWING, blocks=Layout.BIDIRECTIONAL).block_use.why_not_direct is not None

@@ -41,7 +41,7 @@ SHAPES = [
     for decodes in (0, 1)
     if chunks + decodes
 ]
-LIMITS = WorkerLimits(num_pairs=24, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=24, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
 FIRST = request("first", prompt=20, max_tokens=13)
 PLAIN = Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING)
 TURN = replace(request("turn", max_tokens=2), prompt=(*FIRST.prompt, *[7] * 13, 50, 51))  # goes on where it ended
@@ -171,15 +171,15 @@ class TestHandingOn:
         (batch,) = [message for message in worker.said if isinstance(message, Batch)]
         assert batch.entries[0].output == commit.entry.output
         assert not worker.core.attempts
-        assert worker.core.memory.num_free == LIMITS.num_pairs
-        assert worker.core.counts.preemptions == 0
+        assert worker.core.memory.num_free == LIMITS.num_blocks
+        assert worker.core.log.counts.num_preemptions == 0
         assert [message.returned for message in worker.said if isinstance(message, Progress) if message.returned] == [
             (("first", 0),)
         ]
 
     def test_one_that_had_to_leave_goes_on_wherever_there_is_room(self) -> None:
         """It was to go to a decode worker that had room when its prompt came."""
-        worker = pair(limits=replace(LIMITS, num_pairs=12))
+        worker = pair(limits=replace(LIMITS, num_blocks=12))
         worker.hears(MemberJoined(member("decode-1")), "pool-0")
         worker.hears(Received(ROUTER, Prefill(be(replace(FIRST, max_tokens=28)), "decode-1"), 1))
         while not worker.count("first"):
@@ -207,7 +207,7 @@ class TestWhatThePoolHas:
         worker.until_idle()
         assert (worker.ran["first"], worker.ran["turn"]) == (20, len(TURN.prompt) - 32)
         assert (worker.cached("first"), worker.cached("turn")) == (0, 32)
-        assert worker.core.counts.reused_tokens == 32
+        assert worker.core.fetching.num_reused_tokens == 32
 
     @pytest.mark.parametrize("policy", [DEFAULT_POLICY, PLAIN])
     def test_what_two_prompts_find_is_copied_once(self, policy: Policy) -> None:
@@ -218,7 +218,7 @@ class TestWhatThePoolHas:
         worker.asks(unlike(request("other", prompt=5, max_tokens=1), 5))
         worker.asks(TURN, replace(TURN, id="alike"))  # while a step runs
         worker.until_idle()
-        assert worker.core.counts.reused_tokens == 32
+        assert worker.core.fetching.num_reused_tokens == 32
         assert worker.cached("turn") == worker.cached("alike") == 32
         assert worker.count("turn") == worker.count("alike") == 2
 
@@ -242,7 +242,7 @@ class TestWhatThePoolHas:
         worker.until_idle()
         assert (worker.ran["turn"], worker.cached("turn"), worker.count("turn")) == (len(TURN.prompt), 0, 2)
         assert [len(message.pages) for message in worker.said if isinstance(message, Spoiled)] == [4]
-        assert worker.core.counts.spoiled_pages == 4
+        assert worker.core.fetching.num_spoiled_pages == 4
 
     @pytest.mark.parametrize("beside", [False, True])
     @pytest.mark.parametrize("copied_s", [1e-5, 9e-4])
@@ -300,7 +300,7 @@ def test_a_candidate_copies_only_what_the_device_lacks() -> None:
         (plan,) = [step.plan for step in core.handle(CopiedIn(copy.number, True), 0.0) if isinstance(step, RunStep)]
         core.handle(StepDone(StepResult(plan.number, tuple((part.request, STOP) for part in plan.parts))), 0.0)
     assert [(copy.pages, copy.start) for copy in copies] == [((1, 2, 3), 0), ((6,), 16)]
-    assert copies[0].pairs[:4] == copies[1].pairs[:4]
+    assert copies[0].blocks[:4] == copies[1].blocks[:4]
 
 
 class TestWhatIsQuicker:
@@ -308,7 +308,7 @@ class TestWhatIsQuicker:
 
     @staticmethod
     def of_next_turn(copying: CopyCost, num_before: int = 95) -> Pair:
-        """Run a request, then a prompt of so many tokens that takes its pairs from the last on, then the next turn."""
+        """Run a request, then a prompt of so many tokens that takes its blocks from the last on, then the next turn."""
         worker = pair(copying=copying, token_s=1e-4)
         worker.asks(FIRST)
         worker.until_idle()
@@ -322,7 +322,7 @@ class TestWhatIsQuicker:
 
     def test_a_copy_that_takes_less_time_is_made(self) -> None:
         worker = self.of_next_turn(CopyCost(token_s=5e-5))
-        assert (worker.cached("turn"), worker.core.counts.reused_tokens) == (32, 32)
+        assert (worker.cached("turn"), worker.core.fetching.num_reused_tokens) == (32, 32)
 
     def test_what_a_slow_link_would_bring_is_computed(self) -> None:
         worker = self.of_next_turn(CopyCost(token_s=5e-4))
@@ -331,29 +331,29 @@ class TestWhatIsQuicker:
     def test_a_copy_that_takes_a_while_to_begin_is_made_only_of_many_tokens(self) -> None:
         slow_to_begin = CopyCost(fixed_s=2e-3)
         whole, rest = self.of_next_turn(slow_to_begin), self.of_next_turn(slow_to_begin, num_before=70)
-        assert (whole.cached("turn"), whole.core.counts.reused_tokens) == (32, 32)
+        assert (whole.cached("turn"), whole.core.fetching.num_reused_tokens) == (32, 32)
         assert 16 < rest.cached("turn") < 32
-        assert rest.core.counts.reused_tokens == 0
+        assert rest.core.fetching.num_reused_tokens == 0
         assert rest.ran["turn"] == len(TURN.prompt) - rest.cached("turn")
 
 
 class TestWhatLeaves:
     """Two documents grow until one has to leave: with pages at hand nothing is computed twice."""
 
-    TIGHT = replace(LIMITS, num_pairs=14)
+    TIGHT = replace(LIMITS, num_blocks=14)
     LONG = (be(request("one", prompt=20, max_tokens=20)), be(unlike(request("two", prompt=20, max_tokens=20), 1)))
 
     def test_it_comes_back_from_the_pool_as_it_was(self) -> None:
         worker = pair(limits=self.TIGHT)
         worker.asks(*self.LONG)
         worker.until_idle()
-        assert worker.core.counts.evictions > 0
+        assert worker.core.log.counts.num_evictions > 0
         assert worker.ran == Counter(one=20, two=20)
         assert worker.count("one") == worker.count("two") == 20
 
     def test_several_that_leave_at_once_come_back_as_they_were(self) -> None:
         """Chats take the memory of several documents before the pool can answer another ask for pages."""
-        worker = pair(limits=replace(LIMITS, num_pairs=64, max_batch=24), pages=200)
+        worker = pair(limits=replace(LIMITS, num_blocks=64, max_batch=24), pages=200)
         documents = [be(unlike(request(f"document{at}", prompt=9, max_tokens=8), at)) for at in range(16)]
         worker.asks(*documents)
         while worker.core.memory.free_share > 0.1:
@@ -361,7 +361,7 @@ class TestWhatLeaves:
         chats = [unlike(request(f"chat{at}", prompt=24, max_tokens=2), 20 + at) for at in range(3)]
         worker.asks(*chats)
         worker.until_idle()
-        assert worker.core.counts.evictions > 2
+        assert worker.core.log.counts.num_evictions > 2
         assert worker.ran == Counter({asked.id: len(asked.prompt) for asked in (*documents, *chats)})
 
     def test_it_goes_on_from_full_pages_where_there_are_too_few_for_all(self) -> None:
@@ -371,18 +371,18 @@ class TestWhatLeaves:
         none = pair(limits=self.TIGHT, policy=Policy(evict=False, reuse=False))
         none.asks(*self.LONG)
         none.until_idle()
-        assert few.core.counts.preemptions > few.core.counts.evictions
+        assert few.core.log.counts.num_preemptions > few.core.log.counts.num_evictions
         assert 40 < few.ran.total() < none.ran.total()
         assert few.count("one") == few.count("two") == 20
 
     def test_a_document_in_the_midst_of_its_prompt_gives_way_to_a_chat_and_goes_on_from_there(self) -> None:
-        worker = pair(limits=replace(LIMITS, num_pairs=14, max_step_tokens=16))
+        worker = pair(limits=replace(LIMITS, num_blocks=14, max_step_tokens=16))
         worker.asks(be(request("document", prompt=50, max_tokens=2)))
         while worker.ran["document"] < 32:
             worker.works()
         worker.asks(unlike(request("chat", prompt=20, max_tokens=4), 1))
         worker.until_idle()
-        assert worker.core.counts.preemptions == 1
+        assert worker.core.log.counts.num_preemptions == 1
         assert worker.ran["document"] < 50 + 8 + 16, "at most a part of a page is computed again"
         assert worker.cached("document") == 0, "what it finds when it comes back was computed for it"
         assert worker.count("document") == 2
@@ -394,7 +394,7 @@ class TestWhatLeaves:
             worker.asks(be(unlike(request(f"new{number}", prompt=8, max_tokens=4), number + 2)))
         while worker.count("one") < 20:
             worker.works()
-        assert worker.core.counts.evictions > 0
+        assert worker.core.log.counts.num_evictions > 0
         assert sum(worker.count(f"new{number}") < 4 for number in range(160)) > 10
         worker.until_idle()
 
@@ -411,10 +411,10 @@ class TestWhatLeaves:
 
 def test_a_step_is_shorter_by_the_copies_that_come_before_it() -> None:
     """A document leaves for a chat's next token: the copy of it and the step fit between two tokens together."""
-    writer = pair(limits=replace(LIMITS, num_pairs=14))
+    writer = pair(limits=replace(LIMITS, num_blocks=14))
     core = writer.core
     writer.asks(*TestWhatLeaves.LONG)
-    while not core.counts.evictions:
+    while not core.log.counts.num_evictions:
         assert core.pool_link.writer.num_between_steps == 0
         writer.works()
     assert core.pool_link.writer.num_between_steps > 0

@@ -40,8 +40,8 @@ PLAIN = Policy(SchedulerName.FCFS, Chunking.FIXED, Room.GROWING, reuse=False)
 ROUND = replace(PLAIN, scheduler=SchedulerName.ROUND_ROBIN)
 MLFQ = replace(PLAIN, scheduler=SchedulerName.MLFQ)
 KNAPSACK = replace(PLAIN, scheduler=SchedulerName.APT_SERVE, chunking=Chunking.NONE)
-LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
-LARGE = WorkerLimits(num_pairs=16, block_size=16, page_size=16, max_step_tokens=256, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
+LARGE = WorkerLimits(num_blocks=16, block_size=16, page_size=16, max_step_tokens=256, max_batch=4)
 
 
 def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
@@ -192,10 +192,10 @@ class TestLongest:
 
     @pytest.mark.parametrize(("scheduler", "first"), [(SchedulerName.LONGEST, "short"), (SchedulerName.FCFS, "long")])
     def test_the_longest_leaves_for_want_of_memory(self, scheduler: SchedulerName, first: str) -> None:
-        device = Device(replace(PLAIN, scheduler=scheduler), replace(LIMITS, num_pairs=8))
+        device = Device(replace(PLAIN, scheduler=scheduler), replace(LIMITS, num_blocks=8))
         device.ask(make_request("long", BE, prompt=20), make_request("short", BE))
         device.run()
-        assert device.worker.counts.preemptions == 1
+        assert device.worker.log.counts.num_preemptions == 1
         assert min(device.said_at, key=lambda name: device.said_at[name][-1]) == first
         assert device.said == {"long": 8, "short": 8}
 
@@ -218,7 +218,7 @@ class TestSwapping:
     """ALISE's own rule (Algorithm 2): requests of lower levels leave for requests of higher ones."""
 
     POLICY = replace(PLAIN, scheduler=SchedulerName.ALISE)
-    ROOM = replace(LIMITS, num_pairs=40)  # 160 tokens
+    ROOM = replace(LIMITS, num_blocks=40)  # 160 tokens
 
     def device(self, *requests: Request, **changed: object) -> Device:
         """Return a worker on which these requests decode."""
@@ -235,7 +235,7 @@ class TestSwapping:
         device = self.device(make_request("long", RT, prompt=100, tokens=50), scheduler=scheduler)
         device.ask(make_request("short", BE, prompt=80))
         device.run()
-        assert device.worker.counts.preemptions == left
+        assert device.worker.log.counts.num_preemptions == left
         assert (device.said_at["short"][-1] < device.said_at["long"][-1]) is bool(left)
         assert device.said == {"long": 50, "short": 8}
 
@@ -243,13 +243,13 @@ class TestSwapping:
         device = self.device(make_request("first", BE, prompt=100, tokens=60))
         device.ask(make_request("shorter", RT, prompt=80, tokens=40))
         device.run()
-        assert device.worker.counts.preemptions == 0
+        assert device.worker.log.counts.num_preemptions == 0
 
     def test_a_request_stays_where_its_memory_would_not_be_enough(self) -> None:
         device = self.device(make_request("long", BE, tokens=44), make_request("short", BE, prompt=92, tokens=20))
         device.ask(make_request("new", RT, prompt=70, tokens=4))
         device.run()
-        assert device.worker.counts.preemptions == 0
+        assert device.worker.log.counts.num_preemptions == 0
 
     def test_the_one_with_the_longest_expected_wait_leaves(self) -> None:
         longest, shorter = make_request("longest", BE, prompt=40, tokens=100), make_request("shorter", RT, 60, 40)
@@ -263,20 +263,20 @@ class TestSwapping:
 def test_a_new_request_takes_the_memory_of_one_that_was_served_longer() -> None:
     """FastServe §4.2: all memory is reserved at once."""
     policy = replace(PLAIN, scheduler=SchedulerName.FASTSERVE, room=Room.WHOLE)
-    device = Device(policy, replace(LIMITS, num_pairs=20))
+    device = Device(policy, replace(LIMITS, num_blocks=20))
     device.ask(make_request("old", BE, tokens=60))
     for _ in range(40):
         device.step()
     device.ask(make_request("new", RT, tokens=30))
     device.run()
-    assert device.worker.counts.preemptions == 1
+    assert device.worker.log.counts.num_preemptions == 1
     assert device.said_at["new"][-1] < device.said_at["old"][-1]
     assert device.said == {"old": 60, "new": 30}
 
 
 class TestLevels:
     def test_a_request_that_was_served_least_runs_first(self) -> None:
-        device = Device(MLFQ, replace(LIMITS, max_batch=1, num_pairs=64))
+        device = Device(MLFQ, replace(LIMITS, max_batch=1, num_blocks=64))
         device.ask(make_request("old", BE, tokens=60))
         for _ in range(33):
             device.step()
@@ -287,13 +287,13 @@ class TestLevels:
         assert device.said == {"old": 60, "new": 40}
 
     def test_the_most_served_request_leaves_for_want_of_memory(self) -> None:
-        device = Device(MLFQ, replace(LIMITS, num_pairs=20))
+        device = Device(MLFQ, replace(LIMITS, num_blocks=20))
         device.ask(make_request("old", BE, tokens=60))
         for _ in range(40):
             device.step()
         device.ask(make_request("new", RT, tokens=60))
         device.run()
-        assert device.worker.counts.preemptions > 0
+        assert device.worker.log.counts.num_preemptions > 0
         assert device.said == {"old": 60, "new": 60}
 
 
@@ -302,7 +302,7 @@ class TestKnapsack:
 
     @pytest.mark.parametrize("chunking", [Chunking.NONE, Chunking.FIXED])
     def test_a_step_is_of_one_type_where_prompts_are_whole(self, chunking: Chunking) -> None:
-        device = Device(replace(KNAPSACK, chunking=chunking), replace(LIMITS, num_pairs=64, max_batch=8))
+        device = Device(replace(KNAPSACK, chunking=chunking), replace(LIMITS, num_blocks=64, max_batch=8))
         device.ask(make_request("a", RT, tokens=20))
         device.step()
         device.ask(*(make_request(name, RT, at=device.now) for name in "bcd"))
@@ -313,7 +313,7 @@ class TestKnapsack:
 
     def test_the_next_step_is_of_those_that_have_been_pending_longer_in_all(self) -> None:
         """Two decodes wait for one prompt; when it is through, they have waited longer than the next prompt."""
-        device = Device(KNAPSACK, replace(LIMITS, num_pairs=64))
+        device = Device(KNAPSACK, replace(LIMITS, num_blocks=64))
         device.ask(make_request("a", RT, tokens=20), make_request("b", RT, tokens=20))
         for _ in range(3):
             device.step()
@@ -326,7 +326,7 @@ class TestKnapsack:
         assert [parts(plan) for plan in device.plans[-2:]] == [["a", "b", "c"], ["d"]]
 
     def test_memory_goes_to_the_request_that_is_pending_longest_for_the_least_of_it(self) -> None:
-        device = Device(KNAPSACK, replace(LIMITS, num_pairs=12))
+        device = Device(KNAPSACK, replace(LIMITS, num_blocks=12))
         device.ask(make_request("a", RT, prompt=40, tokens=4))
         device.ask(make_request("large", RT, prompt=46, tokens=2), make_request("small", RT, prompt=4))
         device.run()
@@ -335,15 +335,15 @@ class TestKnapsack:
         assert device.said == {"a": 4, "large": 2, "small": 8}
 
     def test_a_request_that_is_worth_least_is_computed_anew_where_decodes_lack_memory(self) -> None:
-        device = Device(KNAPSACK, replace(LIMITS, num_pairs=9))
+        device = Device(KNAPSACK, replace(LIMITS, num_blocks=9))
         device.ask(make_request("a", RT, prompt=8, tokens=16), make_request("b", RT, prompt=8, tokens=16))
         device.run()
-        assert device.worker.counts.preemptions > 0
+        assert device.worker.log.counts.num_preemptions > 0
         assert device.said == {"a": 16, "b": 16}
-        assert device.worker.held["pairs"] == 0
+        assert device.worker.held["blocks"] == 0
 
     def test_a_request_that_is_late_goes_behind_where_such_are_dropped(self) -> None:
-        device = Device(replace(KNAPSACK, late=Late.DROP_LAST), replace(LIMITS, num_pairs=12))
+        device = Device(replace(KNAPSACK, late=Late.DROP_LAST), replace(LIMITS, num_blocks=12))
         device.ask(make_request("a", RT, prompt=40, tokens=4))
         device.ask(make_request("late", RT, prompt=4, at=-5.0), make_request("new", RT, prompt=36))
         device.run()
@@ -354,25 +354,25 @@ class TestKnapsack:
 class TestRealTimeFirst:
     @pytest.mark.parametrize("room", [*Room])
     def test_a_chat_gets_the_memory_of_a_document(self, room: Room) -> None:
-        device = Device(Policy(room=room, reuse=False), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(room=room, reuse=False), replace(LIMITS, num_blocks=12))
         device.ask(make_request("d", BE, prompt=20, tokens=20))
         device.step()
         device.ask(make_request("c", RT, prompt=24, tokens=20, at=0.01))
         device.run()
-        assert device.worker.counts.preemptions > 0
+        assert device.worker.log.counts.num_preemptions > 0
         assert device.said == {"d": 20, "c": 20}
         assert device.said_at["c"][-1] < device.said_at["d"][-1]
-        assert device.worker.held["pairs"] == 0
+        assert device.worker.held["blocks"] == 0
 
     def test_a_document_gets_nobodys(self) -> None:
-        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_blocks=12))
         device.ask(make_request("c", RT, prompt=20, tokens=20), make_request("d", BE, prompt=20, tokens=20))
         device.run()
-        assert device.worker.counts.preemptions == 0
+        assert device.worker.log.counts.num_preemptions == 0
         assert device.said_at["c"][-1] <= device.said_at["d"][0]
 
     def test_a_chat_gets_a_seat_where_documents_have_all(self) -> None:
-        device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=64))
+        device = Device(Policy(reuse=False), replace(LIMITS, num_blocks=64))
         device.ask(*(make_request(f"d{number}", BE, tokens=30) for number in range(4)))
         device.step()
         device.ask(make_request("c", RT, at=0.01))
@@ -380,15 +380,15 @@ class TestRealTimeFirst:
             device.step()
         assert device.said["c"] >= 1, "it has its first token long before a document ends"
         assert all(len(plan.parts) <= 4 for plan in device.plans)
-        assert device.worker.counts.preemptions == 0, "there is memory for all: who does not run is paused"
+        assert device.worker.log.counts.num_preemptions == 0, "there is memory for all: who does not run is paused"
         device.run()
         assert set(device.said.values()) == {30, 8}
 
     def test_documents_leave_free_what_chats_needed_lately(self) -> None:
         lately = RecentNeed()
-        assert lately.spare_pairs(40, now=0.0) == 0
-        assert lately.spare_pairs(10, now=30.0) == 10
-        assert lately.spare_pairs(10, now=1000.0) == 0
+        assert lately.spare_blocks(40, now=0.0) == 0
+        assert lately.spare_blocks(10, now=30.0) == 10
+        assert lately.spare_blocks(10, now=1000.0) == 0
 
     def test_documents_take_what_chats_needed_once_none_is_expected(self) -> None:
         device = Device(Policy(reuse=False), LARGE, step_s=0.1)
@@ -406,7 +406,7 @@ class TestRealTimeFirst:
 
     def test_the_first_document_waits_for_nothing(self) -> None:
         """However much chats needed lately, a document may use all free memory where no other request is seated."""
-        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
+        device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_blocks=12))
         device.ask(make_request("c", RT, prompt=40, tokens=4))
         device.run()
         device.ask(make_request("d", BE, prompt=40, tokens=4, at=device.now))
@@ -456,10 +456,10 @@ def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Worke
 )
 @settings(max_examples=examples(60), deadline=None)
 def test_everybody_ends_however_they_are_packed(
-    asked: list[tuple[bool, int, int, int]], policy: Policy, pairs: int, batch: int
+    asked: list[tuple[bool, int, int, int]], policy: Policy, blocks: int, batch: int
 ) -> None:
     """The set of requests is closed: no new requests arrive for ever, so no request waits for ever."""
-    device = Device(policy, replace(LIMITS, num_pairs=pairs, max_batch=batch))
+    device = Device(policy, replace(LIMITS, num_blocks=blocks, max_batch=batch))
     wanted = {}
     for number, (is_rt, prompt, tokens, after) in enumerate(asked):
         for _ in range(after):
@@ -471,7 +471,7 @@ def test_everybody_ends_however_they_are_packed(
         assert device.plan is not None, "a step is never empty while anything can run"
     device.run()
     assert device.said == wanted
-    assert device.worker.held["pairs"] == 0
+    assert device.worker.held["blocks"] == 0
     assert all(len({part.request for part in plan.parts}) <= batch for plan in device.plans)
 
 

@@ -3,7 +3,7 @@
 The pool is the real one, and the engine notices wrong KV (simulator/machines/engine.py): a step whose prefix does not
 lie where its plan says, slots that two requests write to, hidden vectors that are missing. So every request that was
 preempted, checkpointed, restored, moved, evicted, returned, kept as hidden vectors or computed anew is as it was,
-or a test fails. The test also checks after every event that each pair is free or has one owner; no request is in
+or a test fails. The test also checks after every event that each block is free or has one owner; no request is in
 two places; no request waits for nothing; a step is within its limits; each client has its next token and no other.
 In the end nothing is held.
 """
@@ -53,12 +53,12 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, story_from
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, TokenStory, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 
-LIMITS = WorkerLimits(num_pairs=7, block_size=4, page_size=8, max_step_tokens=12, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=7, block_size=4, page_size=8, max_step_tokens=12, max_batch=4)
 MOST_PROMPT, MOST_OUTPUT = 12, 14  # in tokens: a prompt and an output together are less than the device holds
 PAGES = 40
 DECODE, PREFILL = member("decode-0"), member("prefill-0")
@@ -77,8 +77,8 @@ POLICIES = {
 }
 REACHED = {  # what a run with this policy must have reached
     "default": ("preempted", "evicted"),
-    "bidirectional": ("preempted pairs", "checkpoints", "restored"),
-    "few places": ("preempted pairs", "checkpoints", "restored", "preempted"),
+    "bidirectional": ("preempted blocks", "checkpoints", "restored"),
+    "few places": ("preempted blocks", "checkpoints", "restored", "preempted"),
     "hybrid": ("hidden", "projected", "preempted"),
     "recompute": ("preempted",),
     "chunks": ("preempted",),
@@ -93,7 +93,7 @@ reached: Counter[str] = Counter()
 @dataclass
 class Client:
     request: Request
-    story: Story
+    story: TokenStory
     tokens: list[int]
     is_open: bool = True
 
@@ -105,13 +105,13 @@ class Scheduling(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clients: dict[str, Client] = {}
-        self.stories: dict[str, Story] = {}
+        self.stories: dict[str, TokenStory] = {}
         self.arena = TaggedArena(LIMITS.page_size, Extents(PAGES))
         self.core, self.pool = (
             decode_core(WorkerSetup(LIMITS, self.policy, look_ahead=self.look_ahead)),
             PoolCore(PAGES, LIMITS.block_size, self.policy),
         )
-        self.hands = self._hands(LIMITS.num_pairs)
+        self.hands = self._hands(LIMITS.num_blocks)
         self.work, self.mail = deque[Command](), deque[tuple[str, Event]]()
         self.timers: dict[tuple[str, str], float] = {}
         # Requests whose pages are asked for, and whether each is pinned.
@@ -123,8 +123,8 @@ class Scheduling(RuleBasedStateMachine):
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, GATEWAY_MEMBER):
             self.tell(DECODE.name, MemberJoined(neighbour))
 
-    def _hands(self, num_pairs: int) -> CheckedHands:
-        hands = CheckedHands(self.stories, Costs(), replace(LIMITS, num_pairs=num_pairs), lambda _: self.arena)
+    def _hands(self, num_blocks: int) -> CheckedHands:
+        hands = CheckedHands(self.stories, Costs(), replace(LIMITS, num_blocks=num_blocks), lambda _: self.arena)
         hands.meet(POOL_MEMBER)
         return hands
 
@@ -235,10 +235,10 @@ class Scheduling(RuleBasedStateMachine):
         prompt, first = client.request.prompt, client.story.output[0]
         if client.is_open:
             client.tokens.append(first)
-        hands, pairs = self._hands(4), tuple(range(units_for(len(prompt), LIMITS.block_size)))
+        hands, blocks = self._hands(4), tuple(range(units_for(len(prompt), LIMITS.block_size)))
         for work in (
-            RunStep(StepPlan(1, (Chunk(name, prompt, 0, KvForm(pairs), client.request.sampling),), ())),
-            CopyOut(1, POOL_MEMBER.holder, pairs, pages, prompt),
+            RunStep(StepPlan(1, (Chunk(name, prompt, 0, KvForm(blocks), client.request.sampling),), ())),
+            CopyOut(1, POOL_MEMBER.holder, blocks, pages, prompt),
         ):
             hands.begin(work)
             hands.finish(work, 0.0)
@@ -284,8 +284,8 @@ class Scheduling(RuleBasedStateMachine):
     # --- Invariants
 
     @invariant()
-    def each_pair_has_one_owner(self) -> None:
-        assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
+    def each_block_has_one_owner(self) -> None:
+        assert sorted(self.core.blocks) == list(range(LIMITS.num_blocks))
         if (shared := slots_of(self.core.memory)) is not None:
             assert len(slots := shared.claimed) == len(set(slots))
 
@@ -308,18 +308,18 @@ class Scheduling(RuleBasedStateMachine):
             if not self.work:
                 self.time_passes(6.0)
         assert not [name for name, client in self.clients.items() if client.is_open]
-        self.each_pair_has_one_owner()
+        self.each_block_has_one_owner()
         assert {what: held for what, held in self.core.held.items() if held} == {}
         assert not self.pool.kept
         self._note()
 
     def _note(self) -> None:
         core, counts = self.core, Counter[str]()
-        counts["preempted"], counts["evicted"] = core.counts.preemptions, core.counts.evictions
-        counts["ahead"] = core.counts.ahead_steps
+        counts["preempted"], counts["evicted"] = core.log.counts.num_preemptions, core.log.counts.num_evictions
+        counts["ahead"] = core.stepping.num_ahead_steps
         if (shared := slots_of(core.memory)) is not None:
             taken = shared.counts
-            counts["preempted pairs"], counts["checkpoints"] = taken.num_preempted, taken.num_checkpoints
+            counts["preempted blocks"], counts["checkpoints"] = taken.num_preempted, taken.num_checkpoints
             counts["restored"], counts["moved"] = taken.num_restored, taken.num_moved
         if (hybrid := weighed(core.memory)) is not None:
             counts["hidden"], counts["projected"] = hybrid.num_hidden, hybrid.num_projected

@@ -1,4 +1,4 @@
-"""A decode worker whose block pairs two requests may share: chats join and grow, and no request has to leave."""
+"""A decode worker whose blocks two requests may share: chats join and grow, and no request has to leave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
-LIMITS = WorkerLimits(num_pairs=4, block_size=4, page_size=8, max_step_tokens=16, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=4, block_size=4, page_size=8, max_step_tokens=16, max_batch=4)
 
 
 def chat(name: str = "chat", prompt: int = 2, max_tokens: int = 3) -> Request:
@@ -66,7 +66,7 @@ class Worker:
 
 
 def with_a_document(policy: Policy = SHARED) -> Worker:
-    """Return a worker whose document decodes and has all pairs; the last pair has an empty slot at the next step."""
+    """Return a worker whose document decodes and has all blocks; the last block has an empty slot at the next step."""
     worker = Worker(policy)
     worker.asked(document())
     worker.steps()
@@ -84,11 +84,11 @@ class TestAChat:
         first = worker.steps()
         assert "chat" in worker.runs
         (chunk,) = worker.step.plan.chunks
-        assert min(chunk.kv.pairs) >= 0
+        assert min(chunk.kv.blocks) >= 0
         shared = slots_of(worker.core.memory)
         assert shared is not None
         assert shared.counts.num_preempted == 1
-        assert worker.core.counts.preemptions == 0
+        assert worker.core.log.counts.num_preemptions == 0
         assert [type(command) for command in first if isinstance(command, CopySlots | RunStep)][-1] is RunStep
 
     def test_and_the_document_run_together_until_they_meet(self) -> None:
@@ -119,8 +119,8 @@ class TestAChat:
         assert sorted(back) == sorted(sent)
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.counts.preemptions == 0, "nothing was computed twice"
-        assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2, "places": 0}
+        assert worker.core.log.counts.num_preemptions == 0, "nothing was computed twice"
+        assert worker.core.held == {"requests": 0, "blocks": 0, "pages": 0, "outputs": 2, "places": 0}
 
     def test_that_is_cancelled_keeps_its_slots_to_the_end_of_the_step(self) -> None:
         worker = with_a_document()
@@ -148,22 +148,22 @@ class TestAChat:
         assert worker.core.held["requests"] == 3
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.counts.preemptions == 0
+        assert worker.core.log.counts.num_preemptions == 0
 
     def test_has_a_document_leave_where_nothing_can_be_kept_of_it(self) -> None:
         worker = with_a_document(replace(SHARED, checkpoints=0.0))
         worker.asked(chat(prompt=1, max_tokens=7))
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.counts.preemptions == 1
+        assert worker.core.log.counts.num_preemptions == 1
         assert not any(copy.checkpoints for copy in copies(worker.ordered))
 
 
 class TestADocument:
-    def test_fills_its_pairs_from_the_right(self) -> None:
+    def test_fills_its_blocks_from_the_right(self) -> None:
         worker = with_a_document()
         (decode,) = worker.step.plan.decodes
-        assert max(decode.kv.pairs) < 0
+        assert max(decode.kv.blocks) < 0
 
     def test_that_comes_waits_while_another_lacks_slots(self) -> None:
         worker = with_a_document()
@@ -198,7 +198,7 @@ def test_a_request_that_is_restored_soonest_gets_its_slots_back_first(copy_token
     """One of two chats ends, which makes room for one of two documents.
     Where copies take no time, the document that ends first comes first.
     """
-    worker = Worker(limits=replace(LIMITS, num_pairs=12, max_step_tokens=64), copy_token_s=copy_token_s)
+    worker = Worker(limits=replace(LIMITS, num_blocks=12, max_step_tokens=64), copy_token_s=copy_token_s)
     worker.asked(document("misses few", prompt=14, max_tokens=20))
     worker.asked(document("ends soon", prompt=14, max_tokens=10))
     worker.steps()

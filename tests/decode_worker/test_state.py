@@ -47,9 +47,9 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.pace import JOINS
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.arrival_forecast import JOINS
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,
@@ -63,8 +63,8 @@ from tests.samples import (
     said,
 )
 
-A, B, C = request("a"), request("b"), request("c")  # each request takes two pairs
-NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
+A, B, C = request("a"), request("b"), request("c")  # each request takes two blocks
+NOTHING_HELD = {"requests": 0, "blocks": 0, "pages": 0, "outputs": 0}
 IN_A, IN_B, IN_C = entry(A, (5,)), entry(B, (6,)), entry(C, (7,))
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
@@ -76,18 +76,18 @@ def worker() -> DecodeCore:
     return core
 
 
-def copy_in(number: int, page: int, pairs: tuple[int, int]) -> Command:
-    return CopyIn(number, "pool-0.1", (page,), pairs, (1, 2, 3))
+def copy_in(number: int, page: int, blocks: tuple[int, int]) -> Command:
+    return CopyIn(number, "pool-0.1", (page,), blocks, (1, 2, 3))
 
 
 COPY_A = copy_in(1, 5, (0, 1))
 
 
-def asks(pairs: int, requests: int) -> Command:
+def asks(blocks: int, requests: int) -> Command:
     """Return the ask for a batch of this room; requests in these tests have three tokens when they join."""
     band = (3, 3 + LEAST_WIDTH) if requests < LIMITS.max_batch else None
     ahead = 1 if band else 0
-    return Send("pool-0", AskBatch(pairs, requests, all_pairs=8, most_requests=2, band=band, ahead=ahead))
+    return Send("pool-0", AskBatch(blocks, requests, all_blocks=8, most_requests=2, band=band, ahead=ahead))
 
 
 def tokens(index: int, value: int, finish: FinishReason | None = None, attempt: int = 0) -> Command:
@@ -108,14 +108,14 @@ def joins(worker: DecodeCore) -> list[Command]:
 
 
 def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> None:
-    joined = Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6))
+    joined = Send(ROUTER, Progress(joined=(("a", 0),), free_blocks=6))
     assert joins(worker) == [decodes(1, 7, start=3, index=1), joined]
     assert stepped(worker, 1, ("a", 9)) == [tokens(1, 9), decodes(2, 9, start=4, index=2)]
     assert stepped(worker, 2, ("a", 0)) == [
         Send("pool-0", Release("a", 0)),
         tokens(2, 0, FinishReason.STOP),
         asks(8, 2),
-        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(3,), free_pairs=8)),
+        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(3,), free_blocks=8)),
     ]
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert worker.held == NOTHING_HELD
@@ -126,7 +126,7 @@ def test_the_router_hears_of_a_request_with_a_death_before_its_kv_is_here(worker
     router would charge the death to others."""
     tried = replace(IN_A, request=replace(IN_A.request, deaths=1))
     commands = worker.handle(said("pool-0", Batch((tried,))), 0.0)
-    assert Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)) in commands
+    assert Send(ROUTER, Progress(joined=(("a", 0),), free_blocks=6)) in commands
 
 
 def test_a_step_is_chosen_when_the_copies_before_it_have_ended(worker: DecodeCore) -> None:
@@ -155,7 +155,7 @@ def test_prompts_leave_time_for_requests_that_are_handed_on() -> None:
     """Such a request is heard of only when a step ends, and its second token is due soon."""
 
     def beside_a(is_handed_on: bool) -> StepPlan:
-        limits = replace(LIMITS, num_pairs=1000, max_step_tokens=256)
+        limits = replace(LIMITS, num_blocks=1000, max_step_tokens=256)
         worker = decode_core(WorkerSetup(limits, Policy(reuse=False), Known()))
         worker.handle(MemberJoined(POOL_MEMBER), 0.0)
         if is_handed_on:
@@ -182,7 +182,7 @@ def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None
     assert worker.handle(CopiedIn(1, intact=False), 0.0) == [
         Send("pool-0", Release("a", 0)),
         asks(8, 2),
-        Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),
+        Send(ROUTER, Progress(lost=(("a", 0),), free_blocks=8)),
     ]
     assert worker.held == NOTHING_HELD
 
@@ -197,7 +197,7 @@ def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(
     assert fails(worker, 2) == [
         Send("pool-0", Release("a", 0)),
         asks(8, 2),
-        Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),
+        Send(ROUTER, Progress(lost=(("a", 0),), free_blocks=8)),
     ]
     assert worker.held == NOTHING_HELD
 
@@ -274,7 +274,7 @@ def test_colocated_a_prompt_becomes_a_resident() -> None:
     worker = decode_core(WorkerSetup(LIMITS, Policy(room=Room.WHOLE)))
     assert worker.handle(said(ROUTER, Prefill(A)), 0.0) == [
         RunStep(StepPlan(1, chunks=(Chunk("a", (1, 2, 3), 0, KvForm((0, 1)), Sampling()),))),
-        Send(ROUTER, Progress(joined=(("a", 0),), free_pairs=6)),
+        Send(ROUTER, Progress(joined=(("a", 0),), free_blocks=6)),
     ]
     assert stepped(worker, 1, ("a", 7)) == [tokens(0, 7), decodes(2, 7, start=3, index=1), REFRESHES]
 
@@ -293,13 +293,13 @@ class TestCancel:
         worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
         assert worker.handle(said(ROUTER, Cancel("c", 0)), 0.0)[0] == Send("pool-0", Release("c", 0))
 
-    def test_while_it_is_copied_its_pairs_wait_for_the_end_of_the_copy(self, worker: DecodeCore) -> None:
+    def test_while_it_is_copied_its_blocks_wait_for_the_end_of_the_copy(self, worker: DecodeCore) -> None:
         worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [Send("pool-0", Release("a", 0)), asks(6, 2)]
         assert worker.handle(CopiedIn(1, intact=True), 0.0) == [asks(8, 2)]
         assert worker.held == NOTHING_HELD
 
-    def test_while_its_step_runs_its_pairs_wait_for_the_end_of_the_step(self, worker: DecodeCore) -> None:
+    def test_while_its_step_runs_its_blocks_wait_for_the_end_of_the_step(self, worker: DecodeCore) -> None:
         joins(worker)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [Send("pool-0", Release("a", 0)), asks(6, 2)]
         assert stepped(worker, 1, ("a", 9)) == [asks(8, 2)]
@@ -332,8 +332,8 @@ class TestAbandonedCopies:
         copy = CopyIn(2, "pool-0.1", (6,), (2, 3), (1, 2, 3, 7))
         assert copy in worker.handle(said("pool-0", Batch((entry(again, (6,), (7, 8)),))), 0.0)
         worker.handle(CopiedIn(1, intact=True), 0.0)
-        assert worker.held["pairs"] == 2
-        joined = Send(ROUTER, Progress(joined=(("a", 1),), free_pairs=6))
+        assert worker.held["blocks"] == 2
+        joined = Send(ROUTER, Progress(joined=(("a", 1),), free_blocks=6))
         assert joined in worker.handle(CopiedIn(2, intact=True), 0.0)
 
     def test_that_failed(self, worker: DecodeCore) -> None:
@@ -348,7 +348,7 @@ class TestAbandonedCopies:
         worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
         worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
-        lost = Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8))
+        lost = Send(ROUTER, Progress(lost=(("a", 0),), free_blocks=8))
         assert worker.handle(CopiedIn(1, intact=False), 0.0) == [asks(8, 2), lost]
         assert worker.held == NOTHING_HELD
 
@@ -378,7 +378,7 @@ class TestLostFrames:
         assert worker.handle(said("pool-0", asked), 0.0) == released
 
     def test_the_router_is_told_instead(self, worker: DecodeCore) -> None:
-        unknown = Send(ROUTER, Progress(unknown=(("d", 0),), free_pairs=8))
+        unknown = Send(ROUTER, Progress(unknown=(("d", 0),), free_blocks=8))
         assert worker.handle(said(ROUTER, Inquire((("d", 0),))), 0.0) == [unknown]
 
 
@@ -404,7 +404,7 @@ def test_with_the_pool_go_the_entries_that_were_not_copied_yet(worker: DecodeCor
     worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
     for number in (1, 2):
         worker.handle(CopiedIn(number, intact=True), 0.0)
-    lost = Send(ROUTER, Progress(lost=(("c", 0),), free_pairs=4))
+    lost = Send(ROUTER, Progress(lost=(("c", 0),), free_blocks=4))
     assert worker.handle(MemberLost(POOL_MEMBER), 0.0) == [lost]
     assert stepped(worker, 1, ("a", 0))[0] == tokens(1, 0, FinishReason.STOP)
 
@@ -419,14 +419,14 @@ def test_a_new_pool_gets_no_release_of_what_the_pool_before_had(worker: DecodeCo
     joins(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
-    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(2,), free_pairs=8))
+    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(2,), free_blocks=8))
     assert stepped(worker, 1, ("a", 0)) == [tokens(1, 0, FinishReason.STOP), asks(8, 2), ended]
 
 
 def test_a_new_router_hears_what_is_held(worker: DecodeCore) -> None:
     joins(worker)
     worker.handle(said("pool-0", Batch((IN_B, IN_C))), 0.0)
-    holding = Holding((("a", 0), ("b", 0), ("c", 0)), free_pairs=4)
+    holding = Holding((("a", 0), ("b", 0), ("c", 0)), free_blocks=4)
     assert worker.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding)]
 
 
@@ -438,12 +438,12 @@ def test_nothing_is_kept_for_a_lost_owner(worker: DecodeCore) -> None:
 
 
 class TestGrowingRoom:
-    """Four pairs of four tokens; a decode that has no place for its next token makes the newest request leave.
+    """Four blocks of four tokens; a decode that has no place for its next token makes the newest request leave.
 
     The requests say the same, and share nothing: each is to take memory of its own.
     """
 
-    TIGHT = replace(LIMITS, num_pairs=4)
+    TIGHT = replace(LIMITS, num_blocks=4)
 
     def worker(self) -> DecodeCore:
         return decode_core(
@@ -458,9 +458,9 @@ class TestGrowingRoom:
             command = work.pop(0)
             match command:
                 case RunStep(plan):
-                    slots = [pair for ran in plan.parts for pair in ran.kv.pairs]
+                    slots = [block for ran in plan.parts for block in ran.kv.blocks]
                     assert len(set(slots)) == len(slots)
-                    assert all(decode.start < len(decode.kv.pairs) * LIMITS.block_size for decode in plan.decodes)
+                    assert all(decode.start < len(decode.kv.blocks) * LIMITS.block_size for decode in plan.decodes)
                     sampling = [chunk.request for chunk in plan.chunks if chunk.sampling is not None]
                     sampled = [*sampling, *(decode.request for decode in plan.decodes)]
                     result = StepResult(plan.number, tuple((name, 7) for name in sampled))
@@ -475,8 +475,8 @@ class TestGrowingRoom:
         prompts = [request(name, prompt=3, max_tokens=9) for name in "ab"]  # twelve tokens each, in sixteen places
         worker = self.worker()
         assert self.run(worker, prompts) == {"a": [7] * 9, "b": [7] * 9}
-        assert worker.counts.preemptions > 0
-        assert worker.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        assert worker.log.counts.num_preemptions > 0
+        assert worker.held == {"requests": 0, "blocks": 0, "pages": 0, "outputs": 2}
 
     def test_a_request_that_fits_alone_always_ends(self) -> None:
         prompts = [request(name, prompt=5, max_tokens=11) for name in "abcd"]
@@ -488,14 +488,14 @@ class TestGrowingRoom:
         for name in "ab":
             worker.handle(said(ROUTER, Prefill(request(name, prompt=7, max_tokens=9))), 0.0)
         step = 0
-        while not worker.counts.preemptions:
+        while not worker.log.counts.num_preemptions:
             step += 1
             sampled = tuple((name, 7) for name in ("a", "b"))
             worker.handle(StepDone(StepResult(step, sampled)), 0.0)
         for name in "ab":
             worker.handle(said(ROUTER, Cancel(name, 0)), 0.0)
         worker.handle(StepDone(StepResult(step + 1, (("a", 7),))), 0.0)
-        assert worker.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
+        assert worker.held == {"requests": 0, "blocks": 0, "pages": 0, "outputs": 0}
 
 
 def test_whole_prompts_run_alone_and_first() -> None:
@@ -522,6 +522,6 @@ def test_the_router_gets_a_report_every_few_steps_and_when_there_are_none(worker
         ]
     assert [number for number, _ in reports] == [7, 15, 19]
     while_it_runs, when_it_has_ended = reports[1][1], reports[2][1]
-    assert (while_it_runs.band, while_it_runs.free_pairs) == ((18, 18 + LEAST_WIDTH), 0)
-    assert (when_it_has_ended.band, when_it_has_ended.free_pairs) == (None, 8)
+    assert (while_it_runs.band, while_it_runs.free_blocks) == ((18, 18 + LEAST_WIDTH), 0)
+    assert (when_it_has_ended.band, when_it_has_ended.free_blocks) == (None, 8)
     assert when_it_has_ended.step_s > 0

@@ -30,7 +30,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
-LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=8, max_batch=2)
+LIMITS = WorkerLimits(num_blocks=16, block_size=4, page_size=8, max_step_tokens=8, max_batch=2)
 PROMPT = 9
 D = ("d", 0)
 
@@ -109,15 +109,15 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
     [copy] = [
         command for command in worker.hears(KvReceived(3, "prefill-0.1", intact=True)) if isinstance(command, CopyOut)
     ]
-    assert (copy.pages, copy.pairs, copy.tokens) == ((21, 20), receives.pairs, receives.tokens)
-    assert worker.core.memory.free_share > free, "its pairs are free behind the copy"
+    assert (copy.pages, copy.blocks, copy.tokens) == ((21, 20), receives.blocks, receives.tokens)
+    assert worker.core.memory.free_share > free, "its blocks are free behind the copy"
     assert D in worker.core.attempts
     commands = worker.hears(CopiedOut(copy.number))
     [commit] = [message for message in sent(commands, "pool-0") if isinstance(message, Commit)]
     assert (commit.entry.request.id, commit.entry.output, commit.entry.pages) == ("d", document("d").output, (21, 20))
     assert progress(commands, "returned") == [D]
     assert D not in worker.core.attempts
-    assert worker.core.counts.taken_in == 1
+    assert worker.core.taking_in.num_taken_in == 1
 
 
 def test_a_chat_joins_and_next_joiners_on_a_node_with_a_pool_stay(worker: Worker) -> None:
@@ -135,8 +135,8 @@ def test_without_pages_at_hand_it_waits_where_it_is(worker: Worker) -> None:
     assert D in worker.core.attempts
 
 
-def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
-    """A, B and C have some pairs, and D needs as many as are left."""
+def test_blocks_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
+    """A, B and C have some blocks, and D needs as many as are left."""
     spare = worker.core.memory.blocks.num_free
     taken = worker.core.memory.blocks.take(spare - 3)
     assert taken is not None
@@ -158,7 +158,7 @@ def test_a_request_without_its_pages_is_computed_anew(worker: Worker) -> None:
 
 
 def test_a_request_that_does_not_arrive_and_that_a_new_pool_has_takes_no_seat(worker: Worker) -> None:
-    """It has pairs for its prompt alone: with memory for the whole output it would have decoded beyond them."""
+    """It has blocks for its prompt alone: with memory for the whole output it would have decoded beyond them."""
     is_coming(worker)
     worker.hears(said("pool-0", Batch((replace(document("d"), pages=(5, 6)),))))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=False))

@@ -47,7 +47,7 @@ from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 PREFILL = replace(member("prefill-0"), transport="there")
 ROOT, PAGE = b"model ", LIMITS.page_size
 A, B = request("a", prompt=9, max_tokens=12), request("b", prompt=9, max_tokens=12)
-TIGHT = replace(LIMITS, num_pairs=6)  # three pairs for each request, and no pair for a thirteenth token
+TIGHT = replace(LIMITS, num_blocks=6)  # three blocks for each request, and no block for a thirteenth token
 
 
 def entry(of: Request, *pages: int) -> Entry:
@@ -121,7 +121,7 @@ class TestWhoHasToLeave:
         step = worker.work[worker.work.index(copy) + 1]
         assert isinstance(step, RunStep)
         assert [decode.request for decode in step.plan.decodes] == ["a"]
-        assert set(step.plan.decodes[0].kv.pairs) & set(copy.pairs), "what is written there comes after the copy"
+        assert set(step.plan.decodes[0].kv.blocks) & set(copy.blocks), "what is written there comes after the copy"
         worker.works()
         (commit,) = worker.heard(Commit)
         assert isinstance(commit, Commit)
@@ -130,12 +130,12 @@ class TestWhoHasToLeave:
         assert any(
             message.returned == (("b", 0),) for message in worker.heard(Progress) if isinstance(message, Progress)
         )
-        assert worker.core.counts.evictions == 1
+        assert worker.core.log.counts.num_evictions == 1
         assert not worker.heard(Release), "the pool keeps its first page for it"
 
     def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
         """The ask for room is withdrawn before the pool has another request to give."""
-        worker = engine(GROWING, pages=(20, 21), limits=replace(TIGHT, num_pairs=7, max_batch=3))
+        worker = engine(GROWING, pages=(20, 21), limits=replace(TIGHT, num_blocks=7, max_batch=3))
         worker.until(CopyOut)
         assert not worker.heard(Commit)
         assert (1, 1) in self.rooms(worker)
@@ -149,14 +149,14 @@ class TestWhoHasToLeave:
 
     def rooms(self, worker: Engine) -> list[tuple[int, int]]:
         return [
-            (message.pairs, message.requests) for message in worker.heard(AskBatch) if isinstance(message, AskBatch)
+            (message.blocks, message.requests) for message in worker.heard(AskBatch) if isinstance(message, AskBatch)
         ]
 
     def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
         worker = engine(GROWING, pages=())
-        while not worker.core.counts.preemptions:
+        while not worker.core.log.counts.num_preemptions:
             worker.works()
-        assert worker.core.counts.evictions == 0
+        assert worker.core.log.counts.num_evictions == 0
         assert not worker.heard(Commit)
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"
@@ -172,7 +172,7 @@ class TestWhoHasToLeave:
         while worker.work:
             worker.works()
         assert not worker.heard(Commit)
-        nothing = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        nothing = {"requests": 0, "blocks": 0, "pages": 0, "outputs": 2}
         assert worker.core.held == (nothing | {"places": 0} if policy.blocks is Layout.BIDIRECTIONAL else nothing)
         assert not worker.core.leased_pages
 
@@ -240,51 +240,51 @@ class TestAnswers:
         assert Keep("a", 0, 1, (20,), names[1:]) in worker.heard(Keep)
         assert worker.core.held["pages"] == 0
 
-    def test_beside_the_steps_where_no_request_waits_for_their_pairs(self) -> None:
-        worker = self.of_two(num_pairs=12)
+    def test_beside_the_steps_where_no_request_waits_for_their_blocks(self) -> None:
+        worker = self.of_two(num_blocks=12)
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
         assert copy.aside
-        held = worker.core.held["pairs"]
+        held = worker.core.held["blocks"]
         assert not worker.heard(Keep)
         worker.works()  # the step
         worker.works()  # the copy
         assert [type(message) for message in worker.heard(Keep)] == [Keep]
-        assert worker.core.held["pairs"] < held, "it kept its pairs until then"
+        assert worker.core.held["blocks"] < held, "it kept its blocks until then"
 
     def test_beside_the_steps_are_forgotten_with_the_pool(self) -> None:
-        worker = self.of_two(num_pairs=12)
+        worker = self.of_two(num_blocks=12)
         worker.until(CopyOut)
         worker.hears(MemberLost(POOL_MEMBER))
         while worker.work:
             worker.works()
         assert not worker.heard(Keep)
-        assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        assert worker.core.held == {"requests": 0, "blocks": 0, "pages": 0, "outputs": 2}
         assert not worker.core.leased_pages
 
     def test_after_the_step_that_is_due_where_memory_is_short(self) -> None:
-        worker = self.of_two(num_pairs=9)
+        worker = self.of_two(num_blocks=9)
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
         assert not copy.aside
         assert list(map(type, worker.work)) == [RunStep, CopyOut]
 
-    def test_leave_their_pairs_at_once_to_the_request_that_waits(self) -> None:
+    def test_leave_their_blocks_at_once_to_the_request_that_waits(self) -> None:
         worker = engine(Policy(room=Room.WHOLE), pages=(20,))
         worker.until(CopyOut)
         assert list(map(type, worker.work)) == [CopyOut, CopyIn]
 
     def test_not_where_the_next_step_would_be_late(self) -> None:
-        worker = self.of_two(num_pairs=9, copy_token_s=1.0)
+        worker = self.of_two(num_blocks=9, copy_token_s=1.0)
         while not worker.heard(Release):
             worker.works()
         assert worker.heard(Release) == [Release("short", 0)]
         worker.until(CopyOut)  # the copy of the other request: there is no request left that could be late
 
-    def of_two(self, num_pairs: int, copy_token_s: float = 0.0) -> Engine:
+    def of_two(self, num_blocks: int, copy_token_s: float = 0.0) -> Engine:
         """Return an engine with two requests, one of which ends before the other."""
         short = replace(B, id="short", max_tokens=8)
-        tight = replace(LIMITS, num_pairs=num_pairs)
+        tight = replace(LIMITS, num_blocks=num_blocks)
         setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copying=CopyCost(copy_token_s), root=ROOT)
         worker = Engine(decode_core(setup))
         worker.hears(MemberJoined(POOL_MEMBER))

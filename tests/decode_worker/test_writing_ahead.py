@@ -17,7 +17,7 @@ from tests.decode_worker.test_writing import PAGE, ROOT, Engine, entry
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 A, B = request("a", prompt=9, max_tokens=60), request("b", prompt=9, max_tokens=60)
-ROOMY = replace(LIMITS, num_pairs=14)  # seven pairs for each request
+ROOMY = replace(LIMITS, num_blocks=14)  # seven blocks for each request
 
 
 class Worker(Engine):
@@ -82,11 +82,11 @@ def test_of_who_leaves_only_the_rest_is_copied_between_steps(reuse: bool) -> Non
     (commit,) = worker.heard(Commit)
     assert isinstance(commit, Commit)
     assert commit.entry.pages[1:] == (*ahead.pages, *last.pages)
-    assert (worker.core.counts.evictions, worker.core.counts.pages_ahead) == (1, len(ahead.pages))
+    assert (worker.core.log.counts.num_evictions, worker.core.ahead.num_pages) == (1, len(ahead.pages))
 
 
 def test_who_leaves_while_its_pages_are_written_is_copied_whole() -> None:
-    """Its pairs are written to by the next step, so the copy beside it may read what others write."""
+    """Its blocks are written to by the next step, so the copy beside it may read what others write."""
     worker = of_two()
     ahead = worker.until_short()
     copy = worker.until(CopyOut)

@@ -54,7 +54,7 @@ def engine_of() -> Callable[[Path, int], Engine]:
 
     @cache
     def make(folder: Path, block_size: int) -> Engine:
-        return Engine(folder, num_pairs=NUM_TOKEN_PLACES // block_size, block_size=block_size, dtype="float32")
+        return Engine(folder, num_blocks=NUM_TOKEN_PLACES // block_size, block_size=block_size, dtype="float32")
 
     return make
 

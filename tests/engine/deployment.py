@@ -44,8 +44,8 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import PLENTY, prompt_of, spoil
 from tests.samples import POOL_MEMBER, member, request
 
-BLOCK, PAGE, PAIRS, PAGES = 4, 8, 14, 60
-LIMITS = WorkerLimits(PAIRS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
+BLOCK, PAGE, BLOCKS, PAGES = 4, 8, 14, 60
+LIMITS = WorkerLimits(BLOCKS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
 STEP_S = 0.01
 
 
@@ -64,7 +64,7 @@ class Beside(ThroughTheArena):
     def start(self, transfer: Transfer, post: Post) -> None:
         if isinstance(transfer, SendKv):
             ends = self._me, transfer.to, transfer.number
-            self._sends[ends] = transfer, self._cache[:, _blocks(transfer.pairs)].clone(), post
+            self._sends[ends] = transfer, self._cache[:, _halves(transfer.blocks)].clone(), post
         else:
             ends = transfer.source, self._me, transfer.number
             self._receives[ends] = transfer, self._cache, post
@@ -76,14 +76,14 @@ class Beside(ThroughTheArena):
     ) -> None:
         intact = sent.tokens == received.tokens
         if intact:
-            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have spare pairs for longer prefixes
-            cache[:, _blocks(received.pairs)[:used]] = read[:, :used]
+            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have spare blocks for longer prefixes
+            cache[:, _halves(received.blocks)[:used]] = read[:, :used]
         sender(KvSent(sent.number, sent.to, ok=True))
         receiver(KvReceived(received.number, received.source, intact))
 
 
-def _blocks(pairs: Sequence[int]) -> list[int]:
-    return [block for pair in pairs for block in (2 * pair, 2 * pair + 1)]
+def _halves(blocks: Sequence[int]) -> list[int]:
+    return [half for block in blocks for half in (2 * block, 2 * block + 1)]
 
 
 @dataclass
@@ -129,9 +129,9 @@ class Deployment:
                             self.outputs[output.request] += output.tokens
                     case command if isinstance(command, Work | Transfer):
                         self.num_folds += isinstance(command, FoldKv)
-                        self.num_sent += isinstance(command, SendKv) and bool(command.pairs)
+                        self.num_sent += isinstance(command, SendKv) and bool(command.blocks)
                         if isinstance(command, CopyOut):
-                            self.num_folded_out += len({*command.pairs}) < len(command.pairs)
+                            self.num_folded_out += len({*command.blocks}) < len(command.blocks)
                         self.num_without_slots += isinstance(command, CopySlots) and bool(command.saved)
                         self.work.setdefault(by, deque()).append(command)
 
@@ -168,35 +168,35 @@ def deployed(
     directory: Path,
     cost: OnlineCost | None = None,
     direct: bool = False,
-    prefill_pairs: int = PAIRS,
+    prefill_blocks: int = BLOCKS,
     pages: int = PAGES,
     look_ahead: int = 0,
     kv_dtype: KvDtype = KvDtype.AUTO,
     reach: int | None = None,
     fold: Fold | None = None,
-    pairs: int = PAIRS,
+    blocks: int = BLOCKS,
     capture: Capture | None = None,
     copies_beside: bool = False,
     lends: bool = False,
 ) -> Iterator[Deployment]:
     """Make the deployment, with the arena in the directory, or no pool where there are no pages; `cost` is the decode
-    worker's cost model, and `pairs` are its; `direct`: from device to device; `reach`: the window of all layers; and
+    worker's cost model, and `blocks` are its; `direct`: from device to device; `reach`: the window of all layers; and
     `fold` of some. Where there is a `capture`, all workers replay their decode steps; with `copies_beside` copies from
     the pool are late by some steps; where it `lends`, the prefill worker decodes, too."""
-    limits = replace(LIMITS, num_pairs=pairs, reach=reach, fold=fold)
+    limits = replace(LIMITS, num_blocks=blocks, reach=reach, fold=fold)
     setup = WorkerSetup(limits, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     setup = replace(setup, copies_beside=copies_beside)
     cores: dict[str, Any] = {"decode-0": decode_core(setup)}
     if topology == "1+1":
-        limits = replace(limits, num_pairs=prefill_pairs)
+        limits = replace(limits, num_blocks=prefill_blocks)
         of_prefill = replace(setup, limits=limits, cost=None)
         cores["prefill-0"] = decode_core(of_prefill) if lends else PrefillCore(replace(of_prefill, look_ahead=0))
     path = directory / "arena"
-    num_pairs = {"decode-0": pairs, "prefill-0": prefill_pairs}
+    num_blocks = {"decode-0": blocks, "prefill-0": prefill_blocks}
     engines = {
         name: Engine(
             folder,
-            num_pairs=num_pairs[name],
+            num_blocks=num_blocks[name],
             block_size=BLOCK,
             dtype="float32",
             kv_dtype=kv_dtype,
@@ -204,7 +204,7 @@ def deployed(
         )
         for name in cores
     }
-    places, begun = policy.pairs.num_on_host(pairs * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
+    places, begun = policy.block_use.num_on_host(blocks * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
     hands = {
         name: EngineHands(
             *(engine, path, PAGE, True),

@@ -1,4 +1,4 @@
-"""A planner of the simplest kind: requests with random block pairs, and the plans that run them."""
+"""A planner of the simplest kind: requests with random blocks, and the plans that run them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Live:
 
     name: str
     prompt: tuple[int, ...]
-    pairs: tuple[int, ...]
+    blocks: tuple[int, ...]
     output: list[int] = field(default_factory=list)
     done: int = 0  # tokens of the prompt that are computed
-    is_hidden: bool = False  # it keeps hidden vectors, in both blocks of its pairs
+    is_hidden: bool = False  # it keeps hidden vectors, in both halves of its blocks
     adapter: Adapter | None = None
 
     @property
     def kv(self) -> KvForm:
-        return KvForm(self.pairs, form="hidden", in_place=2) if self.is_hidden else KvForm(self.pairs)
+        return KvForm(self.blocks, form="hidden", in_place=2) if self.is_hidden else KvForm(self.blocks)
 
     def chunk(self, size: int, sampling: Sampling = GREEDY) -> Chunk:
         tokens = self.prompt[self.done : self.done + size]
@@ -76,7 +76,7 @@ class Driver:
         self.random = random.Random(seed)
         self.steps = 0
         spoil(engine)
-        self._free = self.random.sample(range(engine.num_pairs), engine.num_pairs)
+        self._free = self.random.sample(range(engine.num_blocks), engine.num_blocks)
 
     def units_for(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
@@ -85,19 +85,19 @@ class Driver:
         return Live(name, tuple(prompt), self.units_for(len(prompt) + max_tokens))
 
     def start_either_way(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
-        """Start a request, with some of its pairs filled from the right."""
+        """Start a request, with some of its blocks filled from the right."""
         live = self.start(name, prompt, max_tokens)
-        live.pairs = self.turned(live.pairs)
+        live.blocks = self.turned(live.blocks)
         return live
 
-    def turned(self, pairs: Sequence[int]) -> tuple[int, ...]:
-        """Return these pairs, half of them to be filled from the right."""
-        return tuple(~pair if self.random.random() < 0.5 else pair for pair in pairs)
+    def turned(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """Return these blocks, half of them to be filled from the right."""
+        return tuple(~block if self.random.random() < 0.5 else block for block in blocks)
 
     def start_hidden(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
         """Start a request that is kept as hidden vectors."""
-        pairs = self.units_for(-(-(len(prompt) + max_tokens) // 2))
-        return Live(name, tuple(prompt), pairs, is_hidden=True)
+        blocks = self.units_for(-(-(len(prompt) + max_tokens) // 2))
+        return Live(name, tuple(prompt), blocks, is_hidden=True)
 
     def step(self, *parts: Chunk | Decode) -> dict[str, int]:
         self.steps += 1

@@ -114,7 +114,7 @@ class Subject:
     reference: Any
 
     def engine(self, **options: Any) -> Engine:
-        return Engine(self.folder, num_pairs=40, block_size=4, dtype="float32", **options)
+        return Engine(self.folder, num_blocks=40, block_size=4, dtype="float32", **options)
 
     def check(
         self,

@@ -27,7 +27,7 @@ from alignedserve.kernels.common.threads import compute_alone, openmp_libraries
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.protocol.commands import CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, KvReceived, KvSent, SyntaxReady
-from tests.engine.test_hands import BLOCK_SIZE, NEXT_POOL, OTHER_PAIRS, PAGE_SIZE, PAGES, PAIRS, TOKENS, create
+from tests.engine.test_hands import BLOCK_SIZE, BLOCKS, NEXT_POOL, OTHER_BLOCKS, PAGE_SIZE, PAGES, TOKENS, create
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import POOL_MEMBER, request
 
@@ -65,11 +65,11 @@ class Bench:
 
 
 def out(number: int, pool: str = "pool-0.1", start: int = 0) -> CopyOut:
-    return CopyOut(number, pool, PAIRS, PAGES[start // PAGE_SIZE :], TOKENS, start, aside=True)
+    return CopyOut(number, pool, BLOCKS, PAGES[start // PAGE_SIZE :], TOKENS, start, aside=True)
 
 
 def back(number: int, pool: str = "pool-0.1", tokens: tuple[int, ...] = TOKENS) -> CopyIn:
-    return CopyIn(number, pool, PAGES, OTHER_PAIRS, tokens, aside=True)
+    return CopyIn(number, pool, PAGES, OTHER_BLOCKS, tokens, aside=True)
 
 
 def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
@@ -83,11 +83,11 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
     ):
         bench.begin(command)
         assert bench.posted() == said
-    for to, of in zip(OTHER_PAIRS[:2], PAIRS[:2], strict=True):
+    for to, of in zip(OTHER_BLOCKS[:2], BLOCKS[:2], strict=True):
         assert torch.equal(engine.cache[:, 2 * to : 2 * to + 2], engine.cache[:, 2 * of : 2 * of + 2])
     bench.begin(back(4, tokens=(99, *TOKENS[1:])))
     assert bench.posted() == CopiedIn(4, intact=False), "not what is in the pages"
-    bench.begin(CopyIn(5, "pool-0.1", PAGES, OTHER_PAIRS[:1], TOKENS, aside=True))
+    bench.begin(CopyIn(5, "pool-0.1", PAGES, OTHER_BLOCKS[:1], TOKENS, aside=True))
     assert bench.posted() == CopiedIn(5, intact=False), "a plan that cannot be ends no thread"
     bench.begin(back(6))
     assert bench.posted() == CopiedIn(6, intact=True)
@@ -105,7 +105,7 @@ def test_a_copy_that_fails_is_reported_before_it_is_answered(engine: Engine, are
         told.append(event)
         answered.set()
 
-    copies.add(CopyIn(5, "pool-0.1", PAGES, OTHER_PAIRS[:1], TOKENS, aside=True), post)
+    copies.add(CopyIn(5, "pool-0.1", PAGES, OTHER_BLOCKS[:1], TOKENS, aside=True), post)
     assert answered.wait(DEADLINE_S)
     assert told == ["failed", CopiedIn(5, intact=False)]
 
@@ -221,7 +221,7 @@ def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, aren
 def test_other_work_is_not_for_beside_the_steps(engine: Engine, path: Path) -> None:
     bench = Bench(engine, path)
     assert not bench.hands.begin_aside(RunStep(StepPlan(1)), lambda _: None)
-    assert not bench.hands.begin_aside(CopyIn(1, "pool-0.1", PAGES, PAIRS, TOKENS), lambda _: None)
+    assert not bench.hands.begin_aside(CopyIn(1, "pool-0.1", PAGES, BLOCKS, TOKENS), lambda _: None)
 
 
 def test_syntaxes_are_compiled_during_a_step(engine: Engine, path: Path) -> None:
@@ -234,9 +234,9 @@ def test_syntaxes_are_compiled_during_a_step(engine: Engine, path: Path) -> None
 
 def test_where_all_goes_through_the_arena_nothing_is_sent(engine: Engine, path: Path) -> None:
     bench = Bench(engine, path)
-    bench.begin(SendKv(1, "decode-0.1", PAIRS, TOKENS))
+    bench.begin(SendKv(1, "decode-0.1", BLOCKS, TOKENS))
     assert bench.posted() == KvSent(1, "decode-0.1", ok=False)
-    bench.begin(ReceiveKv(2, "prefill-0.1", PAIRS, TOKENS))
+    bench.begin(ReceiveKv(2, "prefill-0.1", BLOCKS, TOKENS))
     assert bench.posted() == KvReceived(2, "prefill-0.1", intact=False)
 
 

@@ -43,11 +43,11 @@ def plain() -> PlainModel:
 
 
 def quantised(
-    quantization: Quantization, squares: Mapping[str, Tensor] | None = None, pairs: int = 20, dtype: str = "float32"
+    quantization: Quantization, squares: Mapping[str, Tensor] | None = None, blocks: int = 20, dtype: str = "float32"
 ) -> Engine:
     return Engine(
         DEMO_FOLDER,
-        num_pairs=pairs,
+        num_blocks=blocks,
         dtype=dtype,
         quantization=quantization,
         squares=squares,
@@ -161,7 +161,7 @@ def test_where_the_plain_model_has_no_room_beside_all_workers(monkeypatch: pytes
 
 
 def test_a_cache_that_the_text_does_not_fit_into(plain: PlainModel) -> None:
-    precision.say_precision(quantised(Quantization.INT4, pairs=1), plain)
+    precision.say_precision(quantised(Quantization.INT4, blocks=1), plain)
     assert "the device cache is too small" in kept()
 
 

@@ -1,8 +1,8 @@
 """Tests of random deployments whose decode steps are captured: each request says what it says alone.
 
 Real cores, real engines and a real arena, in one process; a captured step is a plain call (driver.py). Requests share
-beginnings, so that a step names more pairs than the device has; some come while others are decoded, some have to leave,
-and steps are planned ahead or not.
+beginnings, so that a step names more blocks than the device has; some come while others are decoded, some have to
+leave, and steps are planned ahead or not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from alignedserve.kernels.common.spans import Lie
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.scheduling.policy import Policy, Room
 from tests.conftest import SOAK
-from tests.engine.deployment import BLOCK, LIMITS, PAIRS, Deployment, deployed
+from tests.engine.deployment import BLOCK, BLOCKS, LIMITS, Deployment, deployed
 from tests.engine.driver import Replays, prompt_of
 from tests.reference import Tally, compare
 from tests.samples import request
@@ -50,10 +50,10 @@ def test_what_they_say_is_what_they_say_alone(
             for said in some_of_one_beginning(deployment, random):
                 where = f"seed {seed}, {folder.name}, {topology}, {policy}"
                 compare(reference_of(folder), said.prompt, deployment.outputs[said.id], tally, where)
-            assert deployment.decodes.held["pairs"] == 0
+            assert deployment.decodes.held["blocks"] == 0
         assert len({*replays.sizes}) > 1
     tally.check()
-    assert most_named[-1] > PAIRS + LIMITS.max_batch, "more than the device has, and a pair for each row of padding"
+    assert most_named[-1] > BLOCKS + LIMITS.max_batch, "more than the device has, and a block for each row of padding"
 
 
 def some_of_one_beginning(deployment: Deployment, random: Random) -> list[Request]:

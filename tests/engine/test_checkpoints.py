@@ -18,7 +18,7 @@ from alignedserve.forms.device.checkpoints import Checkpoints
 from alignedserve.forms.orders import CopySlots
 from tests.conftest import examples
 
-LAYERS, PAIRS, KV_DIM, PLACES = 3, 5, 8, 7
+LAYERS, BLOCKS, KV_DIM, PLACES = 3, 5, 8, 7
 
 
 def copies(random: Random, num_slots: int, filled: set[int]) -> CopySlots:
@@ -40,13 +40,13 @@ def copies(random: Random, num_slots: int, filled: set[int]) -> CopySlots:
 )
 @settings(deadline=None, max_examples=examples(50))
 def test_any_copies_mean_what_plain_dictionaries_say(seed: int, block_size: int, dtype: torch.dtype) -> None:
-    cache = torch.randn((LAYERS, 2 * PAIRS, block_size, KV_DIM), generator=torch.Generator().manual_seed(seed))
+    cache = torch.randn((LAYERS, 2 * BLOCKS, block_size, KV_DIM), generator=torch.Generator().manual_seed(seed))
     cache = cache.to(dtype)
-    random, num_slots = Random(seed), PAIRS * block_size
+    random, num_slots = Random(seed), BLOCKS * block_size
 
     def vectors(slot: int) -> torch.Tensor:
-        pair, offset = divmod(slot, block_size)
-        return cache[:, 2 * pair : 2 * pair + 2, offset]
+        block, offset = divmod(slot, block_size)
+        return cache[:, 2 * block : 2 * block + 2, offset]
 
     slots = {slot: vectors(slot).clone() for slot in range(num_slots)}
     places: dict[int, torch.Tensor] = {}
@@ -67,17 +67,17 @@ def test_any_copies_mean_what_plain_dictionaries_say(seed: int, block_size: int,
 @pytest.mark.parametrize(
     "command",
     [
-        CopySlots(checkpoints=((PAIRS * 4, 0),)),
+        CopySlots(checkpoints=((BLOCKS * 4, 0),)),
         CopySlots(checkpoints=((0, PLACES),)),
         CopySlots(restores=((PLACES, 0),)),
         CopySlots(restores=((0, -1),)),
-        CopySlots(moves=((0, PAIRS * 4),)),
-        CopySlots(moves=((0, 1), (2, PAIRS * 4))),
+        CopySlots(moves=((0, BLOCKS * 4),)),
+        CopySlots(moves=((0, 1), (2, BLOCKS * 4))),
     ],
 )
 def test_what_is_outside_is_refused(command: CopySlots) -> None:
     with pytest.raises(PlanError, match="outside"):
-        Checkpoints(torch.zeros(LAYERS, 2 * PAIRS, 4, KV_DIM), PLACES).copy(command)
+        Checkpoints(torch.zeros(LAYERS, 2 * BLOCKS, 4, KV_DIM), PLACES).copy(command)
 
 
 def test_a_worker_has_hands_for_it(

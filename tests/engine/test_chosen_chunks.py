@@ -41,7 +41,7 @@ SHAPES = [
     for chunks in (0, 1)
     for decodes in (0, 1, 3)
 ]
-NUM_OUTPUT, PAIRS, BLOCK = 6, 12, 16
+NUM_OUTPUT, BLOCKS, BLOCK = 6, 12, 16
 # Chunks of any length are cut for all models by test_engine.py: here it matters who chooses them.
 NAMES = [*MODELS] if SOAK else ["mha-tied", "mistral", "opt", "deepseek-v2", "gemma2"]
 
@@ -69,7 +69,7 @@ def test_greedy_output_with_any_budgets(
     engine = engine_of(folder, BLOCK)
     engine.cache.fill_(float("nan"))
     costs = OnlineCost([Point(shape, 0.01 + 1e-3 * shape.tokens) for shape in SHAPES if shape.tokens])
-    limits = WorkerLimits(PAIRS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3)
+    limits = WorkerLimits(BLOCKS, BLOCK, BLOCK, max_step_tokens=budget, max_batch=3)
     core = decode_core(WorkerSetup(limits, policy, costs))
     prompts = {f"r{at}": prompt_of(at, length) for at, length in enumerate(lengths)}
     outputs: dict[str, list[int]] = {number: [] for number in prompts}

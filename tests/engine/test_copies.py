@@ -25,7 +25,7 @@ from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kvpool.arena.arena import Arena
 from tests.conftest import examples
 
-NUM_PAIRS, NUM_PAGES = 12, 5
+NUM_BLOCKS, NUM_PAGES = 12, 5
 CONFIG = ModelConfig(
     vocab_size=100,
     hidden_size=24,
@@ -49,13 +49,13 @@ class Case:
     seed: int
     verify: bool
     at_once: int = 1  # pages under way, as on a GPU
-    two_ended: bool = False  # some pairs are filled from their right end
+    two_ended: bool = False  # some blocks are filled from their right end
 
-    def pairs(self, seed: int) -> list[int]:
-        count, right = -(-len(self.tokens) // self.block_size), NUM_PAIRS // 2 if self.two_ended else 0
-        turned = random.Random(seed + 1).sample(range(NUM_PAIRS), right)
-        pairs = random.Random(seed).sample(range(NUM_PAIRS), count)
-        return [~pair if pair in turned else pair for pair in pairs]
+    def blocks(self, seed: int) -> list[int]:
+        count, right = -(-len(self.tokens) // self.block_size), NUM_BLOCKS // 2 if self.two_ended else 0
+        turned = random.Random(seed + 1).sample(range(NUM_BLOCKS), right)
+        blocks = random.Random(seed).sample(range(NUM_BLOCKS), count)
+        return [~block if block in turned else block for block in blocks]
 
     def pages(self) -> list[int]:
         count = -(-len(self.tokens) // self.page_size)
@@ -66,7 +66,7 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     block_size = draw(st.sampled_from([1, 2, 4]))
     page_size = block_size * draw(st.integers(1, 4))
-    most = min(NUM_PAIRS * block_size, NUM_PAGES * page_size)
+    most = min(NUM_BLOCKS * block_size, NUM_PAGES * page_size)
     tokens = draw(st.lists(st.integers(0, 99), max_size=most).map(tuple))
     return Case(
         *(draw(st.sampled_from([*BITS])), block_size, page_size, tokens, draw(st.integers(0, 9))),
@@ -80,21 +80,21 @@ def case(tokens: int = 11, verify: bool = True, dtype: torch.dtype = torch.bfloa
 
 def random_cache(case: Case, seed: int) -> torch.Tensor:
     """Return a cache of random bits, NaNs of every kind among them."""
-    shape = (CONFIG.num_layers, 2 * NUM_PAIRS, case.block_size, CONFIG.kv_dim)
+    shape = (CONFIG.num_layers, 2 * NUM_BLOCKS, case.block_size, CONFIG.kv_dim)
     bits = torch.iinfo(BITS[case.dtype])
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(bits.min, bits.max, shape, dtype=BITS[case.dtype], generator=generator)
     return drawn.view(case.dtype)
 
 
-def kv(cache: torch.Tensor, pairs: list[int], tokens: int) -> torch.Tensor:
+def kv(cache: torch.Tensor, blocks: list[int], tokens: int) -> torch.Tensor:
     """[layers, 2, tokens, kv_dim], as bits."""
-    blocks = cache.view(BITS[cache.dtype])
+    halves = cache.view(BITS[cache.dtype])
 
-    def in_order(pair: int, half: int) -> torch.Tensor:
-        return blocks[:, 2 * ~pair + half].flip(1) if pair < 0 else blocks[:, 2 * pair + half]
+    def in_order(block: int, half: int) -> torch.Tensor:
+        return halves[:, 2 * ~block + half].flip(1) if block < 0 else halves[:, 2 * block + half]
 
-    both = [torch.cat([in_order(pair, half) for pair in pairs], dim=1)[:, :tokens] for half in (0, 1)]
+    both = [torch.cat([in_order(block, half) for block in blocks], dim=1)[:, :tokens] for half in (0, 1)]
     return torch.stack(both, dim=1)
 
 
@@ -122,10 +122,10 @@ def copier(cache: torch.Tensor, arena: Arena, case: Case) -> PageCopier:
 
 @given(case=cases())
 @settings(deadline=None)
-def test_a_round_trip_through_other_pairs_of_another_cache(case: Case) -> None:
+def test_a_round_trip_through_other_blocks_of_another_cache(case: Case) -> None:
     first, second = random_cache(case, 1), random_cache(case, 2)
     untouched = second.clone()
-    here, there = case.pairs(case.seed), case.pairs(case.seed + 1)
+    here, there = case.blocks(case.seed), case.blocks(case.seed + 1)
     with arena_for(case) as arena:
         copier(first, arena, case).copy_out(here, case.pages(), case.tokens)
         with closing(Arena.attach(arena.path)) as attached:
@@ -136,14 +136,14 @@ def test_a_round_trip_through_other_pairs_of_another_cache(case: Case) -> None:
     assert torch.equal(*(outside(cache, there, case) for cache in (second, untouched)))
 
 
-def outside(cache: torch.Tensor, pairs: list[int], case: Case) -> torch.Tensor:
+def outside(cache: torch.Tensor, blocks: list[int], case: Case) -> torch.Tensor:
     """Return the bits of a cache without those of the request: other requests' bits, and the free end of its last
     block."""
     bits = cache.view(BITS[cache.dtype]).clone()
     for index in range(len(case.tokens)):
-        pair, offset = pairs[index // case.block_size], index % case.block_size
-        own = max(pair, ~pair)
-        bits[:, 2 * own : 2 * own + 2, -1 - offset if pair < 0 else offset] = 0
+        block, offset = blocks[index // case.block_size], index % case.block_size
+        own = max(block, ~block)
+        bits[:, 2 * own : 2 * own + 2, -1 - offset if block < 0 else offset] = 0
     return bits
 
 
@@ -167,9 +167,9 @@ def test_few_pages_queue_at_a_device_at_once(most: int, monkeypatch: pytest.Monk
     with arena_for(given) as arena:
         monkeypatch.setattr(page_copies, "_GPU_QUEUE_BYTES", most * arena.payload_bytes)
         copies = copier(cache, arena, given)
-        pairs, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
-        copies.copy_out(pairs, pages, given.tokens)
-        assert copies.copy_in(pages, pairs, given.tokens)
+        blocks, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
+        copies.copy_out(blocks, pages, given.tokens)
+        assert copies.copy_in(pages, blocks, given.tokens)
     assert (len(longest), max(longest), queued) == (2 * NUM_PAGES, most + 1, [])
 
 
@@ -316,19 +316,19 @@ def interrupted(*_: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "pages", "message"),
+    ("blocks", "pages", "message"),
     [
-        ([1, 2], [0, 3], "2 block pairs are too few"),
+        ([1, 2], [0, 3], "2 blocks are too few"),
         ([1, 2, 3], [0], "1 pages are too few"),
         ([1, 2, 12], [0, 3], "0..11"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused(pairs: list[int], pages: list[int], message: str) -> None:
+def test_a_plan_that_does_not_fit_is_refused(blocks: list[int], pages: list[int], message: str) -> None:
     with written(case()) as (copies, _):
         with pytest.raises(PlanError, match=message):
-            copies.copy_in(pages, pairs, case().tokens)
+            copies.copy_in(pages, blocks, case().tokens)
         with pytest.raises(PlanError, match=message):
-            copies.copy_out(pairs, pages, case().tokens)
+            copies.copy_out(blocks, pages, case().tokens)
 
 
 def test_an_arena_of_another_model_is_refused() -> None:
@@ -351,17 +351,17 @@ def written(case: Case) -> Iterator[tuple[PageCopier, Arena]]:
 @given(case=cases(), data=st.data())
 @settings(deadline=None)
 def test_tokens_that_have_no_slot_come_from_where_they_are_kept(case: Case, data: st.DataObject) -> None:
-    cache, here, there = random_cache(case, 1), case.pairs(case.seed), case.pairs(case.seed + 1)
+    cache, here, there = random_cache(case, 1), case.blocks(case.seed), case.blocks(case.seed + 1)
     tokens = st.sampled_from(range(len(case.tokens))) if case.tokens else st.nothing()
     lost = sorted(data.draw(st.sets(tokens) if case.tokens else st.just(set[int]())))
     held = kv(cache, here, len(case.tokens)).clone() if case.tokens else None
     spoiled = cache.clone()
     saved = dict[int, torch.Tensor]()
     for token in lost:
-        pair, at = here[token // case.block_size], token % case.block_size
-        pair, offset = (~pair, case.block_size - 1 - at) if pair < 0 else (pair, at)
-        saved[token] = cache[:, 2 * pair : 2 * pair + 2, offset].clone()
-        spoiled[:, 2 * pair : 2 * pair + 2, offset] = float("nan")
+        block, at = here[token // case.block_size], token % case.block_size
+        block, offset = (~block, case.block_size - 1 - at) if block < 0 else (block, at)
+        saved[token] = cache[:, 2 * block : 2 * block + 2, offset].clone()
+        spoiled[:, 2 * block : 2 * block + 2, offset] = float("nan")
 
     def amend(rows: torch.Tensor, tokens: range) -> bool:
         found = [token for token in tokens if token in saved]

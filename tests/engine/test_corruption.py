@@ -134,7 +134,8 @@ def verify() -> bool:
 @pytest.fixture
 def deployment(folder: Path, tmp_path: Path, verify: bool) -> Iterator[Deployment]:
     engines = {
-        name: Engine(folder, num_pairs=64, block_size=BLOCK_SIZE, dtype="float32") for name in ("prefill-0", "decode-0")
+        name: Engine(folder, num_blocks=64, block_size=BLOCK_SIZE, dtype="float32")
+        for name in ("prefill-0", "decode-0")
     }
     layers, _, _, kv_dim = engines["decode-0"].cache.shape
     payload_bytes = layers * 2 * PAGE_SIZE * kv_dim * 4
@@ -265,7 +266,7 @@ def test_as_the_beginning_of_another_prompt(
     deployment.start_prefill_again()
     check(third, deployment.run(third))
     assert not deployment.num_refused
-    assert deployment.cores["prefill-0"].prompts.num_reused_tokens == 2 * PAGE_SIZE, (
+    assert deployment.cores["prefill-0"].fetching.num_reused_tokens == 2 * PAGE_SIZE, (
         "the third began with what the second wrote"
     )
 

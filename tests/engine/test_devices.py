@@ -21,6 +21,7 @@ from alignedserve.kernels.dispatch.probing import KERNELS
 from alignedserve.sizing.memory import MemoryDemand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
+from tests.models import WINDOW
 from tests.reference import Tally, compare
 
 MIB = 1 << 20
@@ -90,15 +91,15 @@ def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
     launch = pytest.importorskip("alignedserve.kernels.triton.launch")
     if not launch.interpreting():
         pytest.skip("Triton compiles here: tests/gpu runs engines on the GPU")
-    engine = Engine(folder_of(name), num_pairs=40, block_size=8, dtype="float32", kernels=kernels.TritonKernels())
+    engine = Engine(folder_of(name), num_blocks=40, block_size=8, dtype="float32", kernels=kernels.TritonKernels())
     driver = Driver(engine, 3)
-    live = driver.start_either_way("a", prompt_of(1, 37), 4)
+    live = driver.start_either_way("a", prompt_of(1, WINDOW + 3), 3)
     driver.prefill(live, [17])
-    compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 4), tally, name)
+    compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 3), tally, name)
     if engine.config.why_not_hidden is None:
-        hidden = driver.start_hidden("b", prompt_of(2, 11), 3)
+        hidden = driver.start_hidden("b", prompt_of(2, 11), 2)
         driver.prefill(hidden, [4])
-        compare(reference_of(folder_of(name)), hidden.prompt, driver.generate(hidden, 3), tally, f"{name}, hidden")
+        compare(reference_of(folder_of(name)), hidden.prompt, driver.generate(hidden, 2), tally, f"{name}, hidden")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -116,7 +117,7 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
         pytest.skip("Triton compiles here")
     kernels = kernels_of.TritonKernels()
     guard(kernels, KERNELS, CPU)
-    engine = Engine(folder_of("qwen2"), num_pairs=10, block_size=8, dtype="float32", kernels=kernels)
+    engine = Engine(folder_of("qwen2"), num_blocks=10, block_size=8, dtype="float32", kernels=kernels)
     driver = Driver(engine, 3)
     live = driver.start("a", prompt_of(1, 11), 4)
     driver.prefill(live)

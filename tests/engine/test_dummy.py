@@ -28,11 +28,10 @@ from alignedserve.sizing.capacity import capacity
 from alignedserve.sizing.memory import demand
 from tests.conftest import SOAK
 from tests.engine.test_models import FolderOf
-from tests.engine.test_ranks import DENSE, FUSED, LATENT, MIXTURES, SHARED, Both, said
+from tests.engine.test_ranks import FAMILIES, Both, said
 from tests.engine.transformers_families import make as family_of
 from tests.models import gqa
 
-FAMILIES = SHARED + FUSED + DENSE + LATENT + MIXTURES
 SMALL = {"engine.load_format": "dummy", "engine.dtype": "float32", "engine.kv_memory_mb": 64, "kvpool.memory_mb": 64}
 
 
@@ -52,7 +51,7 @@ def shapes_of(folder: Path, here: Path) -> Path:
 def alone(folder: Path, quantization: Quantization = Quantization.NONE) -> Engine:
     return Engine(
         folder,
-        num_pairs=40,
+        num_blocks=40,
         block_size=8,
         dtype="float32",
         quantization=quantization,
@@ -60,7 +59,7 @@ def alone(folder: Path, quantization: Quantization = Quantization.NONE) -> Engin
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES[:: 1 if SOAK else 2])  # test_ranks.py cuts the weights of all
+@pytest.mark.parametrize("name", FAMILIES[:: 1 if SOAK else 4])  # test_ranks.py cuts the weights of all
 def test_two_ranks_and_another_start_say_what_one_rank_says(
     name: str, folder_of: FolderOf, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:

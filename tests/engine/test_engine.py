@@ -18,15 +18,20 @@ from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from alignedserve.kvpool.arena.arena import Arena
-from tests.conftest import examples
+from tests.conftest import SOAK, examples
 from tests.engine.driver import Driver, Live, prompt_of
-from tests.models import MAX_POSITIONS, STORED, VOCAB
+from tests.models import MAX_POSITIONS, MODELS, STORED, VOCAB
 from tests.reference import CLOSE, Tally, compare
 
 EngineOf = Callable[[Path, int], Engine]
 ReferenceOf = Callable[[Path], Any]
 BLOCK_SIZES = [1, 4, 16]
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple)
+
+# One family for each form of K and V and each rule of who sees whom; the others differ within a layer alone, and take
+# part in the tests of all families.
+FEW = ("gqa-untied", "qwen2", "opt", "mpt", "llama4", "deepseek-v2", "gpt-oss", "gemma2")
+of_few = pytest.mark.parametrize("folder", [*MODELS] if SOAK else FEW, indirect=True)
 
 # The engine and the references are made once, the driver anew for each example.
 shared = settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -57,6 +62,7 @@ def test_up_to_the_last_position(folder: Path, engine_of: EngineOf, reference_of
     compare(reference_of(folder), live.prompt, driver.generate(live, 5), tally, f"{folder.name}, last positions")
 
 
+@of_few
 @given(prompt=PROMPTS, sizes=st.lists(st.integers(1, 20), max_size=12), block_size=st.sampled_from(BLOCK_SIZES))
 @shared
 def test_any_chunking(
@@ -100,6 +106,7 @@ def test_mixed_steps(
         compare(reference_of(folder), live.prompt, live.output, tally, f"{folder.name}, mixed")
 
 
+@of_few
 def test_the_token_of_the_step_before_by_name(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
 ) -> None:
@@ -117,11 +124,12 @@ def test_the_token_of_the_step_before_by_name(
         compare(reference_of(folder), live.prompt, live.output, tally, f"{folder.name}, by name")
 
 
+@of_few
 def test_a_request_that_moves_goes_on_as_if_nothing_had_happened(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally, tmp_path: Path
 ) -> None:
-    """The request goes out to the arena in the middle of decoding, then into other pairs, and into an engine with other
-    blocks."""
+    """The request goes out to the arena in the middle of decoding, then into other blocks, and into an engine with
+    other blocks."""
     here, there = Driver(engine_of(folder, 4), 1), Driver(engine_of(folder, 16), 2)
     live = here.start("r", prompt_of(7, 45), 30)
     here.prefill(live, [10])
@@ -142,13 +150,14 @@ def test_a_request_that_moves_goes_on_as_if_nothing_had_happened(
 
 def move(live: Live, source: Driver, target: Driver, arena: Arena, pages: list[int]) -> None:
     tokens = (*live.prompt, *live.output[:-1])
-    PageCopier(source.engine.cache, arena, 16, verify=True).copy_out(live.pairs, pages, tokens)
-    for pair in live.pairs:
-        source.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
-    live.pairs = target.units_for(len(live.prompt) + 30)
-    assert PageCopier(target.engine.cache, arena, 16, verify=True).copy_in(pages, live.pairs, tokens)
+    PageCopier(source.engine.cache, arena, 16, verify=True).copy_out(live.blocks, pages, tokens)
+    for block in live.blocks:
+        source.engine.cache[:, 2 * block : 2 * block + 2] = float("nan")
+    live.blocks = target.units_for(len(live.prompt) + 30)
+    assert PageCopier(target.engine.cache, arena, 16, verify=True).copy_in(pages, live.blocks, tokens)
 
 
+@of_few
 def test_a_recomputed_request_goes_on_with_what_was_emitted(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
 ) -> None:
@@ -164,6 +173,7 @@ def test_a_recomputed_request_goes_on_with_what_was_emitted(
     compare(reference_of(folder), live.prompt, output, tally, f"{folder.name}, recomputed")
 
 
+@of_few
 def test_sampled_tokens_do_not_depend_on_the_way(folder: Path, engine_of: EngineOf) -> None:
     sampling = Sampling(temperature=0.8, top_k=20, top_p=0.9, seed=11)
     outputs = []
@@ -183,6 +193,7 @@ def test_sampled_tokens_do_not_depend_on_the_way(folder: Path, engine_of: Engine
     assert len(set(outputs[0])) > 1
 
 
+@of_few
 @pytest.mark.parametrize("sizes", [(99,), (7, 1, 99), (1,) * 24])
 def test_log_probabilities_equal_transformers(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, sizes: tuple[int, ...]
@@ -223,12 +234,12 @@ def test_a_request_whose_logits_are_broken_fails_alone(folder_of: Callable[[str]
     healthy, broken = driver.start("h", prompt_of(1, 9), 6), driver.start("b", prompt_of(2, 9), 6)
     for live in (healthy, broken):
         driver.prefill(live)
-    expected = driver.generate(Live("again", healthy.prompt, healthy.pairs, [*healthy.output], 9), 3)[1]
-    for pair in broken.pairs:
-        driver.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
+    expected = driver.generate(Live("again", healthy.prompt, healthy.blocks, [*healthy.output], 9), 3)[1]
+    for block in broken.blocks:
+        driver.engine.cache[:, 2 * block : 2 * block + 2] = float("nan")
     result = driver.engine.step(StepPlan(1, decodes=(broken.decode(), healthy.decode())))
     assert (result.tokens, result.unsampled) == ((("h", expected),), ("b",))
-    after = Live("n", prompt_of(1, 9), broken.pairs)
+    after = Live("n", prompt_of(1, 9), broken.blocks)
     driver.prefill(after)
     assert after.output == healthy.output
 
@@ -244,7 +255,7 @@ def test_an_empty_step_and_a_step_that_samples_nothing(folder_of: Callable[[str]
 def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], reference_of: ReferenceOf) -> None:
     """What the engine serves in bf16 is, by fp32 logits, close to the best token: within a few of bf16's steps."""
     folder = folder_of("bfloat16")
-    engine = Engine(folder, num_pairs=40, block_size=4)
+    engine = Engine(folder, num_blocks=40, block_size=4)
     assert engine.cache.dtype is torch.bfloat16, "the type of the stored weights, by default"
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 30), 20)
@@ -259,20 +270,20 @@ def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], ref
 # --- Impossible plans: they are refused, and change nothing
 
 
-def too_few_pairs(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm(live.pairs[:5])),))
+def too_few_blocks(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm(live.blocks[:5])),))
 
 
 def past_the_last_position(live: Live) -> StepPlan:
     return StepPlan(9, decodes=(replace(live.decode(), start=MAX_POSITIONS, kv=KvForm((0,) * 99)),))
 
 
-def pair_out_of_range(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm((*live.pairs, 120))),))
+def block_out_of_range(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm((*live.blocks, 120))),))
 
 
-def negative_pair(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm((~120, *live.pairs[1:]))),))
+def negative_block(live: Live) -> StepPlan:
+    return StepPlan(9, decodes=(replace(live.decode(), kv=KvForm((~120, *live.blocks[1:]))),))
 
 
 def no_tokens(live: Live) -> StepPlan:
@@ -284,7 +295,7 @@ def nothing_sampled_before(live: Live) -> StepPlan:
 
 
 def behind_a_good_one(live: Live) -> StepPlan:
-    return StepPlan(9, decodes=(live.decode(), *pair_out_of_range(live).decodes))
+    return StepPlan(9, decodes=(live.decode(), *block_out_of_range(live).decodes))
 
 
 def token_outside_the_vocabulary(live: Live) -> StepPlan:
@@ -302,13 +313,13 @@ def negative_start(live: Live) -> StepPlan:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (too_few_pairs, "request r has 5 block pairs, too few for 23 tokens"),
+        (too_few_blocks, "request r has 5 blocks, too few for 23 tokens"),
         (past_the_last_position, f"would reach {MAX_POSITIONS + 1} tokens, the model has {MAX_POSITIONS} positions"),
-        (pair_out_of_range, "block pair outside 0..119"),
-        (negative_pair, "block pair outside 0..119"),
+        (block_out_of_range, "block outside 0..119"),
+        (negative_block, "block outside 0..119"),
         (no_tokens, "request r is to run no token"),
         (nothing_sampled_before, "request stranger is to go on from the step before"),
-        (behind_a_good_one, "block pair outside 0..119"),
+        (behind_a_good_one, "block outside 0..119"),
         (token_outside_the_vocabulary, "request r names a token outside 0..96"),
         (negative_token, "request r names a token outside 0..96"),
         (negative_start, "request r is to start at -1"),

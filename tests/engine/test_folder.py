@@ -32,7 +32,7 @@ def broken(folder_of: FolderOf, tmp_path: Path) -> Callable[[str], Path]:
 
 def refusal(folder: Path, kind: type[ModelError] = ModelError) -> str:
     with pytest.raises(ModelError) as refused:
-        Engine(folder, num_pairs=1)
+        Engine(folder, num_blocks=1)
     assert type(refused.value) is kind
     message = str(refused.value)
     assert "\n" not in message
@@ -356,7 +356,7 @@ def test_tensors_that_nobody_needs_are_not_read(broken: Callable[[str], Path]) -
     folder = rewrite(
         broken("gqa-untied"), lambda tensors: tensors.update({"of.another": torch.zeros(3).to(torch.int8)})
     )
-    Engine(folder, num_pairs=1)
+    Engine(folder, num_blocks=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

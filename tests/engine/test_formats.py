@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Linear, Fp8Weight, 
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedWeight
 from alignedserve.sizing.capacity import capacity
+from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_models import TOKENS, furthest, logits_of
 from tests.engine.test_quantised_models import kernels_here, loaded_bytes
@@ -49,6 +51,7 @@ from tests.reference import CLOSE, Tally, compare
 
 Quantised = tuple[Path, Any]  # a folder, and the network that it stands for
 QuantisedOf = Callable[..., Quantised]
+IN_PARTS = ("gptq-8", "fp8-tensor", "fp8-channel", "fp8-block")
 EVERY_LAYER = ("gqa-untied", "qwen2", "opt", "neox")  # biases, ties, fused layers, layers head by head
 
 
@@ -82,8 +85,10 @@ def test_layers_of_every_family(model: str, form: str, quantised_of: QuantisedOf
     assert furthest(logits_of(folder, tokens), expected) < CLOSE
 
 
-@pytest.mark.parametrize("model", ["gqa-untied", "neox"])
-@pytest.mark.parametrize("form", ["gptq-8", "fp8-tensor", "fp8-channel", "fp8-block"])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [*product(("gqa-untied", "neox"), IN_PARTS)] if SOAK else zip(("gqa-untied", "neox") * 2, IN_PARTS, strict=True),
+)
 def test_layers_that_are_expanded_or_packed_some_rows_at_a_time(
     form: str, model: str, quantised_of: QuantisedOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,10 +100,10 @@ def test_layers_that_are_expanded_or_packed_some_rows_at_a_time(
         assert torch.equal(logits_of(folder, tokens, kernels=kernels), at_once)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS][:: 1 if SOAK else 3])  # the logits of all are compared
 def test_greedy_output_is_that_of_the_expanded_weights(form: str, quantised_of: QuantisedOf, tally: Tally) -> None:
     folder, network = quantised_of("gqa-untied", form)
-    driver = Driver(Engine(folder, num_pairs=30, dtype="float32"), 0)
+    driver = Driver(Engine(folder, num_blocks=30, dtype="float32"), 0)
     live = driver.start("r", prompt_of(3, 20), 20)
     driver.prefill(live, [7])
     compare(network, live.prompt, driver.generate(live, 20), tally, form)
@@ -192,14 +197,14 @@ FAMILIES = [
 @pytest.mark.parametrize(("family", "form"), FAMILIES)
 def test_layers_of_other_families(family: str, form: str, tmp_path: Path, tally: Tally) -> None:
     network = quantised_folder(make(tmp_path / "plain", family), tmp_path / form, form)
-    engine = Engine(tmp_path / form, num_pairs=30, dtype="float32")
+    engine = Engine(tmp_path / form, num_blocks=30, dtype="float32")
     driver = Driver(engine, 0)
     live = driver.start("r", prompt_of(3, 20), 12)
     driver.prefill(live, [7])
     compare(network, live.prompt, driver.generate(live, 12), tally, f"{family}, {form}")
 
 
-@pytest.mark.parametrize(("family", "form"), FAMILIES)
+@pytest.mark.parametrize(("family", "form"), FAMILIES[:: 1 if SOAK else 2])
 def test_they_take_the_memory_that_is_planned(family: str, form: str, tmp_path: Path) -> None:
     plain = make(tmp_path / "plain", family, hidden_size=256, intermediate_size=512, head_dim=64)
     quantised_folder(plain, tmp_path / form, form)
@@ -309,7 +314,7 @@ def test_compressed_vectors_and_experts_in_a_quantised_folder(
 ) -> None:
     """One rank, and two, say what the expanded weights say; DeepSeek V3 itself is in 8-bit floats with blocks."""
     network = quantised_folder(folder_of("deepseek-v3"), tmp_path / form, form)
-    alone = Engine(tmp_path / form, num_pairs=40, block_size=8, dtype="float32")
+    alone = Engine(tmp_path / form, num_blocks=40, block_size=8, dtype="float32")
     for engine in (alone, cast(Engine, Both(tmp_path / form, pool))):
         driver = Driver(engine, 0)
         live = driver.start("r", prompt_of(3, 20), 12)
@@ -340,7 +345,7 @@ def test_as_many_bytes_are_planned_as_weights_take(form: str, tmp_path: Path) ->
 
 def refused(folder: Path, said: str, kind: type[AlignedServeError], **options: Any) -> None:
     with pytest.raises(kind, match=re.escape(said)) as raised:
-        Engine(folder, num_pairs=1, **options)
+        Engine(folder, num_blocks=1, **options)
     assert "\n" not in str(raised.value)
 
 
@@ -350,8 +355,8 @@ def test_quantising_otherwise_is_refused(quantised_of: QuantisedOf) -> None:
     refused(folder, said, ConfigError, quantization=Quantization.INT8)
     with pytest.raises(ConfigError, match=re.escape(said)):
         capacity(load_config({"engine.quantization": "int8"}, {}, None), read_config(folder))
-    asked = Engine(folder, num_pairs=1, quantization=Quantization.INT4)
-    assert asked.weights_as == Engine(folder, num_pairs=1).weights_as == "float32, layers gptq of 4 bits"
+    asked = Engine(folder, num_blocks=1, quantization=Quantization.INT4)
+    assert asked.weights_as == Engine(folder, num_blocks=1).weights_as == "float32, layers gptq of 4 bits"
 
 
 def changed(quantised: Quantised, folder: Path, **changes: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def test_gemma_and_phi_say_what_transformers_says(name: str, tmp_path: Path) -> 
     folder, tally = resolve(str(file.path)), Tally()
     # Query and K get the wider form of V beside them.
     assert quantised_bytes(folder, 4) == pytest.approx(loaded_bytes(folder, torch.float32), rel=0.15)
-    engine = Engine(folder, num_pairs=16, block_size=16, dtype="float32")
+    engine = Engine(folder, num_blocks=16, block_size=16, dtype="float32")
     driver = Driver(engine, 0)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.prefill(live, [7, 16])
@@ -148,7 +149,7 @@ def test_gemma_and_phi_say_what_transformers_says(name: str, tmp_path: Path) -> 
 
 def test_greedy_output_is_that_of_transformers(tmp_path: Path) -> None:
     made, tally = written(gqa(tmp_path / "model", **_WIDE), tmp_path / "model.gguf", "llama", medium), Tally()
-    driver = Driver(Engine(resolve(str(made.path)), num_pairs=16, block_size=16, dtype="float32"), 0)
+    driver = Driver(Engine(resolve(str(made.path)), num_blocks=16, block_size=16, dtype="float32"), 0)
     live = driver.start("r", prompt_of(1, 40), 60)
     driver.prefill(live, [7, 16])
     compare(made.reference, live.prompt, driver.generate(live, 60), tally)
@@ -187,8 +188,7 @@ def test_blocks_that_are_unpacked_some_rows_at_a_time(
     assert torch.equal(logits_of(folder, tokens), expected)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q8_0])
+@pytest.mark.parametrize(("name", "kind"), zip(FAMILIES, cycle((Kind.Q4_K, Kind.Q8_0)), strict=False))
 def test_planning_knows_the_bytes(name: str, kind: Kind, tmp_path: Path) -> None:
     architecture, make = FAMILIES[name]
     folder = resolve(str(written(make(tmp_path / "model"), tmp_path / "model.gguf", architecture, lambda _: kind).path))

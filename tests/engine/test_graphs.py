@@ -56,7 +56,7 @@ def triton() -> Kernels:
 
 
 def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driver, Replays]:
-    engine = Engine(folder, num_pairs=90, block_size=4, dtype="float32", kernels=kernels, has_graphs=True)
+    engine = Engine(folder, num_blocks=90, block_size=4, dtype="float32", kernels=kernels, has_graphs=True)
     replays = Replays()
     engine.capture(most, replays, lambda: PLENTY, 0)
     return Driver(engine, 5), replays
@@ -83,7 +83,7 @@ def test_requests_that_come_and_go_say_what_transformers_says(
     count: int,
     most: int,
 ) -> None:
-    """Requests of different lengths sit out some steps; pairs are filled from either end; steps are planned ahead and
+    """Requests of different lengths sit out some steps; blocks are filled from either end; steps are planned ahead and
     not."""
     driver, replays = captured(folder_of(name), made(), most)
     lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 1 + count) for n in range(count)]
@@ -138,15 +138,15 @@ def test_other_steps_run_as_they_are(folder_of: FolderOf) -> None:
 def test_requests_that_share_a_beginning_are_captured(
     folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally
 ) -> None:
-    """Four requests read the same 29 pairs: with 33 pairs of the device's 40 the step has 120 entries."""
-    engine = Engine(folder_of("gqa-untied"), num_pairs=40, block_size=4, dtype="float32", has_graphs=True)
+    """Four requests read the same 29 blocks: with 33 blocks of the device's 40 the step has 120 entries."""
+    engine = Engine(folder_of("gqa-untied"), num_blocks=40, block_size=4, dtype="float32", has_graphs=True)
     replays = Replays()
     engine.capture(4, replays, lambda: PLENTY, 0)
     driver, common = Driver(engine, 1), prompt_of(1, 116)
     lives = [driver.start("r0", (*common, 0), 3)]
     driver.prefill(lives[0])
     for n in range(1, 4):
-        own = Live(f"r{n}", (*common, n), (*lives[0].pairs[:29], *driver.units_for(4)), done=116)
+        own = Live(f"r{n}", (*common, n), (*lives[0].blocks[:29], *driver.units_for(4)), done=116)
         driver.prefill(own)
         lives.append(own)
     while len(lives[0].output) < 4:
@@ -156,22 +156,22 @@ def test_requests_that_share_a_beginning_are_captured(
     assert replays.sizes == [4] * 3
 
 
-def test_a_step_with_more_pairs_than_there_are_places_for_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_with_more_blocks_than_there_are_places_for_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     graphs = graphs_of(lambda step: step)  # 50 places
     graphs.capture_all(lambda: PLENTY, 0)
     tokens = Inputs([*range(3)], {}, None)
     for _ in range(2):
         assert graphs.logits([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens) is None
-    assert [told.why for told in fallbacks()] == ["captured steps have room for 50 block pairs"]
+    assert [told.why for told in fallbacks()] == ["captured steps have room for 50 blocks"]
     assert len(caplog.messages) == 1
     assert graphs.logits([Lie(1, 64, range(16))] * 3, tokens) is not None
 
 
-def test_there_is_a_place_for_each_pair_of_each_request_unless_that_takes_too_much() -> None:
-    assert places_for(most=256, longest=2048, num_pairs=60_000) == 256 * 2048
-    assert places_for(most=8, longest=2048, num_pairs=100) == 800
-    assert 4 << 20 <= places_for(most=1024, longest=600_000, num_pairs=60_000) < 8 << 20
-    assert places_for(most=1024, longest=600_000, num_pairs=9_000_000) == 9_000_000
+def test_there_is_a_place_for_each_block_of_each_request_unless_that_takes_too_much() -> None:
+    assert places_for(most=256, longest=2048, num_blocks=60_000) == 256 * 2048
+    assert places_for(most=8, longest=2048, num_blocks=100) == 800
+    assert 4 << 20 <= places_for(most=1024, longest=600_000, num_blocks=60_000) < 8 << 20
+    assert places_for(most=1024, longest=600_000, num_blocks=9_000_000) == 9_000_000
 
 
 def test_another_cache_has_no_graphs(folder_of: FolderOf) -> None:
@@ -237,7 +237,7 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
         raise error
 
     monkeypatch.setattr(engine_loading, "CudaCapture", refused)
-    engine = Capturable(folder_of("gqa-untied"), num_pairs=30, block_size=4, dtype="float32", has_graphs=True)
+    engine = Capturable(folder_of("gqa-untied"), num_blocks=30, block_size=4, dtype="float32", has_graphs=True)
     with caplog.at_level(logging.INFO):
         engine_loading.capture_decodes(engine, Config())
     assert [(record.levelname, record.name) for record in caplog.records if said in record.message] == [
@@ -254,7 +254,7 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
 
 
 def test_sizes_that_are_left_out_are_a_fallback(folder_of: FolderOf) -> None:
-    engine = Capturable(folder_of("gqa-untied"), num_pairs=30, block_size=4, dtype="float32", has_graphs=True)
+    engine = Capturable(folder_of("gqa-untied"), num_blocks=30, block_size=4, dtype="float32", has_graphs=True)
     left = iter([300, 200, 90])
     engine.capture(20, lambda step: step, lambda: next(left) << 20, 100 << 20)
     (told,) = fallbacks()

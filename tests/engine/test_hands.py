@@ -16,6 +16,7 @@ import torch
 
 from alignedserve.config.config import dump, load
 from alignedserve.core import Role, StepPlan, StepResult
+from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device import pinning
 from alignedserve.engine.engine import Engine
@@ -27,6 +28,7 @@ from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.loading import use_threads
 from alignedserve.fallbacks import fallbacks
+from alignedserve.forms.orders import CopySlots
 from alignedserve.kernels.common import failing as failing_kernels
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.shared_files import remove_stale
@@ -41,7 +43,7 @@ from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 BLOCK_SIZE, PAGE_SIZE = 4, 8
 NEXT_POOL = member("pool-0", 2)
 TOKENS = tuple(range(1, 12))
-PAIRS, OTHER_PAIRS, PAGES = (3, 1, 4), (5, 9, 2), (2, 0)
+BLOCKS, OTHER_BLOCKS, PAGES = (3, 1, 4), (5, 9, 2), (2, 0)
 
 
 @pytest.fixture
@@ -97,11 +99,11 @@ def test_a_worker_computes_with_its_share_of_the_cores_that_may_be_used(
 
 
 def copy_out(hands: EngineHands, number: int, pool: str) -> Event | None:
-    return hands.perform(CopyOut(number, pool, PAIRS, PAGES, TOKENS))
+    return hands.perform(CopyOut(number, pool, BLOCKS, PAGES, TOKENS))
 
 
 def copy_in(hands: EngineHands, number: int, pool: str) -> Event | None:
-    return hands.perform(CopyIn(number, pool, PAGES, OTHER_PAIRS, TOKENS))
+    return hands.perform(CopyIn(number, pool, PAGES, OTHER_BLOCKS, TOKENS))
 
 
 def test_a_copy_is_named_by_its_number(hands: EngineHands, engine: Engine, arena_of: Callable[[int], Arena]) -> None:
@@ -110,9 +112,37 @@ def test_a_copy_is_named_by_its_number(hands: EngineHands, engine: Engine, arena
     assert copy_out(hands, 7, "pool-0.1") == CopiedOut(7)
     assert copy_in(hands, 8, "pool-0.1") == CopiedIn(8, intact=True)
     blocks = engine.cache
-    for to, of in zip(OTHER_PAIRS[:2], PAIRS[:2], strict=True):
+    for to, of in zip(OTHER_BLOCKS[:2], BLOCKS[:2], strict=True):
         assert torch.equal(blocks[:, 2 * to : 2 * to + 2], blocks[:, 2 * of : 2 * of + 2])
     hands.part_from(POOL_MEMBER)
+
+
+def test_what_the_device_no_longer_holds_is_written_from_its_checkpoint(
+    engine: Engine, path: Path, arena_of: Callable[[int], Arena]
+) -> None:
+    arena_of(1)
+    hands, kept = EngineHands(engine, path, PAGE_SIZE, verify=True, num_on_host=2), engine.cache.clone()
+    hands.meet(POOL_MEMBER)
+    slot = BLOCKS[0] * BLOCK_SIZE + 1
+    hands.perform(CopySlots(checkpoints=((slot, 1),)))
+    engine.cache[:, 2 * BLOCKS[0] : 2 * BLOCKS[0] + 2, 1] = 0.0
+    hands.perform(CopySlots(copy=7, saved=((1, 1),)))
+    assert copy_out(hands, 7, "pool-0.1") == CopiedOut(7)
+    assert copy_in(hands, 8, "pool-0.1") == CopiedIn(8, intact=True)
+    for to, of in zip(OTHER_BLOCKS[:2], BLOCKS[:2], strict=True):
+        assert torch.equal(engine.cache[:, 2 * to : 2 * to + 2], kept[:, 2 * of : 2 * of + 2])
+    hands.part_from(POOL_MEMBER)
+
+
+def test_an_arena_that_is_not_pinned_is_mapped_ahead(
+    hands: EngineHands, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[object]()
+    monkeypatch.setattr(AsideCopies, "attach", lambda *arguments: given.append(arguments[-1]))
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    hands.part_from(POOL_MEMBER)
+    assert callable(given[0])
 
 
 def test_the_pages_of_a_successor_are_not_touched(hands: EngineHands, arena_of: Callable[[int], Arena]) -> None:

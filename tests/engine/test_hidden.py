@@ -74,20 +74,21 @@ def test_a_hidden_request_becomes_a_request_with_kv(
     reference_of: ReferenceOf,
     tally: Tally,
 ) -> None:
-    """The request moves to other pairs, or to pairs of which the first are its own. What it held before may be lost."""
+    """The request moves to other blocks, or to blocks of which the first are its own. What it held before may be
+    lost."""
     driver = Driver(engine_of(folder_of(name), 4), 1)
     live = driver.start_hidden("r", prompt_of(3, 21), 12)
-    pairs = driver.units_for(33)
+    blocks = driver.units_for(33)
     if in_place:
-        live.pairs = pairs[: len(live.pairs)]
+        live.blocks = blocks[: len(live.blocks)]
     driver.prefill(live, [10])
     driver.generate(live, 5)
-    kept, live.pairs, live.is_hidden = live.pairs, pairs, False
-    made = ProjectKv("r", kept, live.pairs, len(live.prompt) + len(live.output) - 1)
+    kept, live.blocks, live.is_hidden = live.blocks, blocks, False
+    made = ProjectKv("r", kept, live.blocks, len(live.prompt) + len(live.output) - 1)
     driver.engine.form.perform(made, driver.engine.cache)
     if not in_place:
-        for pair in kept:
-            driver.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
+        for block in kept:
+            driver.engine.cache[:, 2 * block : 2 * block + 2] = float("nan")
     compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 12), tally, f"{name}, projected")
 
 
@@ -97,14 +98,14 @@ def test_quantised_layers_make_k_and_v_of_hidden_vectors(
 ) -> None:
     """One request keeps hidden vectors to its end, the other becomes one with KV."""
     folder = folder_of(name)
-    engine = Engine(folder, num_pairs=60, block_size=4, dtype="float32", quantization=quantization)
+    engine = Engine(folder, num_blocks=60, block_size=4, dtype="float32", quantization=quantization)
     driver, network = Driver(engine, 1), expanded_reference(folder, quantization)
     stays, moves = (driver.start_hidden(name, prompt_of(seed, 21), 12) for seed, name in ((3, "stays"), (4, "moves")))
     for live in (stays, moves):
         driver.prefill(live, [10])
     driver.run(stays, moves, parts=[stays.decode(), moves.decode()])
-    kept, moves.pairs, moves.is_hidden = moves.pairs, driver.units_for(33), False
-    made = ProjectKv("moves", kept, moves.pairs, len(moves.prompt) + len(moves.output) - 1)
+    kept, moves.blocks, moves.is_hidden = moves.blocks, driver.units_for(33), False
+    made = ProjectKv("moves", kept, moves.blocks, len(moves.prompt) + len(moves.output) - 1)
     engine.form.perform(made, engine.cache)
     for live in (stays, moves):
         compare(network, live.prompt, driver.generate(live, 12), tally, f"{name}, {quantization.value}, {live.name}")
@@ -129,11 +130,11 @@ def start(driver: Driver) -> Live:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pairs": (3,)}, "request r has 1 block pairs, too few for 10 tokens"),
-        ({"pairs": (3, 120)}, "request r names a block pair outside 0..119"),
-        ({"pairs": (3, ~4)}, "request r names a block pair outside 0..119"),
+        ({"blocks": (3,)}, "request r has 1 blocks, too few for 10 tokens"),
+        ({"blocks": (3, 120)}, "request r names a block outside 0..119"),
+        ({"blocks": (3, ~4)}, "request r names a block outside 0..119"),
         ({"form": "other"}, "request r is kept in the form 'other', which this engine does not know"),
-        ({"pairs": (1, 2, ~120), "form": "", "in_place": 1}, "request r names a block pair outside 0..119"),
+        ({"blocks": (1, 2, ~120), "form": "", "in_place": 1}, "request r names a block outside 0..119"),
     ],
 )
 def test_a_place_that_cannot_be(change: dict[str, Any], message: str, folder_of: FolderOf, engine_of: EngineOf) -> None:
@@ -150,7 +151,7 @@ def test_where_hidden_does_not_pay_it_is_refused_with_the_arithmetic(folder_of: 
     with pytest.raises(PlanError) as refused:
         start(driver)
     assert str(refused.value) == (
-        "request r cannot keep hidden vectors: a hidden vector has 32 numbers and a vector block holds 16 for a token:"
+        "request r cannot keep hidden vectors: a hidden vector has 32 numbers and half a block holds 16 for a token:"
         " 32 instead of 32 for K and V together"
     )
     with pytest.raises(PlanError, match="cannot keep hidden vectors"):

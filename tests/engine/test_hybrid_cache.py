@@ -55,7 +55,7 @@ def test_what_they_say_is_what_they_say_alone(
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")
         tally.check()
         held, hybrid = deployment.decodes.held, weighed(deployment.decodes.memory)
-        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert (held["requests"], held["blocks"], held["pages"]) == (0, 0, 0)
         assert hybrid is not None
         assert hybrid.num_hidden
         assert hybrid.num_projected

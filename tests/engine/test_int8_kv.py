@@ -28,7 +28,7 @@ from tests.reference import Tally, compare
 FolderOf = Callable[[str], Path]
 PLAIN = Policy(room=Room.GROWING)
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
-PREFILL_PAIRS = 26
+PREFILL_BLOCKS = 26
 
 
 class Rounding:
@@ -62,7 +62,7 @@ def test_any_chunking_and_either_end(
     folder, tally = make(tmp_path / name, name) if name == "gpt2" else folder_of(name), Tally()
     for block_size, sizes in ((16, ()), (4, (7, 1, 20))):
         engine = Engine(
-            folder, num_pairs=480 // block_size, block_size=block_size, dtype="float32", kv_dtype=KvDtype.INT8
+            folder, num_blocks=480 // block_size, block_size=block_size, dtype="float32", kv_dtype=KvDtype.INT8
         )
         driver = Driver(engine, 1)
         lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, 9 + 20 * seed), 12) for seed in range(3)]
@@ -76,7 +76,7 @@ def test_any_chunking_and_either_end(
 
 
 def test_a_profile_is_measured_without_hidden_vectors(folder_of: FolderOf, tmp_path: Path) -> None:
-    engine = Engine(folder_of("mha-tied"), num_pairs=40, block_size=4, dtype="float32", kv_dtype=KvDtype.INT8)
+    engine = Engine(folder_of("mha-tied"), num_blocks=40, block_size=4, dtype="float32", kv_dtype=KvDtype.INT8)
     assert measure_remaking(Meter(engine)) == 0.0
     links = measure_copies(Meter(engine), 8, tmp_path)
     assert set(links) == {Route.DEVICE_TO_ARENA, Route.ARENA_TO_DEVICE}
@@ -108,7 +108,7 @@ def test_what_they_say_is_what_they_say_alone(
     """Requests go to the pool, to candidate requests, to the other worker, and back: the device is small."""
     folder, tally = folder_of("gqa-untied"), Tally()
     kept = KvDtype.INT8
-    with deployed(folder, topology, policy, tmp_path, None, direct, PREFILL_PAIRS, kv_dtype=kept) as deployment:
+    with deployed(folder, topology, policy, tmp_path, None, direct, PREFILL_BLOCKS, kv_dtype=kept) as deployment:
         for request in asked(deployment, seed):
             output = deployment.outputs[request.id]
             assert len(output) == request.max_tokens

@@ -132,16 +132,16 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def engine_of(dtype: str) -> Engine:
-    return Engine(DEMO, num_pairs=80, block_size=BLOCK, dtype=dtype)
+    return Engine(DEMO, num_blocks=80, block_size=BLOCK, dtype=dtype)
 
 
-def ran(engine: Engine, tokens: Sequence[int], pairs: Sequence[int]) -> int:
-    chunk = Chunk("a", tuple(tokens), 0, KvForm(tuple(pairs)), Sampling())
+def ran(engine: Engine, tokens: Sequence[int], blocks: Sequence[int]) -> int:
+    chunk = Chunk("a", tuple(tokens), 0, KvForm(tuple(blocks)), Sampling())
     return engine.step(StepPlan(1, (chunk,))).tokens[0][1]
 
 
-def decoded(engine: Engine, token: int, start: int, pairs: Sequence[int]) -> int:
-    decode = Decode("a", token, start, KvForm(tuple(pairs)), Sampling(), 0)
+def decoded(engine: Engine, token: int, start: int, blocks: Sequence[int]) -> int:
+    decode = Decode("a", token, start, KvForm(tuple(blocks)), Sampling(), 0)
     return engine.step(StepPlan(1, (), (decode,))).tokens[0][1]
 
 
@@ -152,35 +152,35 @@ def test_attention_and_greedy_tokens_hardly_change(dtype: str) -> None:
     plain, lossy = engine_of(dtype), engine_of(dtype)
     same = num = 0
     for prompt in prompts():
-        pairs = range(-(-(len(prompt) + ANSWER) // BLOCK))
-        token = ran(plain, prompt, pairs)
+        blocks = range(-(-(len(prompt) + ANSWER) // BLOCK))
+        token = ran(plain, prompt, blocks)
         with arena_of(plain) as arena:
-            through_int8(plain, lossy, arena, prompt, pairs)
-        assert attention_error(plain, lossy, len(prompt), pairs) <= 0.01
+            through_int8(plain, lossy, arena, prompt, blocks)
+        assert attention_error(plain, lossy, len(prompt), blocks) <= 0.01
         for start in range(len(prompt), len(prompt) + ANSWER):
-            of_plain, of_lossy = (decoded(engine, token, start, pairs) for engine in (plain, lossy))
+            of_plain, of_lossy = (decoded(engine, token, start, blocks) for engine in (plain, lossy))
             same, num, token = same + (of_plain == of_lossy), num + 1, of_plain
     assert num == PROMPTS * ANSWER
     assert same >= 0.99 * num
 
 
-def through_int8(plain: Engine, lossy: Engine, arena: Arena, prompt: tuple[int, ...], pairs: range) -> None:
+def through_int8(plain: Engine, lossy: Engine, arena: Arena, prompt: tuple[int, ...], blocks: range) -> None:
     out, back = (PageCopier(engine.cache, arena, PAGE, verify=True) for engine in (plain, lossy))
     pages = list(range(-(-len(prompt) // PAGE)))
     full = len(prompt) // PAGE
     assert full >= 1
-    out.copy_out(pairs, pages, prompt)
+    out.copy_out(blocks, pages, prompt)
     into = list(arena.extents.pages(arena.extents.count - 1, PageKind.KV_INT8))[:full]
     assert all(out.rewrite(page, new) for page, new in zip(pages, into, strict=False))
-    assert back.copy_in(into + pages[full:], pairs, prompt)
+    assert back.copy_in(into + pages[full:], blocks, prompt)
 
 
-def attention_error(plain: Engine, lossy: Engine, tokens: int, pairs: Sequence[int]) -> float:
+def attention_error(plain: Engine, lossy: Engine, tokens: int, blocks: Sequence[int]) -> float:
     """Return the largest error of all layers: with the last tokens' K as queries, relative to the output from plain
     KV."""
     model, kernels = plain.config, choose(torch.device("cpu"), plain.dtype).kernels
     queries, errors = 32, []
-    spans = Spans([Lie(queries, tokens, pairs)], BLOCK)
+    spans = Spans([Lie(queries, tokens, blocks)], BLOCK)
     for layer in range(model.num_layers):
         slots = spans.new_slots
         k = plain.cache[layer].view(-1, model.kv_dim)[slots]

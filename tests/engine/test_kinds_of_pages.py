@@ -33,7 +33,7 @@ from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
 
-LIMITS = WorkerLimits(num_pairs=60, block_size=4, page_size=8, max_step_tokens=24, max_batch=3)
+LIMITS = WorkerLimits(num_blocks=60, block_size=4, page_size=8, max_step_tokens=24, max_batch=3)
 ALIKE, OUTPUT, REQUESTS, PAGES = 21, 20, 10, 96
 FolderOf = Callable[[str], Path]
 
@@ -101,7 +101,7 @@ class Deployment(Simulation):
             )
 
     def _engine(self) -> Hands:
-        engine = Engine(self._folder, num_pairs=LIMITS.num_pairs, block_size=LIMITS.block_size, dtype=self._dtype)
+        engine = Engine(self._folder, num_blocks=LIMITS.num_blocks, block_size=LIMITS.block_size, dtype=self._dtype)
         engine.cache.fill_(float("nan"))
         return Hands(EngineHands(engine, self._path, LIMITS.page_size, verify=True), self)
 
@@ -174,7 +174,7 @@ def test_answers_are_those_of_transformers(
         compare(reference_of(folder_of(name)), request.prompt, deployment.outputs[request.id], tally, label)
     prefill = deployment.core("prefill-0")
     assert isinstance(prefill, PrefillCore)
-    assert (prefill.prompts.num_reused_tokens + prefill.memory.pages.num_shared_tokens > 0) is reuse
+    assert (prefill.fetching.num_reused_tokens + prefill.memory.pages.num_shared_tokens > 0) is reuse
 
 
 @pytest.mark.parametrize("reuse", [True, False])

@@ -111,7 +111,7 @@ def step_of(made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyP
     """Return what a captured step of two greedy decodes launches, which go on from tokens that nobody has read."""
     engine = Engine(
         made(folder, num_hidden_layers=layers),
-        num_pairs=60,
+        num_blocks=60,
         dtype="bfloat16",
         kernels=TritonKernels(),
         has_graphs=True,
@@ -151,7 +151,7 @@ def test_a_captured_step_launches_no_more_kernels_than_it_did(
     around = one.captured - by_layer  # the embedding, the angles, the last norm, the head and what brings it to fp32
     assert around.total() <= 10, around
     assert one.copies == two.copies, "all layers share the tables of a step"
-    assert two.copies <= 9, "positions, slots, pairs, right ends, pieces, merges; tokens, tokens to come, wishes"
+    assert two.copies <= 9, "positions, slots, blocks, right ends, pieces, merges; tokens, tokens to come, wishes"
 
 
 def test_what_is_launched_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

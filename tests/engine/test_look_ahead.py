@@ -18,7 +18,7 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.in_order import InOrder
+from alignedserve.engine.in_order import DeviceQueue
 from alignedserve.engine.sampling.reading import Done
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import LeadingEngine
@@ -36,7 +36,7 @@ from tests.samples import POOL_MEMBER, request
 
 FolderOf = Callable[[str], Path]
 DEADLINE_S = 60.0
-LIMITS = WorkerLimits(num_pairs=60, block_size=4, page_size=8, max_step_tokens=32, max_batch=8)
+LIMITS = WorkerLimits(num_blocks=60, block_size=4, page_size=8, max_step_tokens=32, max_batch=8)
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
     def __init__(
         self, folder: Path, directory: Path, look_ahead: int, reads_later: bool, engine: Engine | None = None
     ) -> None:
-        engine = engine or Engine(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32")
+        engine = engine or Engine(folder, num_blocks=LIMITS.num_blocks, block_size=4, dtype="float32")
         engine.reads_later = reads_later
         self.core = decode_core(WorkerSetup(LIMITS, Policy(), look_ahead=look_ahead))
         self.hands = EngineHands(engine, directory / "arena", 8, verify=False, look_ahead=look_ahead)
@@ -55,7 +55,7 @@ class Worker:
     def serve(self, some: Sequence[Request]) -> dict[str, list[int]]:
         for new_request in some:
             self._tell(Received(ROUTER, Prefill(new_request), 1))
-        while self.core.held["pairs"]:
+        while self.core.held["blocks"]:
             event = self._events.get(timeout=DEADLINE_S)
             assert not isinstance(event, Exception), event
             self._tell(event)
@@ -99,7 +99,7 @@ def test_all_say_the_same(
     until = plain["r1"].index(ends_with) + 1
     assert ahead == plain | {"r1": plain["r1"][:until]}
     compare(reference_of(folder), requests[0].prompt, ahead["r0"], tally, "look-ahead")
-    assert worker.core.counts.ahead_steps > 5
+    assert worker.core.stepping.num_ahead_steps > 5
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
@@ -111,7 +111,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
 
     def made(kind: type[AnEngine], rank: int) -> AnEngine:
         team = Team(store, rank, 2, "127.0.0.1", CPU)
-        return kind(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32", ranks=team)
+        return kind(folder, num_blocks=LIMITS.num_blocks, block_size=4, dtype="float32", ranks=team)
 
     def follow() -> list[bool]:
         engine, named = made(Engine, 1), list[bool]()
@@ -132,7 +132,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
         finally:
             orders.put(None)
         assert all(following.result(DEADLINE_S)) is not reads_later
-    assert worker.core.counts.ahead_steps > 5
+    assert worker.core.stepping.num_ahead_steps > 5
 
 
 def test_a_whole_deployment_says_the_same(
@@ -147,17 +147,17 @@ def test_a_whole_deployment_says_the_same(
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, request.id)
         tally.check()
         held = deployment.decodes.held
-        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
-        assert deployment.decodes.counts.ahead_steps > 0
-        assert deployment.decodes.counts.preemptions > 0
+        assert (held["requests"], held["blocks"], held["pages"]) == (0, 0, 0)
+        assert deployment.decodes.stepping.num_ahead_steps > 0
+        assert deployment.decodes.log.counts.num_preemptions > 0
 
 
 def test_a_request_without_a_next_token_is_in_no_step_that_goes_on_from_it(folder_of: FolderOf) -> None:
-    driver = Driver(Engine(folder_of("gqa-untied"), num_pairs=20, block_size=4, dtype="float32"), 1)
+    driver = Driver(Engine(folder_of("gqa-untied"), num_blocks=20, block_size=4, dtype="float32"), 1)
     good, bad = (driver.start(name, prompt_of(n, 6), 4) for n, name in enumerate(("good", "bad")))
     for live in (good, bad):
         driver.prefill(live)
-    driver.engine.cache[:, 2 * bad.pairs[0]] = float("inf")
+    driver.engine.cache[:, 2 * bad.blocks[0]] = float("inf")
     first = driver.engine.step(StepPlan(8, (), (good.decode(), bad.decode())))
     assert first.unsampled == ("bad",)
     second = driver.engine.step(StepPlan(9, (), (good.decode_ahead(None, 1), bad.decode_ahead(None, 1))))
@@ -186,7 +186,7 @@ def goes_on(number: int) -> StepPlan:
 
 
 def test_a_step_that_goes_on_from_a_failed_step_fails_too() -> None:
-    in_order, posts, begun = InOrder(CPU), Posts(), list[int]()
+    in_order, posts, begun = DeviceQueue(CPU), Posts(), list[int]()
 
     def begin(plan: StepPlan) -> Done:
         begun.append(plan.number)
@@ -203,7 +203,7 @@ def test_a_step_that_goes_on_from_a_failed_step_fails_too() -> None:
 
 
 def test_what_is_no_step_waits_for_those_before_it() -> None:
-    in_order, posts = InOrder(CPU), Posts()
+    in_order, posts = DeviceQueue(CPU), Posts()
     in_order.step(PLAIN, lambda plan: Done(StepResult(plan.number, ())), posts)
     in_order.do(lambda: False, lambda: posts(CopiedOut(5)), posts)
     assert isinstance(posts.next(), StepDone)
@@ -228,7 +228,7 @@ def test_a_device_that_is_lost_ends_it_all(when: str) -> None:
             raise lost
         return Lost()
 
-    in_order, posts = InOrder(CPU), Posts()
+    in_order, posts = DeviceQueue(CPU), Posts()
     in_order.step(PLAIN, begin, posts)
     assert posts.next() is lost
     in_order.step(goes_on(2), begin, posts)
@@ -238,7 +238,7 @@ def test_a_device_that_is_lost_ends_it_all(when: str) -> None:
 
 
 def test_hands_with_a_thread_do_all_in_it_and_meet_pools_between(folder_of: FolderOf, tmp_path: Path) -> None:
-    engine = Engine(folder_of("gqa-untied"), num_pairs=20, block_size=4, dtype="float32")
+    engine = Engine(folder_of("gqa-untied"), num_blocks=20, block_size=4, dtype="float32")
     hands, posts = EngineHands(engine, tmp_path / "arena", 8, verify=False, look_ahead=1), Posts()
     hands.meet(POOL_MEMBER)  # this pool has no arena
     commands: list[Command] = [CopyOut(3, POOL_MEMBER.holder, (0, 1), (0,), (1, 2, 3)), RunStep(StepPlan(4))]

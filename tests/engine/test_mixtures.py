@@ -31,10 +31,10 @@ class WithExperts(TritonExperts, Reference):
 @pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "deepseek-v3", "llama4", "gpt-oss"])
 def test_experts_at_once_say_what_transformers_says(name: str, folder_of: Callable[[str], Path]) -> None:
     folder, tally = folder_of(name), Tally()
-    driver = Driver(Engine(folder, num_pairs=30, dtype="float32", kernels=WithExperts()), 1)
-    live = driver.start("r", prompt_of(3, 20), 6)
+    driver = Driver(Engine(folder, num_blocks=30, dtype="float32", kernels=WithExperts()), 1)
+    live = driver.start("r", prompt_of(3, 13), 3)
     driver.prefill(live, [9])
-    compare(load(folder), live.prompt, driver.generate(live, 6), tally, name)
+    compare(load(folder), live.prompt, driver.generate(live, 3), tally, name)
     tally.check()
 
 
@@ -50,7 +50,7 @@ def test_experts_at_once_say_what_transformers_says(name: str, folder_of: Callab
 def test_why_steps_are_not_captured(
     kernels: Reference, quantization: Quantization, why: str | None, folder_of: Callable[[str], Path]
 ) -> None:
-    engine = Engine(folder_of("mixtral"), num_pairs=4, dtype="float32", kernels=kernels, quantization=quantization)
+    engine = Engine(folder_of("mixtral"), num_blocks=4, dtype="float32", kernels=kernels, quantization=quantization)
     engine.device = torch.device("cuda", 0)  # the engine has run nothing yet
     told = engine.why_no_graphs
     assert told is None if why is None else told is not None and told.startswith(why)
@@ -59,7 +59,7 @@ def test_why_steps_are_not_captured(
 def test_experts_that_failed_are_why_steps_are_not_captured(folder_of: Callable[[str], Path]) -> None:
     """The reference takes the place of a kernel that fails, and waits."""
     kernels = WithExperts()
-    engine = Engine(folder_of("mixtral"), num_pairs=4, dtype="float32", kernels=kernels)
+    engine = Engine(folder_of("mixtral"), num_blocks=4, dtype="float32", kernels=kernels)
     engine.device = torch.device("cuda", 0)
     assert engine.why_no_graphs is None
     replace(kernels, ["add_experts"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
 from alignedserve.lab.benchmarks.common.one_pass import OnePass
+from tests.conftest import SOAK
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama, mpt
@@ -66,9 +68,13 @@ def test_logits_are_those_of_transformers(name: str, folder_of: FolderOf, refere
 MIXTURES = ("deepseek-v2", "deepseek-v3", "mixtral", "gpt-oss", "qwen2-moe", "llama4")
 ROUNDED = [*(name for name in MODELS if name not in MIXTURES), *(name for name in OPTIONS if "all-experts" in name)]
 
+NARROW = (torch.bfloat16, torch.float16)
 
-@pytest.mark.parametrize("name", ROUNDED)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*product(ROUNDED, NARROW)] if SOAK else [(name, NARROW[at % 2]) for at, name in enumerate(ROUNDED)],
+)
 def test_narrow_types_stay_within_their_rounding(
     name: str, dtype: torch.dtype, folder_of: FolderOf, reference_of: ReferenceOf
 ) -> None:

@@ -66,7 +66,7 @@ def test_plans_count_the_expanded_numbers(tmp_path: Path) -> None:
 def test_it_cannot_be_quantised_anew(tmp_path: Path) -> None:
     made, _ = packed(tmp_path)
     with pytest.raises(ConfigError, match="quantised already"):
-        Engine(made, num_pairs=1, quantization=Quantization.INT4)
+        Engine(made, num_blocks=1, quantization=Quantization.INT4)
 
 
 @pytest.mark.parametrize("lost", ["_blocks", "_scales"])
@@ -76,8 +76,8 @@ def test_blocks_of_another_shape_or_none_are_refused(lost: str, tmp_path: Path) 
     name = next(name for name in tensors if name.endswith(lost))
     save_file(tensors | {name: tensors[name][:, :-1].contiguous()}, made / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match="is stored in blocks and scales of"):
-        Engine(made, num_pairs=1, dtype="float32")
+        Engine(made, num_blocks=1, dtype="float32")
     del tensors[name]
     save_file(tensors, made / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match="is missing"):
-        Engine(made, num_pairs=1, dtype="float32")
+        Engine(made, num_blocks=1, dtype="float32")

@@ -155,7 +155,7 @@ MIXTURES = ("mixtral", "qwen2-moe", "deepseek-v2", "deepseek-v3", "llama4", "gpt
 @pytest.fixture(params=["opt"])
 def driver(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Driver:
     engine = Engine(
-        folder_of(request.param), num_pairs=60, block_size=4, dtype="float32", kernels=Opaque(), has_graphs=True
+        folder_of(request.param), num_blocks=60, block_size=4, dtype="float32", kernels=Opaque(), has_graphs=True
     )
     engine.reads_later = True
     return Driver(engine, 1)
@@ -187,7 +187,7 @@ def test_experts_that_run_in_turn_are_found(monkeypatch: pytest.MonkeyPatch, fol
     """Quantised experts wait in every layer, to learn which of them run."""
     engine = Engine(
         folder_of("mixtral"),
-        num_pairs=60,
+        num_blocks=60,
         block_size=4,
         dtype="float32",
         kernels=Opaque(),

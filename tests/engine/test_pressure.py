@@ -6,7 +6,7 @@ process.
 
     evicted         a request is computed anew where there is no pool; else it goes to the pool, or to the prefill
                     worker and back, or waits and fetches what the pool has of it
-    two in a pair   the transport is through the pool (docs/how/blocks.md): no request goes to a prefill worker
+    two in a block   the transport is through the pool (docs/how/blocks.md): no request goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
 """
 
@@ -34,7 +34,7 @@ SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
 FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are computed anew, as hidden vectors
 FEWER_PAGES = 8  # what has to leave waits on the worker, and fetches what the pool has of it
-PREFILL_PAIRS = 40
+PREFILL_BLOCKS = 40
 
 
 class Believed(OnlineCost):
@@ -48,17 +48,17 @@ class Believed(OnlineCost):
 
 def happened(core: DecodeCore) -> set[str]:
     counts: dict[str, int] = {
-        "preemption": core.counts.preemptions,
-        "eviction to the pool": core.counts.evictions - core.counts.evicted_aside,
-        "eviction to candidate requests": core.counts.evicted_aside,
-        "batch switch": core.counts.switches > 1,
-        "fetched": core.counts.reused_tokens,
-        "kept": core.counts.kept_pages,
-        "written ahead": core.counts.pages_ahead,
+        "preemption": core.log.counts.num_preemptions,
+        "eviction to the pool": core.log.counts.num_evictions - core.leaving.num_evicted_aside,
+        "eviction to candidate requests": core.leaving.num_evicted_aside,
+        "batch switch": core.joining.num_switches > 1,
+        "fetched": core.fetching.num_reused_tokens,
+        "kept": core.writing.num_kept_pages,
+        "written ahead": core.ahead.num_pages,
     }
     if (shared := slots_of(core.memory)) is not None:
         slots = shared.counts
-        counts |= {"preempted pair": slots.num_preempted, "checkpoint": slots.num_checkpoints}
+        counts |= {"preempted block": slots.num_preempted, "checkpoint": slots.num_checkpoints}
         counts |= {"restored": slots.num_restored, "moved": slots.num_moved}
     if (hybrid := weighed(core.memory)) is not None:
         counts |= {"hidden": hybrid.num_hidden, "projected": hybrid.num_projected}
@@ -66,7 +66,7 @@ def happened(core: DecodeCore) -> set[str]:
 
 
 LEAVING, BATCHES = {"preemption", "eviction to the pool"}, {"batch switch"}
-ASIDE, SLOTS = {"eviction to candidate requests"}, {"preempted pair", "checkpoint", "restored", "moved"}
+ASIDE, SLOTS = {"eviction to candidate requests"}, {"preempted block", "checkpoint", "restored", "moved"}
 KINDS = {"hidden", "projected"}
 
 
@@ -99,9 +99,9 @@ def test_what_they_say_is_what_they_say_alone(
     pages: int,
     wanted: set[str],
 ) -> None:
-    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and policy.pairs.why_not_direct is None
-    cost = Believed() if policy.pairs.keeps_hidden else None
-    with deployed(folder, topology, policy, tmp_path, cost, direct, PREFILL_PAIRS, pages) as deployment:
+    folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and policy.block_use.why_not_direct is None
+    cost = Believed() if policy.block_use.keeps_hidden else None
+    with deployed(folder, topology, policy, tmp_path, cost, direct, PREFILL_BLOCKS, pages) as deployment:
         requests = asked(deployment, seed)
         assert len({request.service for request in requests}) == 2
         for request in requests:
@@ -109,7 +109,7 @@ def test_what_they_say_is_what_they_say_alone(
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")
         tally.check()
         held = deployment.decodes.held
-        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert (held["requests"], held["blocks"], held["pages"]) == (0, 0, 0)
         assert wanted - happened(deployment.decodes) == set()
 
 
@@ -135,7 +135,7 @@ def test_with_copies_beside_the_steps_too(
     folder, tally = folder_of("gqa-untied"), Tally()
     pages = FEWER_PAGES if topology == "colocated" else PAGES
     made = deployed(
-        *(folder, topology, PLAIN, tmp_path, None, False, PREFILL_PAIRS, pages),
+        *(folder, topology, PLAIN, tmp_path, None, False, PREFILL_BLOCKS, pages),
         look_ahead=look_ahead,
         copies_beside=True,
     )
@@ -145,7 +145,7 @@ def test_with_copies_beside_the_steps_too(
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"seed {seed}")
         tally.check()
         held = deployment.decodes.held
-        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert (held["requests"], held["blocks"], held["pages"]) == (0, 0, 0)
         assert wanted - happened(deployment.decodes) == set()
 
 
@@ -155,7 +155,7 @@ def test_what_a_prefill_worker_that_decodes_hands_on_is_said_as_it_is_said_alone
 ) -> None:
     """Requests decode there first, then on the other worker, or to their end where that has no room."""
     folder, tally = folder_of("gqa-untied"), Tally()
-    made = deployed(folder, "1+1", PLAIN, tmp_path, None, True, PREFILL_PAIRS, look_ahead=look_ahead, lends=True)
+    made = deployed(folder, "1+1", PLAIN, tmp_path, None, True, PREFILL_BLOCKS, look_ahead=look_ahead, lends=True)
     with made as deployment:
         requests = asked(deployment, 2)
         for request in requests:
@@ -166,4 +166,4 @@ def test_what_a_prefill_worker_that_decodes_hands_on_is_said_as_it_is_said_alone
         assert {*happened(deployment.decodes)} >= {"kept"}, "answers are kept behind the prompts that the other had"
         for name in ("prefill-0", "decode-0"):
             held = deployment.cores[name].held
-            assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+            assert (held["requests"], held["blocks"], held["pages"]) == (0, 0, 0)

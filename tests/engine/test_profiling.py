@@ -30,7 +30,7 @@ from alignedserve.engine.profiling import (
 from alignedserve.kernels.common.reference import Reference
 from tests.models import MAX_POSITIONS
 
-LIMITS = WorkerLimits(num_pairs=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
+LIMITS = WorkerLimits(num_blocks=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
 BOUNDS = Bounds(LIMITS, MAX_POSITIONS)
 LARGE = Bounds(WorkerLimits(10_000, 16, 64, 512, 64), 2048)
 SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0", "none")
@@ -51,7 +51,11 @@ class Ticks:
 
 
 @pytest.fixture
-def engine(folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine]) -> Engine:
+def engine(
+    folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], Engine], monkeypatch: pytest.MonkeyPatch
+) -> Engine:
+    """Return an engine whose profile has a fifth of the usual trials: each test takes some profiles."""
+    monkeypatch.setattr("alignedserve.cost.trials._TRIALS_PER_KIND", 12)
     return engine_of(folder_of("gqa-untied"), LIMITS.block_size)
 
 
@@ -343,7 +347,7 @@ def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Call
     assert subject.dtype == "float32"
     assert subject.device.endswith("1 thread")
     assert (
-        subject.kernels == engine.kernels != Engine(folder_of("gqa-untied"), num_pairs=8, kernels=Reference()).kernels
+        subject.kernels == engine.kernels != Engine(folder_of("gqa-untied"), num_blocks=8, kernels=Reference()).kernels
     )
     assert subject.model != subject_of(engine, folder_of("mha-tied")).model
 

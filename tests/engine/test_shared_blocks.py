@@ -54,7 +54,7 @@ def test_what_they_say_is_what_they_say_alone(
         compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{folder.name}, {policy}")
     tally.check()
     held = deployment.decodes.held
-    assert (held["requests"], held["pairs"], held["pages"], held["places"]) == (0, 0, 0, 0)
+    assert (held["requests"], held["blocks"], held["pages"], held["places"]) == (0, 0, 0, 0)
     shared = slots_of(deployment.decodes.memory)
     assert shared is not None
     counts = shared.counts

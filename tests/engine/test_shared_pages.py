@@ -51,9 +51,9 @@ def test_what_they_say_is_what_they_say_alone(
         tally.check()
         first = deployment.cores["prefill-0" if topology == "1+1" else "decode-0"]
         assert first.memory.pages.num_shared_tokens > 100
-        assert deployment.decodes.held["pairs"] == first.held["pairs"] == 0
+        assert deployment.decodes.held["blocks"] == first.held["blocks"] == 0
         if policy is GROWING and topology == "colocated":
-            assert deployment.decodes.counts.preemptions
+            assert deployment.decodes.log.counts.num_preemptions
 
 
 def conversations(deployment: Deployment) -> list[Request]:

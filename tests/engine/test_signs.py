@@ -22,7 +22,7 @@ from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.signs import Stage
 from tests.models import MAX_POSITIONS
 
-LIMITS = WorkerLimits(num_pairs=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
+LIMITS = WorkerLimits(num_blocks=120, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
 
 
 class Noted:
@@ -52,7 +52,7 @@ def engine(folder_of: Callable[[str], Path], noted: Noted) -> Engine:
     folder = folder_of("gqa-untied")
     return Engine(
         folder,
-        num_pairs=120,
+        num_blocks=120,
         block_size=4,
         dtype="float32",
         tune_s=1e-3,

@@ -274,7 +274,7 @@ def test_a_vocabulary_may_be_larger_than_its_tokenizer(text: TextModel, syntaxes
 
 
 def test_the_engine_asks_it(text: TextModel) -> None:
-    engine = Engine(MODEL, num_pairs=8)
+    engine = Engine(MODEL, num_blocks=8)
     prompt = tuple(text.chat_ids([{"role": "user", "content": "Hello"}]))
     sampling = Sampling(syntax=regex_syntax("[0-9]{2}"))
     history = History(prompt, [], (STOP,))

@@ -48,7 +48,7 @@ def kernels() -> Short:
 
 @pytest.fixture
 def driver(kernels: Short, folder_of: FolderOf) -> Driver:
-    return Driver(Engine(folder_of("mha-tied"), num_pairs=60, block_size=4, kernels=kernels), 1)
+    return Driver(Engine(folder_of("mha-tied"), num_blocks=60, block_size=4, kernels=kernels), 1)
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -126,7 +126,7 @@ def test_torch_s_own_refusal_is_understood(folder_of: FolderOf) -> None:
         def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
             return torch.empty(1 << 46)
 
-    driver = Driver(Engine(folder_of("mha-tied"), num_pairs=8, block_size=4, kernels=Huge()), 1)
+    driver = Driver(Engine(folder_of("mha-tied"), num_blocks=8, block_size=4, kernels=Huge()), 1)
     result = driver.engine.step(StepPlan(1, (driver.start("r", prompt_of(1, 9), 1).chunk(9),)))
     assert result.failure is not None
     assert "memory" in result.failure.why
@@ -135,7 +135,7 @@ def test_torch_s_own_refusal_is_understood(folder_of: FolderOf) -> None:
 @pytest.mark.skipif(not native_sets(), reason="the C++ library was not built")
 def test_so_is_that_kernels_find_none_for_what_they_work_in(folder_of: Callable[[str], Path]) -> None:
     kernels = Native(Library())
-    driver = Driver(Engine(folder_of("mha-tied"), num_pairs=60, block_size=4, kernels=kernels), 1)
+    driver = Driver(Engine(folder_of("mha-tied"), num_blocks=60, block_size=4, kernels=kernels), 1)
     live = driver.start("r", prompt_of(1, 20), 8)
     driver.prefill(live)
     plan = StepPlan(7, decodes=(live.decode(),))

@@ -23,6 +23,7 @@ from alignedserve.errors import ModelError, UnsupportedModel
 from tests.conftest import SOAK, examples
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
+from tests.engine.test_quantised_models import pairs_of
 from tests.engine.transformers_families import REFUSED, SERVED, WINDOW, make
 from tests.models import MAX_POSITIONS, VOCAB
 from tests.reference import Tally, compare, load
@@ -54,7 +55,7 @@ def change(folder: Path, **changes: Any) -> Path:
 
 def refusal(folder: Path, kind: type[ModelError] = UnsupportedModel) -> str:
     with pytest.raises(ModelError) as raised:
-        Engine(folder, num_pairs=1, dtype="float32")
+        Engine(folder, num_blocks=1, dtype="float32")
     assert type(raised.value) is kind
     said = str(raised.value)
     assert "\n" not in said
@@ -66,7 +67,7 @@ def check_greedy(
     folder: Path, tally: Tally, quantization: Quantization = Quantization.NONE, reference: Any = None
 ) -> Engine:
     """Compare two requests, in chunks, together and apart, both longer than any window."""
-    engine = Engine(folder, num_pairs=40, block_size=4, dtype="float32", quantization=quantization)
+    engine = Engine(folder, num_blocks=40, block_size=4, dtype="float32", quantization=quantization)
     driver = Driver(engine, 1)
     first = driver.start_either_way("first", prompt_of(1, 37), 8)
     second = driver.start_either_way("second", prompt_of(2, 21), 8)
@@ -87,8 +88,7 @@ def test_greedy_output_is_that_of_transformers(family: str, folder: Callable[...
     check_greedy(folder(family, **SERVED[family]), tally)
 
 
-@served
-@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
+@pytest.mark.parametrize(("family", "quantization"), pairs_of(SERVED if SOAK else _SERVED.split()))
 def test_quantised_layers_say_what_their_weights_expanded_say(
     family: str, quantization: Quantization, folder: Callable[..., Path], tally: Tally
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_state_is_refused_before_weights_are_read(family: str, tmp_path: Path)
 
 
 def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path]) -> None:
-    config = Engine(folder("vaultgemma", **SERVED["vaultgemma"], query_pre_attn_scalar=16), num_pairs=1).config
+    config = Engine(folder("vaultgemma", **SERVED["vaultgemma"], query_pre_attn_scalar=16), num_blocks=1).config
     assert config.windows == (WINDOW, None)
     assert config.scales == (0.25, 0.25)
 
@@ -121,7 +121,7 @@ def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_enough(dtype: str, folder: Callable[..., Path]) -> None:
     """The comparison at load distinguishes rounding from another model."""
-    engine = Engine(folder("hunyuan_v1_moe"), num_pairs=10, block_size=4, dtype=dtype)
+    engine = Engine(folder("hunyuan_v1_moe"), num_blocks=10, block_size=4, dtype=dtype)
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 20), 4)
     driver.prefill(live)
@@ -217,7 +217,7 @@ def test_without_transformers(folder: Callable[..., Path], monkeypatch: pytest.M
 def test_nothing_is_said_on_the_console(folder: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
     made = folder("phimoe")
     capfd.readouterr()
-    Engine(made, num_pairs=1)
+    Engine(made, num_blocks=1)
     assert capfd.readouterr() == ("", "")
 
 

@@ -17,6 +17,8 @@ from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import POOLED, Chunk, Decode, KvForm, PooledTask, Pooling, Sampling, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError, UnsupportedModel
+from tests.conftest import SOAK
+from tests.models import MODELS
 from tests.pooled_folders import (
     WORDS,
     change_config,
@@ -29,6 +31,7 @@ from tests.pooled_folders import (
 BLOCK = 16
 CLOSE = 1e-3
 LENGTHS = (1, 7, 7, 30, 2, 64, 7, 100, 15)
+STATES = ("gqa-untied", "opt", "opt-350m", "neox", "falcon", "mpt", "deepseek-v2", "gemma2")  # other last layers
 FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "modernbert")
 
 
@@ -38,12 +41,12 @@ def texts(seed: int = 0) -> list[str]:
 
 
 def engine_of(folder: Path, dtype: str = "float32", quantization: Quantization = Quantization.NONE) -> Engine:
-    return Engine(folder, num_pairs=200, block_size=BLOCK, dtype=dtype, quantization=quantization)
+    return Engine(folder, num_blocks=200, block_size=BLOCK, dtype=dtype, quantization=quantization)
 
 
 def chunk(number: int, tokens: Sequence[int], pooling: Pooling | None, start: int = 0) -> Chunk:
-    pairs = tuple(range(10 * number, 10 * number + 10))
-    return Chunk(f"r{number}", tuple(tokens), start, KvForm(pairs), None, pooling=pooling)
+    blocks = tuple(range(10 * number, 10 * number + 10))
+    return Chunk(f"r{number}", tuple(tokens), start, KvForm(blocks), None, pooling=pooling)
 
 
 def vectors_of(result: StepResult) -> dict[str, list[float]]:
@@ -108,8 +111,8 @@ def test_more_texts_than_go_through_a_layer_together(tmp_path: Path) -> None:
     """Rows behind attention run in parts: a text may lie in two of them."""
     folder = embedding_folder(tmp_path, encoder_config("bert"), "mean")
     reference, given = sentence_transformer(folder), texts()[7]
-    ids, whole, pairs = reference.tokenizer(given)["input_ids"], Pooling(is_whole=True), tuple(range(10))
-    chunks = tuple(Chunk(f"r{number}", tuple(ids), 0, KvForm(pairs), None, pooling=whole) for number in range(25))
+    ids, whole, blocks = reference.tokenizer(given)["input_ids"], Pooling(is_whole=True), tuple(range(10))
+    chunks = tuple(Chunk(f"r{number}", tuple(ids), 0, KvForm(blocks), None, pooling=whole) for number in range(25))
     wanted, found = reference.encode(given), vectors_of(engine_of(folder).step(StepPlan(1, chunks)))
     for number in range(25):
         assert off(found[f"r{number}"], wanted) < CLOSE
@@ -140,15 +143,15 @@ def test_a_text_in_chunks_beside_a_chat(tmp_path: Path) -> None:
     folder = embedding_folder(tmp_path, decoder_config("llama"), "lasttoken")
     engine, reference, given = engine_of(folder), sentence_transformer(folder), texts()[7]
     ids, chat = reference.tokenizer(given)["input_ids"], (5, 6, 7)
-    pairs = (150,)
-    first = engine.step(StepPlan(1, (Chunk("chat", chat, 0, KvForm(pairs), Sampling()), chunk(0, ids[:40], None))))
+    blocks = (150,)
+    first = engine.step(StepPlan(1, (Chunk("chat", chat, 0, KvForm(blocks), Sampling()), chunk(0, ids[:40], None))))
     alone = dict(first.tokens)["chat"]
-    decode = Decode("chat", alone, 3, KvForm(pairs), Sampling(), 1)
+    decode = Decode("chat", alone, 3, KvForm(blocks), Sampling(), 1)
     result = engine.step(StepPlan(2, (chunk(0, ids[40:], Pooling(), start=40),), (decode,)))
     assert off(vectors_of(result)["r0"], reference.encode(given)) < CLOSE
     assert set(dict(result.tokens)) == {"r0", "chat"}
     again = engine_of(folder)
-    again.step(StepPlan(1, (Chunk("chat", chat, 0, KvForm(pairs), Sampling()),)))
+    again.step(StepPlan(1, (Chunk("chat", chat, 0, KvForm(blocks), Sampling()),)))
     lone = again.step(StepPlan(2, (), (decode,)))
     assert dict(lone.tokens)["chat"] == dict(result.tokens)["chat"], "the vector beside it changes no token"
 
@@ -195,8 +198,9 @@ def test_a_decoder_with_a_head_scores_pairs(tmp_path: Path) -> None:
         assert off(found[f"r{number}"], wanted) < CLOSE
 
 
+@pytest.mark.parametrize("folder", [*MODELS] if SOAK else STATES, indirect=True)
 def test_a_plain_decoder_gives_the_state_of_its_last_token(folder: Path) -> None:
-    """Every family of our own, and one that transformers runs: as vLLM does without a folder's word."""
+    """Families of our own whose last layers differ, and one that transformers runs; in the long form all of our own."""
     from transformers import AutoModel
 
     engine, ids = engine_of(folder), (5, 9, 3, 8)

@@ -20,7 +20,7 @@ from alignedserve.core import Chunk, KvForm, Request, Sampling, ServiceClass, St
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError, UnsupportedModel
 from alignedserve.scheduling.policy import Policy
-from tests.engine.deployment import BLOCK, LIMITS, PAGE, PAIRS, Deployment, deployed
+from tests.engine.deployment import BLOCK, BLOCKS, LIMITS, PAGE, Deployment, deployed
 from tests.engine.driver import prompt_of
 from tests.engine.transformers_families import FULL, SLIDING, make
 from tests.models import MAX_POSITIONS, mistral, qwen2
@@ -57,11 +57,11 @@ def test_long_requests_are_answered_right_on_a_small_device(
     folder: Path, tmp_path: Path, topology: str, policy: Policy, direct: bool, look_ahead: int
 ) -> None:
     with deployed(
-        folder, topology, policy, tmp_path, direct=direct, look_ahead=look_ahead, prefill_pairs=20, reach=REACH
+        folder, topology, policy, tmp_path, direct=direct, look_ahead=look_ahead, prefill_blocks=20, reach=REACH
     ) as deployment:
         requests = asked(deployment)
-        assert deployment.decodes.counts.preemptions, "requests left, and came back"
-        assert deployment.decodes.held["pairs"] == 0
+        assert deployment.decodes.log.counts.num_preemptions, "requests left, and came back"
+        assert deployment.decodes.held["blocks"] == 0
     assert max(each.most_tokens for each in requests) > 2 * LIMITS.num_tokens
     check_outputs(deployment, requests, folder)
 
@@ -69,9 +69,9 @@ def test_long_requests_are_answered_right_on_a_small_device(
 @pytest.mark.parametrize("topology", ["colocated", "1+1"])
 def test_a_model_that_transformers_runs_is_answered_right(by_transformers: Path, tmp_path: Path, topology: str) -> None:
     reach = read_config(by_transformers).reach
-    with deployed(by_transformers, topology, CHATS, tmp_path, prefill_pairs=20, reach=reach) as deployment:
+    with deployed(by_transformers, topology, CHATS, tmp_path, prefill_blocks=20, reach=reach) as deployment:
         requests = asked(deployment)
-        assert deployment.decodes.counts.preemptions
+        assert deployment.decodes.log.counts.num_preemptions
     check_outputs(deployment, requests, by_transformers)
 
 
@@ -95,7 +95,7 @@ def test_a_decode_holds_its_window_and_no_more(folder: Path, tmp_path: Path) -> 
             free.append(deployment.decodes.memory.num_free)
         assert len(deployment.outputs["long"]) == 100
     assert max(held) < REACH + PAGE
-    assert min(free) >= PAIRS - (32 + REACH + PAGE) // BLOCK, "the prompt ran in chunks of at most 32"
+    assert min(free) >= BLOCKS - (32 + REACH + PAGE) // BLOCK, "the prompt ran in chunks of at most 32"
 
 
 def test_requests_with_a_beginning_in_common_are_answered_right(folder: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_how_far_transformers_reads_is_known_before_it_loads_the_model(
 ) -> None:
     folder = make(tmp_path, family, **special)
     assert read_config(folder).reach == reach
-    assert Engine(folder, num_pairs=1, dtype="float32").config.reach == reach
+    assert Engine(folder, num_blocks=1, dtype="float32").config.reach == reach
 
 
 def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
@@ -173,11 +173,11 @@ def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
     config |= {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match=r"reads more than the last 9 tokens.*set it to null$"):
-        Engine(folder, num_pairs=1, dtype="float32")
+        Engine(folder, num_blocks=1, dtype="float32")
 
 
 def test_the_engine_refuses_a_step_that_lacks_tokens_which_are_read(folder: Path) -> None:
-    engine = Engine(folder, num_pairs=8, block_size=4, dtype="float32")
+    engine = Engine(folder, num_blocks=8, block_size=4, dtype="float32")
     good = Chunk("r", (5,), 20, KvForm((1, 2, 3, 4), 8), Sampling())
     engine.step(StepPlan(1, (good,)))
     for wrong in (replace(good, kv=KvForm((1, 2, 3, 4), dropped)) for dropped in (12, 6, -4)):

@@ -58,7 +58,7 @@ def answers(pool: PoolCore, order: Compress, *done: bool, worker: str = "prefill
 
 
 def takes(pool: PoolCore) -> Batch:
-    commands = pool.handle(said("decode-0", AskBatch(pairs=99, requests=1)), 1.0)
+    commands = pool.handle(said("decode-0", AskBatch(blocks=99, requests=1)), 1.0)
     (batch,) = [
         command.message for command in commands if isinstance(command, Send) and isinstance(command.message, Batch)
     ]
@@ -121,6 +121,14 @@ def test_an_order_is_no_larger_than_a_worker_does_between_two_steps() -> None:
     following = orders(answers(pool, order, *[True] * AT_ONCE))["prefill-0"]
     assert following.pages == pool.pages.pages_of("a")[AT_ONCE : 2 * AT_ONCE]
     assert following.number > order.number
+
+
+def test_an_order_for_pages_of_several_requests_is_no_larger_either() -> None:
+    pool = pool_of(extents=Extents(20, kv=2, kv_int8=3))
+    first = orders(stores(pool, "a", 2))["prefill-0"]
+    for number, name in enumerate("bcd", 1):
+        assert not orders(stores(pool, name, 6, now=0.1 * number)), "the worker has something to do"
+    assert len(orders(answers(pool, first, True))["prefill-0"].pages) == AT_ONCE
 
 
 def test_workers_take_turns() -> None:

@@ -34,13 +34,13 @@ def waiting(name: str, prefix: int, service: ServiceClass = ServiceClass.BE, sin
 
 
 def ask(
-    pairs: int = 10_000,
+    blocks: int = 10_000,
     requests: int = 64,
     band: tuple[int, int] | None = None,
     step_s: float = 0.01,
-    all_pairs: int = 10_000,
+    all_blocks: int = 10_000,
 ) -> AskBatch:
-    return AskBatch(pairs, requests, StepTimes(step_s, step_s), 0.0, all_pairs, 64, band)
+    return AskBatch(blocks, requests, StepTimes(step_s, step_s), 0.0, all_blocks, 64, band)
 
 
 def names(taken: Sequence[WaitingEntry]) -> list[str]:
@@ -63,7 +63,7 @@ def fill(pool: ByLength, name: str, prefix: int, count: int) -> None:
 
 def test_memory_of_best_effort_requests_is_for_real_time_requests_alone() -> None:
     rt, be = ServiceClass.RT, ServiceClass.BE
-    for service, pairs, rt_pairs, fits in [
+    for service, blocks, rt_blocks, fits in [
         (rt, 0, 5, True),
         (rt, 2, 3, True),
         (rt, 2, 2, False),
@@ -72,15 +72,15 @@ def test_memory_of_best_effort_requests_is_for_real_time_requests_alone() -> Non
     ]:
         pool = ByLength(POLICY, BLOCK)
         pool.add(waiting("r", 5 * BLOCK - 5, service))
-        room = replace(ask(pairs=pairs, band=(1, 400)), rt_pairs=rt_pairs, wants_batch=False)
-        assert bool(handed(pool, "decode-0", room)) is fits, (service, pairs, rt_pairs)
+        room = replace(ask(blocks=blocks, band=(1, 400)), rt_blocks=rt_blocks, wants_batch=False)
+        assert bool(handed(pool, "decode-0", room)) is fits, (service, blocks, rt_blocks)
 
 
 def test_a_batch_is_of_one_length_however_they_came(pool: ByLength) -> None:
     for number in range(LEAST):
         pool.add(waiting(f"short{number}", 20))
         pool.add(waiting(f"long{number}", 300))  # both lengths together are more than a batch may be
-    room = ask(requests=LEAST, all_pairs=7_000)
+    room = ask(requests=LEAST, all_blocks=7_000)
     lengths = [{waiting.entry.prefix for waiting in handed(pool, "decode-0", room)} for _ in range(2)]
     assert sorted(lengths, key=min) == [{20}, {300}]
     assert not len(pool)
@@ -88,14 +88,14 @@ def test_a_batch_is_of_one_length_however_they_came(pool: ByLength) -> None:
 
 def test_a_batch_is_handed_out_whole_before_there_is_room_for_it(pool: ByLength) -> None:
     fill(pool, "r", 100, 50)
-    full = ask(pairs=0, requests=0, band=(300, 400))
+    full = ask(blocks=0, requests=0, band=(300, 400))
     assert pool.next_for("decode-0", replace(full, wants_batch=False), 0.0).all == []
     assert len(pool.next_for("decode-0", full, 0.0).batch) == 50
 
 
 def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: ByLength) -> None:
     fill(pool, "r", 100, LEAST - 1)
-    full = ask(pairs=0, requests=0, band=(300, 400))
+    full = ask(blocks=0, requests=0, band=(300, 400))
     assert handed(pool, "decode-0", full) == []
     assert len(handed(pool, "decode-0", full, STARVING_S + 1)) == LEAST - 1, "not for ever"
     fill(pool, "s", 100, LEAST - 1)
@@ -166,7 +166,7 @@ def test_a_request_that_cannot_wait_and_does_not_fit_keeps_the_room_that_is_comi
     handed(pool, "decode-0", ask(step_s=0.2))
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     pool.add(waiting("small", 3))
-    assert handed(pool, "decode-0", ask(pairs=10, step_s=0.2)) == []
+    assert handed(pool, "decode-0", ask(blocks=10, step_s=0.2)) == []
 
 
 def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out(pool: ByLength) -> None:
@@ -251,29 +251,29 @@ class Machine(RuleBasedStateMachine):
 
     @rule(
         worker=st.sampled_from(["decode-0", "decode-1"]),
-        pairs=st.integers(1, 300),
+        blocks=st.integers(1, 300),
         requests=st.integers(1, 8),
         band=st.none() | st.tuples(st.integers(1, 200), st.integers(0, 50)).map(lambda of: (of[0], of[0] + of[1])),
         ahead=st.integers(0, 3),
         wants_batch=st.booleans(),
     )
     def asks(
-        self, worker: str, pairs: int, requests: int, band: tuple[int, int] | None, ahead: int, wants_batch: bool
+        self, worker: str, blocks: int, requests: int, band: tuple[int, int] | None, ahead: int, wants_batch: bool
     ) -> None:
-        room = replace(ask(pairs, requests, band, all_pairs=300), ahead=ahead, wants_batch=wants_batch)
+        room = replace(ask(blocks, requests, band, all_blocks=300), ahead=ahead, wants_batch=wants_batch)
         found = self.pool.next_for(worker, room, self.now)
         taken = found.all
         assert len(found.pinned) <= requests
-        assert self._pairs(found.pinned) <= pairs
+        assert self._blocks(found.pinned) <= blocks
         if not wants_batch:
             assert len(taken) <= requests + ahead
             assert not found.batch
-        assert len(found.batch) == 1 or self._pairs(found.batch) <= DEVICE_SHARE * 300
+        assert len(found.batch) == 1 or self._blocks(found.batch) <= DEVICE_SHARE * 300
         assert set(names(taken)) <= self.here, "handed out once"
         self.here -= set(names(taken))
         self.out[worker] += taken
 
-    def _pairs(self, some: Sequence[WaitingEntry]) -> int:
+    def _blocks(self, some: Sequence[WaitingEntry]) -> int:
         return sum(-(-waiting.entry.request.most_tokens // BLOCK) for waiting in some)
 
     @rule(worker=st.sampled_from(["decode-0", "decode-1"]))
@@ -301,7 +301,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Check that a worker with all its room gets all requests in the end."""
         for _ in range(len(self.here)):
-            self.here -= set(names(handed(self.pool, "decode-0", ask(300, 64, all_pairs=300), self.now)))
+            self.here -= set(names(handed(self.pool, "decode-0", ask(300, 64, all_blocks=300), self.now)))
         assert not self.here
 
 

@@ -32,7 +32,7 @@ from alignedserve.scheduling.policy import Grouping, Policy, Room
 from alignedserve.scheduling.slo import StepTimes
 from tests.samples import ROUTER_MEMBER, entry, member, next_attempt, request, said
 
-A, B, C = request("a"), request("b"), request("c")  # each takes two pairs of a decode worker
+A, B, C = request("a"), request("b"), request("c")  # each takes two blocks of a decode worker
 IN_A, IN_B, IN_C = entry(A, (0,)), entry(B, (1,)), entry(C, (2,))
 NOTHING_HELD = {"entries": 0, "pages": 0, "unanswered asks": 0}
 
@@ -119,11 +119,11 @@ class TestAsks:
 
 def test_a_batch_is_those_that_came_first_as_far_as_they_fit(pool: PoolCore) -> None:
     commit_all(pool)
-    assert pool.handle(said("decode-0", AskBatch(pairs=5, requests=9)), 0.0) == [
+    assert pool.handle(said("decode-0", AskBatch(blocks=5, requests=9)), 0.0) == [
         Send("decode-0", Batch((IN_A, IN_B))),
         REFRESHES,
     ]
-    assert pool.handle(said("decode-1", AskBatch(pairs=9, requests=1)), 0.0) == [Send("decode-1", Batch((IN_C,)))]
+    assert pool.handle(said("decode-1", AskBatch(blocks=9, requests=1)), 0.0) == [Send("decode-1", Batch((IN_C,)))]
 
 
 def test_no_request_overtakes_a_request_that_does_not_fit(pool: PoolCore) -> None:
@@ -131,7 +131,7 @@ def test_no_request_overtakes_a_request_that_does_not_fit(pool: PoolCore) -> Non
     pool.handle(said("prefill-0", Commit(long)), 0.0)
     later = replace(IN_A, due=Due(at=10.0), request=replace(IN_A.request, arrival_at=0.1))
     pool.handle(said("prefill-0", Commit(later)), 0.0)
-    assert pool.handle(said("decode-0", AskBatch(pairs=4, requests=9)), 0.0) == []
+    assert pool.handle(said("decode-0", AskBatch(blocks=4, requests=9)), 0.0) == []
 
 
 def test_a_worker_that_asks_before_there_is_anything_gets_the_next(pool: PoolCore) -> None:
@@ -169,7 +169,7 @@ def test_a_request_that_starts_again_lets_those_behind_it_go(pool: PoolCore) -> 
     pool.handle(said("prefill-0", Commit(long)), 0.0)
     later = replace(IN_A, due=Due(at=10.0), request=replace(A, arrival_at=0.1))
     pool.handle(said("prefill-0", Commit(later)), 0.0)
-    assert pool.handle(said("decode-0", AskBatch(pairs=4, requests=9)), 0.0) == []
+    assert pool.handle(said("decode-0", AskBatch(blocks=4, requests=9)), 0.0) == []
     told = pool.handle(said("prefill-0", AskPrefix("long", 1, ())), 0.0)
     batches = [command.message for command in told if isinstance(command, Send) and isinstance(command.message, Batch)]
     assert [[waiting.request.id for waiting in batch.entries] for batch in batches] == [["a"]]
@@ -310,5 +310,5 @@ def test_the_way_to_the_device_counts_when_urgency_is_decided() -> None:
     short, long = entry(request("a", prompt=2), (0,)), entry(request("b", prompt=20), (1, 2, 3))
     for waiting_entry in (short, long):
         core.handle(said("prefill-0", Commit(waiting_entry)), 0.0)
-    room = AskBatch(pairs=99, requests=1, times=StepTimes(0.001, 0.002), copy_token_s=0.001)
+    room = AskBatch(blocks=99, requests=1, times=StepTimes(0.001, 0.002), copy_token_s=0.001)
     assert Send("decode-0", Batch((long,))) in core.handle(said("decode-0", room), 0.0)

@@ -10,8 +10,7 @@ from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
 from alignedserve.forms.pool.waiting_order import WaitingOrder
 from alignedserve.kvpool.grouping import WaitingEntry
 from alignedserve.protocol.messages import AskBatch
-from alignedserve.scheduling.expected_wait import InLine, expected_waits
-from alignedserve.scheduling.levels import AGE_S
+from alignedserve.scheduling.levels import AGE_S, InLine, expected_waits
 from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes

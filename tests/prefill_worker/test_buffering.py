@@ -42,7 +42,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import examples
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
-LIMITS = WorkerLimits(num_pairs=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
+LIMITS = WorkerLimits(num_blocks=10, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
 HALF = Policy(candidate_share=0.5, reuse=False)
 DECODE = replace(member("decode-0"), transport="there")
 
@@ -51,7 +51,7 @@ def waits(name: str, prompt: int = 8, page: int = 5) -> Entry:
     return entry(request(name, prompt=prompt), (page, page + 1))
 
 
-IN_A, IN_B, IN_C = waits("a", page=5), waits("b", page=7), waits("c", page=9)  # two pairs each
+IN_A, IN_B, IN_C = waits("a", page=5), waits("b", page=7), waits("c", page=9)  # two blocks each
 
 
 @pytest.fixture
@@ -82,10 +82,10 @@ def come(worker: PrefillCore, *entries: Entry) -> None:
 
 def test_it_is_copied_beside_the_steps_and_can_be_pulled_once_it_is_here(worker: PrefillCore) -> None:
     [copy] = copies(prefetched(worker, IN_A))
-    assert (copy.pages, copy.pool, copy.aside, len(copy.pairs)) == ((5, 6), "pool-0.1", True, 2)
+    assert (copy.pages, copy.pool, copy.aside, len(copy.blocks)) == ((5, 6), "pool-0.1", True, 2)
     assert SendKv(1, "decode-0.1", (), ()) in worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0), "not all is here"
     assert sent(worker.handle(CopiedIn(copy.number, intact=True), 0.0)) == [Prefetched((("a", 0),))]
-    assert SendKv(2, "decode-0.1", copy.pairs, copy.tokens) in worker.handle(said("decode-0", Pull(2, "a", 0)), 0.0)
+    assert SendKv(2, "decode-0.1", copy.blocks, copy.tokens) in worker.handle(said("decode-0", Pull(2, "a", 0)), 0.0)
     worker.handle(KvSent(2, "decode-0.1", ok=True), 0.0)
     assert not any(worker.held.values())
 
@@ -110,7 +110,7 @@ def test_prompts_get_the_memory_of_what_has_longest_to_wait(worker: PrefillCore)
     assert worker.held["buffers"] == 1
 
 
-def test_pairs_that_are_sent_or_written_to_stay_taken_until_that_has_ended(worker: PrefillCore) -> None:
+def test_blocks_that_are_sent_or_written_to_stay_taken_until_that_has_ended(worker: PrefillCore) -> None:
     come(worker, IN_A)
     [copy] = copies(prefetched(worker, IN_B))
     worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0)
@@ -125,7 +125,7 @@ def test_pairs_that_are_sent_or_written_to_stay_taken_until_that_has_ended(worke
 def test_it_says_again_what_is_here_until_somebody_takes_it(worker: PrefillCore) -> None:
     come(worker, IN_A)
     assert sent(worker.handle(said("decode-0", Missed()), 0.0)) == [Prefetched((("a", 0),))]
-    assert sorted(worker.pairs) == list(range(10))
+    assert sorted(worker.blocks) == list(range(10))
 
 
 def test_a_decode_worker_that_is_lost_needs_nothing_any_more(worker: PrefillCore) -> None:
@@ -143,11 +143,11 @@ class TestEvicted:
     def test_it_is_pulled_held_and_sent_back(self, worker: PrefillCore) -> None:
         commands = evicted(worker, IN_A)
         [receives] = [command for command in commands if isinstance(command, ReceiveKv)]
-        assert (receives.number, receives.source, len(receives.pairs)) == (1, "decode-0.1", 2)
+        assert (receives.number, receives.source, len(receives.blocks)) == (1, "decode-0.1", 2)
         assert sent(commands) == [Pull(1, "a", 0)]
         assert sent(worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)) == [Prefetched((("a", 0),))]
         back = worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0)
-        assert SendKv(1, "decode-0.1", receives.pairs, receives.tokens) in back
+        assert SendKv(1, "decode-0.1", receives.blocks, receives.tokens) in back
         worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
         assert not any(worker.held.values())
 
@@ -156,7 +156,7 @@ class TestEvicted:
         [receives] = [command for command in evicted(worker, IN_A) if isinstance(command, ReceiveKv)]
         assert worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0) == []
         back = worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)
-        assert SendKv(1, "decode-0.1", receives.pairs, receives.tokens) in back
+        assert SendKv(1, "decode-0.1", receives.blocks, receives.tokens) in back
         worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
         assert not any(worker.held.values())
 
@@ -197,7 +197,7 @@ class TestEvicted:
         assert sent(commands) == [LetGo((("a", 0),))]
         assert not any(worker.held.values())
 
-    def test_pairs_are_written_to_until_the_transfer_has_ended(self, worker: PrefillCore) -> None:
+    def test_blocks_are_written_to_until_the_transfer_has_ended(self, worker: PrefillCore) -> None:
         evicted(worker, IN_A)
         worker.handle(said("decode-0", Cancel("a", 0)), 0.0)
         assert worker.held["buffers"] == 1
@@ -291,19 +291,19 @@ class Machine(RuleBasedStateMachine):
         self.hears(MemberJoined(DECODE))
 
     @invariant()
-    def each_pair_is_there_once(self) -> None:
-        assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
+    def each_block_is_there_once(self) -> None:
+        assert sorted(self.core.blocks) == list(range(LIMITS.num_blocks))
 
     @invariant()
     def buffers_have_no_more_than_their_share(self) -> None:
-        assert self.core.num_buffered_pairs <= LIMITS.num_pairs // 2
+        assert self.core.num_buffered_blocks <= LIMITS.num_blocks // 2
 
     def teardown(self) -> None:
         for name in self.names:
             self.hears(said(ROUTER, Cancel(name, 0)))
         while self.pending:
             self.hears(self.pending.pop(0))
-        assert self.core.held["pairs"] == self.core.held["buffers"] == 0
+        assert self.core.held["blocks"] == self.core.held["buffers"] == 0
 
 
 TestMachine = Machine.TestCase

@@ -81,7 +81,7 @@ def is_empty(worker: PrefillCore) -> bool:
 def test_it_is_offered_at_once_pulled_and_gone(worker: PrefillCore) -> None:
     assert Offer(IN_A, has_pool=False) in sent(through(worker), "decode-0")
     assert pulled(worker) == [SendKv(1, "decode-0.1", (0,), (1, 2, 3))]
-    assert worker.held["pairs"] == 1, "until it is sent"
+    assert worker.held["blocks"] == 1, "until it is sent"
     worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
     assert is_empty(worker)
     assert worker.held["outputs"] == 0, "its decode worker has the output"
@@ -155,11 +155,11 @@ class TestFailures:
         commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
         assert sent(commands, "decode-0") == [Offer(IN_A, has_pool=False)]
 
-    def test_declined_before_it_is_over_its_pairs_wait(self, worker: PrefillCore) -> None:
+    def test_declined_before_it_is_over_its_blocks_wait(self, worker: PrefillCore) -> None:
         through(worker)
         pulled(worker)
         worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
-        assert worker.held["pairs"] == 1
+        assert worker.held["blocks"] == 1
         commands = worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
         assert sent(commands, "decode-0") == [Offer(IN_A, has_pool=False)], "it is still here"
 
@@ -184,11 +184,11 @@ class TestFailures:
         commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
         assert any(isinstance(message, AskPages) and message.pages == 1 for message in sent(commands))
 
-    def test_cancelled_while_it_is_sent_its_pairs_wait_for_the_end(self, worker: PrefillCore) -> None:
+    def test_cancelled_while_it_is_sent_its_blocks_wait_for_the_end(self, worker: PrefillCore) -> None:
         through(worker)
         pulled(worker)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
-        assert (worker.held["requests"], worker.held["pairs"]) == (0, 1)
+        assert (worker.held["requests"], worker.held["blocks"]) == (0, 1)
         worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
         assert is_empty(worker)
 

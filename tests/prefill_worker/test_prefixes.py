@@ -87,7 +87,7 @@ def committing(worker: PrefillCore) -> None:
 
 def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCore) -> None:
     committing(worker)
-    assert worker.prompts.num_reused_tokens == 16
+    assert worker.fetching.num_reused_tokens == 16
     copied = worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
     assert copied == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
     whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, opening=Opening(num_cached=16))
@@ -132,7 +132,7 @@ def test_a_page_that_is_not_intact_is_computed_and_nobody_else_gets_it(worker: P
     assert Send("pool-0", Spoiled((4, 5))) in commands
     assert RELEASE in commands
     assert plans(commands)[0].chunks[0].start == 0
-    assert worker.prompts.num_spoiled_pages == 2
+    assert worker.fetching.num_spoiled_pages == 2
 
 
 def test_pages_after_which_no_token_could_be_sampled_are_nobodys_beginning(worker: PrefillCore) -> None:
@@ -189,9 +189,11 @@ def test_an_answer_that_was_lost_is_not_waited_for(worker: PrefillCore) -> None:
 def test_pages_held_for_a_leaving_request_are_released(worker: PrefillCore) -> None:
     fetching(worker)
     assert RELEASE in worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
+    assert (worker.held["requests"], worker.held["blocks"]) == (0, 5), "the copy still writes to its blocks"
     assert worker.handle(CopiedIn(1, intact=True), 0.0) == []
-    assert worker.held["requests"] == 0
-    assert sorted(worker.pairs) == list(range(LIMITS.num_pairs))
+    assert not any(worker.held.values())
+    assert not worker.here.copies
+    assert sorted(worker.blocks) == list(range(LIMITS.num_blocks))
 
 
 def test_an_answer_for_a_request_that_has_left_is_given_back(worker: PrefillCore) -> None:

@@ -44,7 +44,7 @@ from tests.samples import (
 
 A, B = request("a"), request("b", prompt=6)
 DUE = Due(at=A.slo.tbt_s)  # the due time after a token at 0.0
-NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0, "written parts": 0, "buffers": 0}
+NOTHING_HELD = {"requests": 0, "blocks": 0, "pages": 0, "outputs": 0, "written parts": 0, "buffers": 0}
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
@@ -79,8 +79,8 @@ def leased(worker: PrefillCore, number: int, *pages: int) -> list[Command]:
     return worker.handle(said("pool-0", LeasePages(pages, number)), 0.0)
 
 
-def copy_out(number: int, page: int, pool: str = "pool-0.1", pairs: tuple[int, ...] = (0,)) -> Command:
-    return CopyOut(number, pool, pairs, (page,), (1, 2, 3))
+def copy_out(number: int, page: int, pool: str = "pool-0.1", blocks: tuple[int, ...] = (0,)) -> Command:
+    return CopyOut(number, pool, blocks, (page,), (1, 2, 3))
 
 
 def commits(page: int, attempt: int = 0) -> Command:
@@ -133,7 +133,7 @@ def test_one_token_may_be_enough(worker: PrefillCore) -> None:
     assert stepped(worker, 1, ("a", 0)) == [
         token("a", 0, FinishReason.STOP),
         REFRESHES,
-        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8)),
+        Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_blocks=8)),
     ]
     assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [token("a", 0, FinishReason.STOP)]
     assert worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0) == []
@@ -172,7 +172,7 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     stepped(worker, 3, ("long", 7))
     assert leased(worker, 2, 5) == [CopyOut(1, "pool-0.1", (0,), (5,), (1,)), asks(1, 3, 5)]
     worker.handle(said(ROUTER, Cancel("z", 0)), 0.0)
-    assert leased(worker, 3, 6) == [copy_out(2, page=6, pairs=(1,)), asks(2, 4, 5, 6)]
+    assert leased(worker, 3, 6) == [copy_out(2, page=6, blocks=(1,)), asks(2, 4, 5, 6)]
     assert worker.handle(CopiedOut(1), 0.0) == [], "its page is kept for now"
     assert len(worker.leased_pages) == 2
     assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(2, 5, 6)]
@@ -232,7 +232,7 @@ class TestLostFrames:
         leased(worker, 1, 5)
         assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == []
         assert worker.handle(CopiedOut(1), 0.0) == [commits(5)]
-        unknown = Send(ROUTER, Progress(unknown=(("a", 0),), free_pairs=8))
+        unknown = Send(ROUTER, Progress(unknown=(("a", 0),), free_blocks=8))
         assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [unknown]
 
     def test_the_pages_of_a_commit_that_was_lost_go_back(self, worker: PrefillCore) -> None:
@@ -251,7 +251,7 @@ class TestAbandonedCopies:
         leased(worker, 1, 5)
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
         stepped(worker, 2, ("a", 7))
-        assert leased(worker, 2, 6) == [copy_out(2, page=6, pairs=(1,))]
+        assert leased(worker, 2, 6) == [copy_out(2, page=6, blocks=(1,))]
         assert worker.handle(CopiedOut(1), 0.0) == [asks(0, 3, 6)], "its page goes back"
         assert worker.handle(CopiedOut(2), 0.0) == [commits(6, attempt=1)]
         assert worker.held == NOTHING_HELD
@@ -300,12 +300,14 @@ class TestCancel:
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Prefill(B)), 0.0)
         worker.handle(said(ROUTER, Cancel("b", 0)), 0.0)
-        assert stepped(worker, 1, ("a", 0))[-1] == Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
+        assert stepped(worker, 1, ("a", 0))[-1] == Send(
+            ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_blocks=8)
+        )
 
-    def test_while_its_step_runs_its_pairs_wait_for_the_end_of_the_step(self, worker: PrefillCore) -> None:
+    def test_while_its_step_runs_its_blocks_wait_for_the_end_of_the_step(self, worker: PrefillCore) -> None:
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
-        assert worker.held["pairs"] == 1
+        assert worker.held["blocks"] == 1
         assert stepped(worker, 1, ("a", 7)) == []
         assert worker.held == NOTHING_HELD
 
@@ -313,7 +315,7 @@ class TestCancel:
         prefilled(worker)
         leased(worker, 1, 5)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
-        assert (worker.held, len(worker.leased_pages)) == (NOTHING_HELD | {"pairs": 1}, 1)
+        assert (worker.held, len(worker.leased_pages)) == (NOTHING_HELD | {"blocks": 1}, 1)
         assert worker.handle(CopiedOut(1), 0.0) == [asks(0, 2)]
         assert (worker.held, len(worker.leased_pages)) == (NOTHING_HELD, 0)
 
@@ -336,7 +338,7 @@ def test_a_lost_pool_takes_its_pages_along_and_the_next_is_asked_anew(worker: Pr
 def test_a_new_router_hears_what_is_held(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
-    holding = Holding((("a", 0), ("b", 0)), free_pairs=7)
+    holding = Holding((("a", 0), ("b", 0)), free_blocks=7)
     assert worker.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding)]
 
 

@@ -220,11 +220,11 @@ SCHEMA = [
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: tuple[tuple[str, int]"
     ", ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], returne"
-    "d: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
-    "Report(band: tuple[int, int] | None, free_pairs: int, step_s: float, num_rt: int, num_late: int, given_pairs: int"
-    ")",
+    "d: tuple[tuple[str, int], ...], free_blocks: int, backlog: Backlog)",
+    "Report(band: tuple[int, int] | None, free_blocks: int, step_s: float, num_rt: int, num_late: int, given_blocks"
+    ": int)",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
-    "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int, is_retiring: bool, is_reserved: bool)",
+    "Holding(attempts: tuple[tuple[str, int], ...], free_blocks: int, is_retiring: bool, is_reserved: bool)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
     "Missed()",
     "AskPages(pages: int, number: int, kept: tuple[int, ...], service: ServiceClass, most: int, is_spare: bool)",
@@ -246,8 +246,8 @@ SCHEMA = [
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
     "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...], service: ServiceC"
     "lass, goes_on: bool)",
-    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int, ban"
-    "d: tuple[int, int] | None, rt_pairs: int, wants_batch: bool, ahead: int, wait_s: float)",
+    "AskBatch(blocks: int, requests: int, times: StepTimes, copy_token_s: float, all_blocks: int, most_requests: int, b"
+    "and: tuple[int, int] | None, rt_blocks: int, wants_batch: bool, ahead: int, wait_s: float)",
     "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int, to: str)",
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, num_failed_transfers:"

@@ -39,9 +39,9 @@ def placement(*workers: str, policy: Policy = DEFAULT_POLICY, prompts_on: Role =
 
 
 def tell(
-    of: Placement, worker: str, all_s: float, rt_s: float = 0.0, free_pairs: int = 100, copying: CopyCost = COPYING
+    of: Placement, worker: str, all_s: float, rt_s: float = 0.0, free_blocks: int = 100, copying: CopyCost = COPYING
 ) -> None:
-    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s, TOKEN_S, TOKEN_S, copying), free_pairs, NOW)
+    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s, TOKEN_S, TOKEN_S, copying), free_blocks, NOW)
 
 
 def place(of: Placement, worker: str, prompt: Request, now: float, takes_s: float | None = None) -> str:
@@ -182,10 +182,10 @@ class TestMemoryOfAWorker:
 
 
 class TestHelp:
-    def piled_up(self, policy: Policy = DEFAULT_POLICY, free_pairs: int = 100) -> Placement:
+    def piled_up(self, policy: Policy = DEFAULT_POLICY, free_blocks: int = 100) -> Placement:
         found = placement("prefill-0", "decode-0", policy=policy)
         tell(found, "prefill-0", all_s=10.0, rt_s=0.6)
-        tell(found, "decode-0", all_s=0.0, free_pairs=free_pairs)
+        tell(found, "decode-0", all_s=0.0, free_blocks=free_blocks)
         return found
 
     def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
@@ -201,8 +201,8 @@ class TestHelp:
         assert found.ahead_of(rt(), POOL, NOW).worker == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
-        assert self.piled_up(free_pairs=13).ahead_of(rt(), POOL, NOW).worker == "decode-0"
-        assert self.piled_up(free_pairs=12).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
+        assert self.piled_up(free_blocks=13).ahead_of(rt(), POOL, NOW).worker == "decode-0"
+        assert self.piled_up(free_blocks=12).ahead_of(rt(), POOL, NOW).worker == "prefill-0"
 
     def test_not_where_the_first_token_comes_soon_all_the_same(self) -> None:
         """0.3 s of waiting and 0.1 s of its own are less than half of its ttft, a longer prompt takes more."""
@@ -243,9 +243,9 @@ class TestLending:
 
     def test_a_request_goes_on_to_a_decode_worker_with_room_for_all_of_it(self) -> None:
         found, long = self.lending(), replace(rt(), max_tokens=100, estimate=Estimate(80, 100))
-        tell(found, "decode-0", all_s=0.0, free_pairs=13)
+        tell(found, "decode-0", all_s=0.0, free_blocks=13)
         assert place(found, "prefill-0", long, NOW) == "decode-0"
-        tell(found, "decode-0", all_s=0.0, free_pairs=12)
+        tell(found, "decode-0", all_s=0.0, free_blocks=12)
         assert place(found, "prefill-0", long, NOW) == ""
 
     def test_a_short_one_stays(self) -> None:
@@ -303,7 +303,7 @@ class TestBands:
     def reported(self, **bands: tuple[int, int] | None) -> Rooms:
         rooms = Rooms(block_size=16, by_band=True)
         for name, band in bands.items():
-            rooms.report(name, Report(band=band, free_pairs=100))
+            rooms.report(name, Report(band=band, free_blocks=100))
         return rooms
 
     def test_the_nearest_band_is_named(self) -> None:
@@ -331,7 +331,7 @@ class TestBands:
     def test_chats_find_what_documents_hold(self) -> None:
         """Chats were refused for lack of memory that documents would have given them, or that was to be documents'."""
         rooms = self.reported(full=None)
-        rooms.report("full", Report(free_pairs=2, given_pairs=40))
+        rooms.report("full", Report(free_blocks=2, given_blocks=40))
         assert rooms.for_chats("full") == rooms.most_for_chats == 42
         rooms.choose(range(100), gives=True)
         assert rooms.for_chats("full") == 42
@@ -347,7 +347,7 @@ class TestBands:
                 rooms.forget(str(number))
                 there.pop(str(number), None)
             else:
-                rooms.report(str(number), Report(band=(at, at), free_pairs=100))
+                rooms.report(str(number), Report(band=(at, at), free_blocks=100))
                 there[str(number)] = at
         named = rooms.choose(range(length))
         assert (named == "") == (not there)
@@ -363,7 +363,7 @@ class TestNodes:
             found.met(replace(member(f"prefill-{number}"), node=f"n{number}"))
         for number in range(2):
             found.met(replace(member(f"decode-{number}"), node=f"n{number}"))
-            tell(found, f"decode-{number}", all_s=0.0, free_pairs=100 - number)
+            tell(found, f"decode-{number}", all_s=0.0, free_blocks=100 - number)
         return found
 
     def test_memory_of_workers_that_have_just_started_is_not_known(self) -> None:
@@ -382,7 +382,7 @@ class TestNodes:
             "decode-1",
             "decode-0",
         ]
-        tell(found, "decode-1", all_s=0.0, free_pairs=3)
+        tell(found, "decode-1", all_s=0.0, free_blocks=3)
         assert place(found, "prefill-1", rt(), NOW) == "decode-0"
 
     def test_from_a_node_without_decode_workers_it_goes_where_most_room_is(self) -> None:
@@ -397,7 +397,7 @@ class TestNodes:
     def test_another_life_may_be_on_another_node(self) -> None:
         found = self.two()
         found.met(replace(member("decode-1"), node="n2"))
-        tell(found, "decode-1", all_s=0.0, free_pairs=50)
+        tell(found, "decode-1", all_s=0.0, free_blocks=50)
         assert place(found, "prefill-2", rt(), NOW) == "decode-1"
         assert place(found, "prefill-1", rt(), NOW) == "decode-0"
 
@@ -412,7 +412,7 @@ class TestBeginnings:
         found = Placement(policy, block_size=16, kv_tokens=16_000)
         for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
             found.met(replace(member(name), node=f"n{name[-1]}"))
-            tell(found, name, all_s=0.0, free_pairs=1000)
+            tell(found, name, all_s=0.0, free_blocks=1000)
         found.kept(rt(600), "n1", POOLS)  # four pieces of 128 tokens
         tell(found, "prefill-1", all_s=0.2, rt_s=0.2)
         return found
@@ -495,7 +495,7 @@ class TestDevices:
         found = Placement(policy, block_size=16, kv_tokens=16_000, prompts_on=Role.DECODE)
         for name in ("decode-0", "decode-1"):
             found.met(member(name))
-            tell(found, name, all_s=0.0, free_pairs=1000)
+            tell(found, name, all_s=0.0, free_blocks=1000)
         place(found, "decode-1", rt(600), NOW)
         tell(found, "decode-1", all_s=0.0)
         return found

@@ -48,5 +48,14 @@ def test_classes_take_turns_where_decodes_run_only(is_prefill: bool, expected: l
     assert ran(scheduler.plan(StepView((), prompts, waits((), at), at, seating(0, at)))) == expected
 
 
+def test_requests_by_arrival_are_planned_in_order_where_promises_bound_the_step() -> None:
+    at = moment(Policy(SchedulerName.FCFS, chunking=Chunking.SLO))
+    prompts = [document("a"), chat("b", 1.0)]
+    for prompt in prompts:
+        prompt.kv = KvForm((0, 1, 2, 3))
+    plan = scheduler_of(at.policy).plan(StepView((), prompts, waits((), at), at, seating(0, at)))
+    assert ran(plan) == [("a", 64), ("b", 64)]
+
+
 def test_every_name_has_a_scheduler() -> None:
     assert set(SCHEDULERS) == set(SchedulerName)

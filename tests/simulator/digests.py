@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,8 @@ SEEDS = (1, 2, 3, 5, 8, 527, 558, 848)  # in the last three, timers of a process
 KEPT = Path(__file__).with_name("digests.json")
 
 
-def now() -> Mapping[str, str]:
-    return {str(seed): attempt(replace(draw_scenario(seed), jobs=())).digest for seed in SEEDS}
+def now(seeds: Sequence[int] = SEEDS) -> Mapping[str, str]:
+    return {str(seed): attempt(replace(draw_scenario(seed), jobs=())).digest for seed in seeds}
 
 
 if __name__ == "__main__":

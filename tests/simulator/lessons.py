@@ -97,5 +97,5 @@ def settings_of_cluster(cluster: str, tokens: int | None = None, seed: int = 0) 
     settings = settings_of(SimulationTrial("aligned", None, cluster, seed, None, _GPU))
     if tokens is None:
         return settings
-    limits = replace(settings.limits, num_pairs=tokens // settings.limits.block_size)
+    limits = replace(settings.limits, num_blocks=tokens // settings.limits.block_size)
     return replace(settings, limits=limits)

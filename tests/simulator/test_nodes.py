@@ -20,7 +20,7 @@ from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from tests.conftest import SOAK
 from tests.samples import request
 
-NUM_SEEDS = 1000 if SOAK else 60
+NUM_SEEDS = 1000 if SOAK else 32
 
 
 def on_nodes(seed: int) -> Scenario:
@@ -30,7 +30,7 @@ def on_nodes(seed: int) -> Scenario:
 
 
 def can_travel(seed: int) -> bool:
-    return draw_narrow_scenario(seed).policy.pairs.why_not_direct is None
+    return draw_narrow_scenario(seed).policy.block_use.why_not_direct is None
 
 
 def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one() -> None:
@@ -41,7 +41,7 @@ def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one(
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
         taken += sum(
-            process.core.counts.taken_in
+            process.core.taking_in.num_taken_in
             for process in simulation.world.processes
             if isinstance(process.core, DecodeCore)
         )
@@ -79,6 +79,6 @@ def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> Non
     assert not simulation.run().problems
     workers = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     reused = sum(
-        core.counts.reused_tokens + core.memory.pages.num_shared_tokens for core in workers
+        core.fetching.num_reused_tokens + core.memory.pages.num_shared_tokens for core in workers
     )  # of the pool, of the device
     assert reused >= 0.8 * 20 * 1800

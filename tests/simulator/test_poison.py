@@ -21,8 +21,8 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.conftest import SOAK, examples
 
-MANY = WorkerLimits(num_pairs=4_000, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
-LIMITS = WorkerLimits(num_pairs=80, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
+MANY = WorkerLimits(num_blocks=4_000, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
+LIMITS = WorkerLimits(num_blocks=80, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
 TOPOLOGIES = ("colocated", "2xcolocated", "1+1", "2+1", "1+2", "2+2")
 MOST_DEATHS = SUSPECT_DEATHS + 1
 

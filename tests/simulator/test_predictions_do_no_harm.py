@@ -36,7 +36,7 @@ OF_RIGHT_AND_WRONG = pytest.mark.parametrize(
     [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT] if SOAK else [Lesson.REVERSED, Lesson.LEARNT],
 )
 IN_SOAK = pytest.mark.skipif(not SOAK, reason="the same decisions, where memory is short, are tried in each run")
-SEEDS, CHATS, WINDOWS = (2, 600, 200) if SOAK else (1, 240, 120)
+SEEDS, CHATS, WINDOWS, BEHIND = (2, 600, 200, 100) if SOAK else (1, 160, 120, 60)
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
 SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.025, 10
@@ -59,7 +59,7 @@ def windows(lesson: Lesson) -> RunRecord:
 
 @cache
 def behind_prefill(lesson: Lesson) -> RunRecord:
-    asked = arrivals(100, ServiceClass.BE, 0, rate=8.0, most_prompt=600)
+    asked = arrivals(BEHIND, ServiceClass.BE, 0, rate=8.0, most_prompt=600)
     return played(settings_of_cluster("1+2", FEW_TOKENS), lesson, list(asked))
 
 
@@ -136,6 +136,7 @@ def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
     assert tokens(wrong) >= FEWER_TOKENS * tokens(none)
 
 
+@pytest.mark.skipif(not SOAK, reason="each run sees that a prediction moves no plan (scheduling/test_lengths.py)")
 @OF_RIGHT_AND_WRONG
 def test_as_many_documents_end_within_their_windows(lesson: Lesson) -> None:
     """Plans by predicted lengths made long documents urgent first, and all others waited for them."""

@@ -17,7 +17,7 @@ from alignedserve.lab.trials.running import run_once
 from alignedserve.loads.records.records import RunRecord
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens
-LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
+LOAD = "coserve,first_s=4,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
 LOAD += ",documents.output=32-300,documents.max_tokens=512"
 
 Trait = Callable[[RunRecord], bool]
@@ -142,7 +142,7 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
 
 def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> None:
     """Twice as many chats arrive as in the usual load."""
-    crowd = LOAD.replace("chat.rate=5", "chat.rate=10")
+    crowd = LOAD.replace("chat.rate=5", "chat.rate=10").replace("first_s=4", "first_s=6")
     assert recomputes(run("bros-plain", load=crowd))
     assert not recomputes(run("bros", load=crowd))
 

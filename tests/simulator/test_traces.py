@@ -118,6 +118,8 @@ def test_lengths_alone_are_drawn_from_such_a_trace_too(tmp_path: Path) -> None:
         (json.dumps(row(3, 5, [1])), "timestamp is earlier than in the line before: sort the file by it"),
         ('{"timestamp": "soon"}', "timestamp must be a number of milliseconds, not 'soon'"),
         (json.dumps(row(9, -1, [1])), "input_length must be a whole number of 0 or more"),
+        (json.dumps(row(9, 10**9, [1])), "input_length must be a whole number of 0 or more, below a billion"),
+        (json.dumps(row(9, 5, [1], output=10**9)), "output_length must be a whole number of 0 or more, below"),
         ('{"timestamp": 9, "input_length": 5.5}', "input_length must be a whole number of 0 or more"),
     ],
 )

@@ -17,7 +17,7 @@ SENDER, RECEIVER = "prefill-0.1", "decode-0.1"
 
 @dataclass
 class Device:
-    """Model a device whose pairs all hold one text."""
+    """Model a device whose blocks all hold one text."""
 
     content: str = ""
     heard: list[Event] = field(default_factory=list)
@@ -45,8 +45,8 @@ class Ends:
         )
         self.then: dict[Event, Callable[[], None]] = {}  # what the receiver does as soon as it hears an event
 
-    def send(self, number: int, pairs: tuple[int, ...] = (0,)) -> None:
-        command = SendKv(number, RECEIVER, pairs, (1, 2) if pairs else ())
+    def send(self, number: int, blocks: tuple[int, ...] = (0,)) -> None:
+        command = SendKv(number, RECEIVER, blocks, (1, 2) if blocks else ())
         self.transfers.send(SENDER, command, 0.1, self.source, self.source.heard.append)
 
     def receive(self, number: int) -> None:
@@ -114,7 +114,7 @@ def test_a_receiver_begins_the_next_transfer_when_it_is_passed_over() -> None:
 def test_what_is_not_there_any_more_is_said() -> None:
     ends = Ends()
     ends.receive(1)
-    ends.send(1, pairs=())
+    ends.send(1, blocks=())
     assert ends.after(0.2) == ([sent(1)], [received(1, intact=False)])
 
 

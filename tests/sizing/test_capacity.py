@@ -42,7 +42,7 @@ def split(**changes: Any) -> Config:
 def test_the_numbers() -> None:
     got = capacity(split(engine__kv_memory_mb=100, kvpool__memory_mb=65), MODEL)
     assert (got.dtype, got.max_model_len) == ("bfloat16", 4096)
-    assert got.limits.num_pairs == 100 * 128 // 16
+    assert got.limits.num_blocks == 100 * 128 // 16
     assert got.page_bytes == 64 * 8192
     assert got.num_pages == 65 * MIB // got.page_bytes == 130
     assert (got.limits.block_size, got.limits.page_size) == (16, 64)
@@ -99,19 +99,19 @@ def test_a_wider_type_holds_half_as_much() -> None:
     full = capacity(split(engine__dtype="float32"), MODEL)
     assert full.dtype == "float32"
     assert full.page_bytes == 2 * half.page_bytes
-    assert (half.limits.num_pairs, half.num_pages) == (2 * full.limits.num_pairs, 2 * full.num_pages)
+    assert (half.limits.num_blocks, half.num_pages) == (2 * full.limits.num_blocks, 2 * full.num_pages)
 
 
 def test_larger_blocks_and_pages() -> None:
     got = capacity(split(engine__block_size=64, kvpool__page_size=128), MODEL)
-    assert got.limits.num_pairs == 512 * 128 // 64
+    assert got.limits.num_blocks == 512 * 128 // 64
     assert got.page_bytes == 128 * 8192
 
 
 def test_a_shorter_request_needs_less() -> None:
     assert capacity(split(engine__max_model_len=1000), MODEL).max_model_len == 1000
     short = capacity(split(engine__max_model_len=128, engine__kv_memory_mb=1, kvpool__memory_mb=1), MODEL)
-    assert (short.limits.num_pairs, short.num_pages) == (8, 2)
+    assert (short.limits.num_blocks, short.num_pages) == (8, 2)
 
 
 def test_what_just_fits_and_what_just_does_not() -> None:
@@ -207,5 +207,5 @@ def test_ranks_each_have_a_share_of_what_is_kept() -> None:
     """Every rank's device has as much memory as was given; the pool's memory is for all ranks together."""
     given = {"kvpool__memory_mb": 1024}
     alone, shared = (capacity(split(engine__tensor_parallel_size=ranks, **given), llama(32)) for ranks in (1, 2))
-    assert shared.limits.num_pairs == 2 * alone.limits.num_pairs
+    assert shared.limits.num_blocks == 2 * alone.limits.num_blocks
     assert (shared.num_pages, 2 * shared.page_bytes) == (alone.num_pages, alone.page_bytes)

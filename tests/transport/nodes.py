@@ -25,7 +25,7 @@ from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 from alignedserve.transport.turns import Communicators
 
-LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM = 3, 40, 4, 8
+LAYERS, NUM_BLOCKS, BLOCK_SIZE, KV_DIM = 3, 40, 4, 8
 PREFIX = "alignedserve-test-"  # begins the name of each file
 PATIENT_S = 60.0  # a time-out that ends nothing, however slow the machine is
 SOON_S = 0.5  # a time-out that a test waits for
@@ -35,7 +35,7 @@ BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 def random_cache(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Return a cache of random bits, NaNs of every kind among them."""
-    shape, bits = (LAYERS, 2 * NUM_PAIRS, BLOCK_SIZE, KV_DIM), torch.iinfo(BITS[dtype])
+    shape, bits = (LAYERS, 2 * NUM_BLOCKS, BLOCK_SIZE, KV_DIM), torch.iinfo(BITS[dtype])
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(bits.min, bits.max, shape, dtype=BITS[dtype], generator=generator).view(dtype)
 
@@ -92,10 +92,10 @@ class Node:
     def outcome(self) -> Outcome:
         return self.outcomes.get(timeout=DEADLINE_S)
 
-    def of(self, pairs: tuple[int, ...], num_tokens: int) -> torch.Tensor:
-        """Return what the pairs hold of the first tokens, as bits."""
-        blocks = self.cache.view(BITS[self.dtype])
-        both = [torch.cat([blocks[:, 2 * pair + half] for pair in pairs], dim=1) for half in (0, 1)]
+    def of(self, blocks: tuple[int, ...], num_tokens: int) -> torch.Tensor:
+        """Return what the blocks hold of the first tokens, as bits."""
+        halves = self.cache.view(BITS[self.dtype])
+        both = [torch.cat([halves[:, 2 * block + half] for block in blocks], dim=1) for half in (0, 1)]
         return torch.stack(both)[:, :, :num_tokens]
 
 

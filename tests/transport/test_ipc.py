@@ -46,7 +46,7 @@ def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         touch(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per block pair
+        patched.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per block
         patched.setattr(DeviceBlocks, "copy", holding)
         yield touched, go_on
 
@@ -115,7 +115,7 @@ def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkey
         said.append(hear(*args))
         return said[-1]
 
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per block pair
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per block
     monkeypatch.setattr(ipc, "_REPLY_PART", float("inf"))  # the reader replies after every chunk
     monkeypatch.setattr(MappingSender, "_hear", heard)
     assert arrives(source, to, 1)

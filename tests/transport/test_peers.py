@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.core import Role
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
 from alignedserve.transport import payload
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import Node
+from tests.transport.peer import FORKS, be_peer
 
 TOKENS = tuple(range(50, 61))
 HERE, THERE = (4, 7, 1), (0, 11, 6)
@@ -33,37 +29,35 @@ HERE, THERE = (4, 7, 1), (0, 11, 6)
 
 class Peer:
     def __init__(self, name: str, incarnation: int, shared: Path | None) -> None:
-        command = [sys.executable, "-m", "tests.transport.peer", name, str(incarnation)]
-        command += [str(shared)] if shared is not None else []
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._link, its_link = FORKS.Pipe()
+        self._process = FORKS.Process(target=be_peer, args=(name, incarnation, shared, its_link), daemon=True)
+        self._process.start()
+        its_link.close()
 
     @cached_property
     def member(self) -> Member:
-        fields = self.heard()
-        return Member(**(fields | {"role": Role(fields["role"])}))
+        member: Member = self.heard()
+        return member
 
     def heard(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        return self._link.recv()
 
-    def tell(self, what: str, **fields: Any) -> None:
-        assert self._process.stdin is not None
-        print(json.dumps((what, fields)), file=self._process.stdin, flush=True)
-
-    def order(self, transfer: SendKv | ReceiveKv) -> None:
-        self.tell(type(transfer).__name__, **asdict(transfer))
+    def tell(self, order: Member | SendKv | ReceiveKv | str) -> None:
+        self._link.send(order)
 
     def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
     def end(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.join()
+        self._link.close()
 
 
 @pytest.fixture
 def lives(shared: Path | None) -> Iterator[list[Peer]]:
-    """Yield three incarnations of one worker, to be used in turn; all start at once, because a start takes long."""
+    """Yield three incarnations of one worker, to be used in turn."""
     with ExitStack() as peers:
         started = [Peer("decode-0", incarnation, shared) for incarnation in (1, 2, 3)]
         for peer in started:
@@ -90,19 +84,19 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[memoryview]]:
 
 def meet(node: Node, peer: Peer) -> None:
     node.transport.meet(peer.member)
-    peer.tell("meet", **asdict(node.member))
+    peer.tell(node.member)
 
 
 def arrives(node: Node, peer: Peer, number: int) -> None:
     """Check a transfer there, and back to other blocks."""
     node.start(SendKv(number, peer.member.holder, HERE, TOKENS))
-    peer.order(ReceiveKv(number, node.holder, THERE, TOKENS))
+    peer.tell(ReceiveKv(number, node.holder, THERE, TOKENS))
     assert node.outcome() == KvSent(number, peer.member.holder, ok=True)
-    assert peer.heard() == {"number": number, "source": node.holder, "intact": True}
-    peer.order(SendKv(number, node.holder, THERE, TOKENS))
+    assert peer.heard() == KvReceived(number, node.holder, intact=True)
+    peer.tell(SendKv(number, node.holder, THERE, TOKENS))
     node.start(ReceiveKv(number, peer.member.holder, THERE, TOKENS))
     assert node.outcome() == KvReceived(number, peer.member.holder, intact=True)
-    assert peer.heard() == {"number": number, "to": node.holder, "ok": True}
+    assert peer.heard() == KvSent(number, node.holder, ok=True)
     assert torch.equal(node.of(THERE, len(TOKENS)), node.of(HERE, len(TOKENS)))
 
 
@@ -115,10 +109,10 @@ def test_peers_that_are_killed_or_stopped_in_mid_transfer(
     meet(node, first)
     arrives(node, first, 1)
     there = first.member.holder
-    first.tell("hang", name="scatter" if shared is None else "copy")
+    first.tell("scatter" if shared is None else "copy")
     for number in (2, 3):
         node.start(SendKv(number, there, HERE, TOKENS))
-    first.order(ReceiveKv(2, node.holder, THERE, TOKENS))
+    first.tell(ReceiveKv(2, node.holder, THERE, TOKENS))
     assert first.heard() == "touched"
     first.signal(signal.SIGKILL)
     assert [node.outcome() for _ in "23"] == [KvSent(number, there, ok=False) for number in (2, 3)]
@@ -132,13 +126,13 @@ def test_peers_that_are_killed_or_stopped_in_mid_transfer(
         node.start(SendKv(2, there, HERE, TOKENS))
         assert node.outcome() == KvSent(2, there, ok=False), "after a time-out"
     second.signal(signal.SIGCONT)
-    second.order(ReceiveKv(2, node.holder, THERE, TOKENS))
-    assert second.heard() == {"number": 2, "source": node.holder, "intact": False}
+    second.tell(ReceiveKv(2, node.holder, THERE, TOKENS))
+    assert second.heard() == KvReceived(2, node.holder, intact=False)
     arrives(node, second, 3)
-    second.tell("hang", name="gather")
+    second.tell("gather")
     for number in (4, 5):
         node.start(ReceiveKv(number, there, THERE, TOKENS))
-    second.order(SendKv(4, node.holder, HERE, TOKENS))
+    second.tell(SendKv(4, node.holder, HERE, TOKENS))
     assert second.heard() == "touched"
     second.signal(signal.SIGKILL)
     assert [node.outcome() for _ in "45"] == [KvReceived(number, there, intact=False) for number in (4, 5)]

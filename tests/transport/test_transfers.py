@@ -23,7 +23,7 @@ from alignedserve.transport import frames, payload
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.turns import Communicators
 from tests.transport.conftest import MakeNode
-from tests.transport.nodes import BITS, BLOCK_SIZE, DEADLINE_S, NUM_PAIRS, Node, meet, random_cache
+from tests.transport.nodes import BITS, BLOCK_SIZE, DEADLINE_S, NUM_BLOCKS, Node, meet, random_cache
 
 TOKENS = tuple(range(100, 111))
 HERE, THERE = (5, 2, 8), (9, 3, 1)
@@ -58,9 +58,9 @@ class Case:
     told: tuple[bool, ...]  # per notice: true if it goes to the source, false if to the receiver
     seed: int
 
-    def pairs(self, seed: int) -> list[tuple[int, ...]]:
-        """Return the pairs of each transfer; no pair appears twice."""
-        free = random.Random(seed).sample(range(NUM_PAIRS), NUM_PAIRS)
+    def blocks(self, seed: int) -> list[tuple[int, ...]]:
+        """Return the blocks of each transfer; no block appears twice."""
+        free = random.Random(seed).sample(range(NUM_BLOCKS), NUM_BLOCKS)
         return [tuple(free.pop() for _ in range(-(-length // BLOCK_SIZE))) for length in self.lengths]
 
 
@@ -105,7 +105,7 @@ def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[No
     source, to = couple if case.seed % 2 else couple[::-1]
     untouched = to.cache.clone().view(BITS[case.dtype])
     plans = list(zip((next(NUMBERS) for _ in case.lengths), case.lengths, strict=False))
-    here, there = case.pairs(case.seed), case.pairs(case.seed + 1)
+    here, there = case.blocks(case.seed), case.blocks(case.seed + 1)
     sends = [SendKv(n, to.holder, at, tuple(range(m))) for (n, m), at in planned(plans, here)]
     receives = [ReceiveKv(n, source.holder, at, tuple(range(m))) for (n, m), at in planned(plans, there)]
     for is_source in case.told:
@@ -117,13 +117,13 @@ def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[No
     assert [to.outcome() for _ in plans] == [KvReceived(number, source.holder, intact=True) for number, *_ in plans]
     for length, sent, arrived in zip(case.lengths, here, there, strict=True):
         assert torch.equal(to.of(arrived, length), source.of(sent, length))
-    free_pairs = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
-    of_others = [2 * pair + half for pair in free_pairs for half in (0, 1)]
+    free_blocks = [block for block in range(NUM_BLOCKS) if not any(block in blocks for blocks in there)]
+    of_others = [2 * block + half for block in free_blocks for half in (0, 1)]
     assert torch.equal(to.cache.view(BITS[case.dtype])[:, of_others], untouched[:, of_others])
 
 
-def planned(plans: list[Plan], pairs: list[tuple[int, ...]]) -> Iterator[tuple[Plan, tuple[int, ...]]]:
-    return zip(plans, pairs, strict=True)
+def planned(plans: list[Plan], blocks: list[tuple[int, ...]]) -> Iterator[tuple[Plan, tuple[int, ...]]]:
+    return zip(plans, blocks, strict=True)
 
 
 def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def test_a_worker_carries_one_transfer_at_a_time(communicating: Callable[..., No
     assert arrives(source, to, 2)
 
 
-def turned(pairs: Sequence[int], from_right: set[int]) -> list[int]:
-    return [~pair if pair in from_right else pair for pair in pairs]
+def turned(blocks: Sequence[int], from_right: set[int]) -> list[int]:
+    return [~block if block in from_right else block for block in blocks]
 
 
 def test_between_blocks_that_are_filled_from_either_end() -> None:
@@ -230,12 +230,12 @@ def test_between_blocks_that_are_filled_from_either_end() -> None:
     here.gather(here.slots(turned(HERE, {2}), len(TOKENS)), chunk, is_checked=False)
     there.scatter(there.slots(turned(THERE, {9, 1}), len(TOKENS)), chunk)
     for place, token in ((0, 0), (5, 5), (10, 10)):
-        pair, to_pair = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
+        block, to_block = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
         at, to = place % BLOCK_SIZE, place % BLOCK_SIZE
-        at, to = (BLOCK_SIZE - 1 - at if pair == 2 else at), (BLOCK_SIZE - 1 - to if to_pair in (9, 1) else to)
+        at, to = (BLOCK_SIZE - 1 - at if block == 2 else at), (BLOCK_SIZE - 1 - to if to_block in (9, 1) else to)
         for half in (0, 1):
-            sent = first.view(torch.int16)[:, 2 * pair + half, at]
-            assert torch.equal(second.view(torch.int16)[:, 2 * to_pair + half, to], sent), token
+            sent = first.view(torch.int16)[:, 2 * block + half, at]
+            assert torch.equal(second.view(torch.int16)[:, 2 * to_block + half, to], sent), token
 
 
 def test_several_on_either_side(node_of: MakeNode) -> None:
@@ -246,10 +246,10 @@ def test_several_on_either_side(node_of: MakeNode) -> None:
             send, _ = order(source, to, number)
             source.start(send)
     for to in decodes:
-        free = iter(range(NUM_PAIRS))
+        free = iter(range(NUM_BLOCKS))
         for source in prefills:
-            pairs = tuple(next(free) for _ in THERE)
-            to.start(ReceiveKv(1 + decodes.index(to), source.holder, pairs, TOKENS))
+            blocks = tuple(next(free) for _ in THERE)
+            to.start(ReceiveKv(1 + decodes.index(to), source.holder, blocks, TOKENS))
     for node in (*prefills, *decodes):
         for _ in range(2):
             outcome = node.outcome()
@@ -269,7 +269,7 @@ def refused(source: Node, to: Node, send: SendKv, receive: ReceiveKv) -> None:
     source.start(send)
     to.start(receive)
     assert to.outcome() == KvReceived(receive.number, source.holder, intact=False)
-    assert source.outcome() == KvSent(send.number, to.holder, ok=not send.pairs)
+    assert source.outcome() == KvSent(send.number, to.holder, ok=not send.blocks)
     assert torch.equal(to.cache.view(torch.int16), before.view(torch.int16))
     assert arrives(source, to, receive.number + 1)
 
@@ -340,10 +340,10 @@ def test_a_number_that_a_single_end_knows_is_left_out_by_both(both: tuple[Node, 
 
 def test_a_transfer_that_cannot_be_is_the_caller_s_fault(both: tuple[Node, Node]) -> None:
     source, to = both
-    with pytest.raises(PlanError, match="2 block pairs are too few"):
+    with pytest.raises(PlanError, match="2 blocks are too few"):
         source.start(SendKv(1, to.holder, (1, 2), TOKENS))
-    with pytest.raises(PlanError, match=f"outside 0..{NUM_PAIRS - 1}"):
-        to.start(ReceiveKv(1, source.holder, (1, 2, NUM_PAIRS), TOKENS))
+    with pytest.raises(PlanError, match=f"outside 0..{NUM_BLOCKS - 1}"):
+        to.start(ReceiveKv(1, source.holder, (1, 2, NUM_BLOCKS), TOKENS))
 
 
 def test_a_fault_of_our_own_is_told_and_harms_no_other_transfer(

@@ -15,9 +15,9 @@ from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, SPARE, LeasePages, Prefill
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.page_writer import PageWriter
+from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
@@ -36,7 +36,7 @@ def test_a_request_that_reads_all_drops_nothing() -> None:
     assert LIMITS.least_held(10_000) == 10_000
 
 
-def test_a_step_is_known_by_its_pairs_after_some_were_dropped() -> None:
+def test_a_step_is_known_by_its_blocks_after_some_were_dropped() -> None:
     asked = request("a", max_tokens=50)
     here = WorkerRequest(asked, promise(asked, Policy()), [7], KvForm((3, 4), 8), 20)
     planned = Decode("a", 1, 19, KvForm((1, 2, 3)), Sampling(), 0)
@@ -47,19 +47,19 @@ def test_a_step_is_known_by_its_pairs_after_some_were_dropped() -> None:
 
 
 def test_pages_after_those_that_were_dropped_are_found_as_long_as_all_are_here() -> None:
-    blocks = NamedBlocks(4, 1)
-    pairs = blocks.take(3)
-    assert pairs is not None
-    blocks.publish((10, 11, 12), pairs)
-    blocks.give(pairs[:2])
-    more = blocks.take(1)
+    store = NamedBlocks(4, 1)
+    blocks = store.take(3)
+    assert blocks is not None
+    store.publish((10, 11, 12), blocks)
+    store.give(blocks[:2])
+    more = store.take(1)
     assert more is not None
-    blocks.publish((10, 11, 12, 13), (pairs[2], *more), num_dropped=2)
-    assert blocks.find((10, 11, 12, 13, 14)) == 4
-    assert blocks.take(2) is not None, "idle pages go"
-    assert blocks.find((10, 11, 12, 13)) == 0
-    blocks.publish((10, 11, 12, 13), (pairs[2], *more), num_dropped=2)
-    assert blocks.find((10, 11, 12, 13)) == 0, "nothing is found without its beginning"
+    store.publish((10, 11, 12, 13), (blocks[2], *more), num_dropped=2)
+    assert store.find((10, 11, 12, 13, 14)) == 4
+    assert store.take(2) is not None, "idle pages go"
+    assert store.find((10, 11, 12, 13)) == 0
+    store.publish((10, 11, 12, 13), (blocks[2], *more), num_dropped=2)
+    assert store.find((10, 11, 12, 13)) == 0, "nothing is found without its beginning"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_by_others_they_drop_what_no_layer_reads() -> None:
     assert Policy(SchedulerName.FCFS, Chunking.FIXED, Room.CHUNKS).drops
 
 
-def test_a_prompt_that_leaves_for_a_chat_takes_no_more_pairs_in_that_step() -> None:
-    """It gets pairs chunk by chunk: those of its next chunk were lost with it (fuzz seed 84003190)."""
+def test_a_prompt_that_leaves_for_a_chat_takes_no_more_blocks_in_that_step() -> None:
+    """It gets blocks chunk by chunk: those of its next chunk were lost with it (fuzz seed 84003190)."""
     limits = WorkerLimits(14, 2, page_size=8, max_step_tokens=64, max_batch=3, reach=20)
     worker = decode_core(WorkerSetup(limits, Policy()))
     document = replace(request("document", 35, 1), service=ServiceClass.BE, slo=Slo(jct_s=1e5))
@@ -96,11 +96,11 @@ def test_a_prompt_that_leaves_for_a_chat_takes_no_more_pairs_in_that_step() -> N
     commands = worker.handle(StepDone(StepResult(began.number, ()), 0.01), 0.01)
     [began] = [command.plan for command in commands if isinstance(command, RunStep)]
     assert [chunk.request for chunk in began.chunks] == ["chat"]
-    assert sorted(worker.pairs) == list(range(14))
+    assert sorted(worker.blocks) == list(range(14))
 
 
-def test_what_is_written_in_vain_keeps_no_pairs() -> None:
-    """A document that had left while its prompt was being written was computed anew. It kept all its pairs for as long
+def test_what_is_written_in_vain_keeps_no_blocks() -> None:
+    """A document that had left while its prompt was being written was computed anew. It kept all its blocks for as long
     as that writing took, and then nothing ran that would have freed them (fuzz seed 91000316)."""
     writer, asked = PageWriter(LIMITS.page_size, LIMITS.block_size), request("document", 20, max_tokens=50)
     writer.ask_for_spare(POOL_MEMBER, 2)

@@ -102,7 +102,7 @@ class TestPool:
 class TestDecodeWorker:
     @pytest.fixture
     def worker(self) -> DecodeCore:
-        core = decode_core(WorkerSetup(replace(LIMITS, num_pairs=40), replace(SHORTEST, room=Room.WHOLE)))
+        core = decode_core(WorkerSetup(replace(LIMITS, num_blocks=40), replace(SHORTEST, room=Room.WHOLE)))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         return core
 

@@ -41,7 +41,7 @@ class Machine:
         slowdown: float = 2.0,
         speed: float = 1.0,
     ) -> None:
-        limits = WorkerLimits(num_pairs=100, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
+        limits = WorkerLimits(num_blocks=100, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
         self.cost = OnlineCost(POINTS, slowdown=slowdown)
         self.core = kind(WorkerSetup(limits, Policy(reuse=False), self.cost))
         self.speed, self.now = speed, 0.0
@@ -160,5 +160,5 @@ def test_nothing_is_measured_where_there_is_nothing_to_learn(slowdown: float, re
 
 
 def test_a_worker_without_a_profile_runs_no_trials() -> None:
-    core = decode_core(WorkerSetup(replace(LIMITS, num_pairs=100)))
+    core = decode_core(WorkerSetup(replace(LIMITS, num_blocks=100)))
     assert not any(isinstance(command, SetTimer) for command in core.handle(MemberJoined(ROUTER_MEMBER), 0.0))

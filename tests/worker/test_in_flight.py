@@ -1,4 +1,4 @@
-"""Steps under way: which of them count, and when pairs that are given up meanwhile are free."""
+"""Steps under way: which of them count, and when blocks that are given up meanwhile are free."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_next_step_runs_when_the_step_before_has_ended() -> None:
     assert not steps.has_next
 
 
-def test_pairs_are_free_when_the_last_step_that_may_write_there_has_ended() -> None:
+def test_blocks_are_free_when_the_last_step_that_may_write_there_has_ended() -> None:
     steps = begun(10)
     assert steps.leave((0, 1))
     steps.begin((), (), Shape.build(prefixes=[11]), 0.01)

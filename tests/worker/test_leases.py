@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.core import ServiceClass
 from alignedserve.protocol.messages import SPARE, AskPages, LeasePages
-from alignedserve.worker.page_writer import Lease, Need
+from alignedserve.worker.pool import Lease, Need
 
 
 def test_an_ask_gives_back_what_is_not_spoken_for() -> None:

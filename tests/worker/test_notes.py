@@ -25,7 +25,7 @@ def notes() -> Notes:
     """Return the notes of a worker that told at 10.0 of a backlog of two seconds, of which one is of chats."""
     notes = Notes()
     notes.note("joined", ("a", 0))
-    assert told(notes, ahead(2.0, 1.0), 10.0) == Progress(joined=(("a", 0),), free_pairs=FREE, backlog=ahead(2.0, 1.0))
+    assert told(notes, ahead(2.0, 1.0), 10.0) == Progress(joined=(("a", 0),), free_blocks=FREE, backlog=ahead(2.0, 1.0))
     return notes
 
 
@@ -38,15 +38,15 @@ def test_nothing_is_told_of_a_backlog_that_runs_off_as_it_was_told(notes: Notes)
 def test_a_backlog_that_does_not_run_off_is_told_once_it_has_drifted(notes: Notes) -> None:
     still = ahead(2.0, 1.0)
     assert told(notes, still, 10.2) is None
-    assert told(notes, still, 10.4) == Progress(free_pairs=FREE, backlog=still)
+    assert told(notes, still, 10.4) == Progress(free_blocks=FREE, backlog=still)
     assert told(notes, still, 10.6) is None, "it drifts from what was told last"
-    assert told(notes, still, 10.8) == Progress(free_pairs=FREE, backlog=still)
+    assert told(notes, still, 10.8) == Progress(free_blocks=FREE, backlog=still)
 
 
 @pytest.mark.parametrize("backlog", [ahead(2.0, 0.4), ahead(1.2, 0.8), ahead(3.0, 0.8), ahead(1.8, 1.2)])
 def test_the_wait_of_chats_and_of_all_count_alike(notes: Notes, backlog: Backlog) -> None:
     """The router believes 1.8 and 0.8 seconds."""
-    assert told(notes, backlog, 10.2) == Progress(free_pairs=FREE, backlog=backlog)
+    assert told(notes, backlog, 10.2) == Progress(free_blocks=FREE, backlog=backlog)
 
 
 def test_it_is_not_looked_at_more_often_than_ten_times_a_second(notes: Notes) -> None:
@@ -59,12 +59,12 @@ def test_it_is_not_looked_at_more_often_than_ten_times_a_second(notes: Notes) ->
 
 def test_what_has_moved_on_is_told_at_once(notes: Notes) -> None:
     notes.note("ended", ("a", 0))
-    assert told(notes, ahead(2.0, 1.0), 10.0) == Progress(ended=(("a", 0),), free_pairs=FREE, backlog=ahead(2.0, 1.0))
+    assert told(notes, ahead(2.0, 1.0), 10.0) == Progress(ended=(("a", 0),), free_blocks=FREE, backlog=ahead(2.0, 1.0))
 
 
 def test_so_is_less_to_run(notes: Notes) -> None:
     notes.has_less_to_run = True
-    assert told(notes, ahead(1.9, 0.9), 10.05) == Progress(free_pairs=FREE, backlog=ahead(1.9, 0.9))
+    assert told(notes, ahead(1.9, 0.9), 10.05) == Progress(free_blocks=FREE, backlog=ahead(1.9, 0.9))
     assert told(notes, ahead(1.9, 0.9), 10.06) is None
 
 

@@ -31,10 +31,10 @@ SHAPES = [
 class Machine:
     """A worker without a pool and what it told; each step takes as long as a test says."""
 
-    def __init__(self, num_pairs: int = 1000, max_batch: int = 8, tells_seconds: bool = False) -> None:
+    def __init__(self, num_blocks: int = 1000, max_batch: int = 8, tells_seconds: bool = False) -> None:
         """The cost model learns from steps that tell how long they took."""
         costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
-        limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=STEP, max_batch=max_batch)
+        limits = replace(LIMITS, num_blocks=num_blocks, max_step_tokens=STEP, max_batch=max_batch)
         self._core = decode_core(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
         self._tells_seconds = tells_seconds
         self._plan: StepPlan | None = None
@@ -183,7 +183,7 @@ def test_documents_that_wait_are_no_wait_of_chats() -> None:
 
 def test_a_prompt_that_waits_for_memory_makes_no_prompt_seem_slow() -> None:
     """A prompt waits two seconds for memory while a decode runs, and the worker does not take the prompt for slow."""
-    machine = Machine(num_pairs=10)
+    machine = Machine(num_blocks=10)
     machine.come(chat("decodes", prompt=8, max_tokens=28))
     machine.end_step(0.01)
     machine.come(chat("waits", prompt=36))
@@ -194,7 +194,7 @@ def test_a_prompt_that_waits_for_memory_makes_no_prompt_seem_slow() -> None:
 
 def test_a_prompt_that_comes_during_a_step_has_not_waited_for_it() -> None:
     """A prefill worker asks the pool about it first. Chats that came beside documents were refused for that."""
-    core = PrefillCore(WorkerSetup(replace(LIMITS, num_pairs=1000, max_step_tokens=STEP)))
+    core = PrefillCore(WorkerSetup(replace(LIMITS, num_blocks=1000, max_step_tokens=STEP)))
     for neighbour in (ROUTER_MEMBER, POOL_MEMBER):
         core.handle(MemberJoined(neighbour), 0.0)
     document = replace(request("document", prompt=6), service=ServiceClass.BE)

@@ -11,9 +11,8 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost
 from alignedserve.protocol.messages import Missed, Release
-from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER

@@ -67,7 +67,7 @@ def test_what_a_request_left_is_not_computed_again(worker: Worker) -> None:
     assert worker.run(SAME) == {"same": 16}
     assert worker.run(LONGER) == {"longer": 16}
     assert worker.core.memory.pages.num_shared_tokens == 32
-    assert worker.core.held["pairs"] == 0
+    assert worker.core.held["blocks"] == 0
 
 
 def test_its_owner_hears_how_many_tokens_were_not_computed(worker: Worker) -> None:
@@ -105,7 +105,7 @@ def test_what_is_not_the_same_is_computed(worker: Worker, other: Request) -> Non
         (decode_core, replace(DEFAULT_POLICY, blocks=Layout.BIDIRECTIONAL)),
         (decode_core, replace(DEFAULT_POLICY, cache=Cache.HYBRID)),
     ],
-    ids=["prefill, off", "decode, off", "shared pairs", "hidden vectors"],
+    ids=["prefill, off", "decode, off", "shared blocks", "hidden vectors"],
 )
 def test_nothing_is_shared_where_it_is_off_or_cannot_be(core: MakeCore, policy: Policy) -> None:
     worker = Worker(core, policy)
@@ -201,7 +201,7 @@ def test_pages_of_the_pool_are_copied_behind_those_that_are_here(prefill: Worker
     (copy,) = [command for command in commands if isinstance(command, CopyIn)]
     assert (copy.pages, copy.tokens, copy.start) == ((5,), SAME.prompt[:16], 8)
     (plan,) = plans_of(prefill.hear(CopiedIn(copy.number, intact=True)))
-    assert (plan.chunks[0].start, plan.chunks[0].kv.pairs[:4]) == (16, copy.pairs)
+    assert (plan.chunks[0].start, plan.chunks[0].kv.blocks[:4]) == (16, copy.blocks)
 
 
 def test_a_copy_that_is_not_intact_leaves_what_was_here(prefill: Worker) -> None:

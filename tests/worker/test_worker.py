@@ -68,7 +68,7 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 def worker(request: pytest.FixtureRequest) -> AnyCore:
     """Return each kind of worker without a pool, so that the decode worker is colocated."""
     core: AnyCore = request.param(WorkerSetup(LIMITS))
-    assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_pairs=8))]
+    assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_blocks=8))]
     return core
 
 
@@ -87,7 +87,7 @@ def run_both(worker: AnyCore) -> list[Command]:
 def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) -> None:
     """No later frame would show that the last token was lost."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
-    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
+    ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_blocks=8))
     assert but_reports(worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)) == [last_token(), REFRESHES, ended]
     for now in (5.0, 10.0):
         assert but_reports(worker.handle(REFRESH, now)) == [last_token(), SetTimer("refresh", now + REFRESH_S)]
@@ -116,7 +116,7 @@ def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: AnyCore) 
 
 def test_after_lost_frames_the_router_hears_again_what_is_held(worker: AnyCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
-    holding = Send(ROUTER, Holding((("a", 0),), free_pairs=7))
+    holding = Send(ROUTER, Holding((("a", 0),), free_blocks=7))
     assert worker.handle(said(ROUTER, Missed()), 0.0) == [holding]
     assert worker.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), holding]
 
@@ -129,13 +129,13 @@ def test_the_router_inquires_after_what_is_not_here(worker: AnyCore) -> None:
     [answer] = worker.handle(said(ROUTER, asked), 0.0)
     assert isinstance(answer, Send)
     assert isinstance(answer.message, Progress)
-    assert replace(answer.message, free_pairs=0) == Progress(unknown=(("a", 0), ("a", 2), ("never", 0)))
+    assert replace(answer.message, free_blocks=0) == Progress(unknown=(("a", 0), ("a", 2), ("never", 0)))
 
 
 def test_what_has_ended_is_not_here_any_more(worker: AnyCore) -> None:
     """The output is kept for its owner only; a router that missed the end must hear that the request is not here."""
     run_both(worker)
-    unknown = Progress(unknown=(("a", 0),), free_pairs=8)
+    unknown = Progress(unknown=(("a", 0),), free_blocks=8)
     assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [Send(ROUTER, unknown)]
 
 
@@ -147,7 +147,7 @@ def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: AnyC
 
 
 def test_a_request_that_waited_is_seated_as_soon_as_there_is_room_again(worker: AnyCore) -> None:
-    """The numbers of free pairs and of waiting requests may equal those at the seating before."""
+    """The numbers of free blocks and of waiting requests may equal those at the seating before."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     after = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
@@ -189,7 +189,7 @@ def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> Non
     commands, (lost,) = fails(worker, plan), plan.parts
     assert [message.lost for message in progress_in(commands)] == [((lost.request, 0),)]
     assert [part.request for part in planned(commands).parts] == ["b" if lost.request == "a" else "a"]
-    assert sorted(worker.pairs) == list(range(8)), "no pair has gone, none is there twice"
+    assert sorted(worker.blocks) == list(range(8)), "no block has gone, none is there twice"
     [told] = worker.handle(said("gateway-0", AskDecisions(1, lost.request)), 0.0)
     assert isinstance(told, Send)
     assert isinstance(told.message, Decisions)
@@ -243,13 +243,13 @@ def outputs_of(commands: list[Command]) -> list[Output]:
 
 def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: AnyCore) -> None:
     first = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=10))), 0.0))
-    pairs = first.chunks[0].kv.pairs
+    blocks = first.chunks[0].kv.blocks
     assert first.chunks == (
-        Chunk("a", tuple(range(1, 9)), 0, KvForm(pairs), None, scoring=Scoring(tuple(range(2, 10)), 1)),
+        Chunk("a", tuple(range(1, 9)), 0, KvForm(blocks), None, scoring=Scoring(tuple(range(2, 10)), 1)),
     )
     of_prompt = tuple(Logprob(-float(place)) for place in range(1, 10))
     second = plan_of(worker.handle(StepDone(StepResult(1, (), prompt_logprobs=(("a", of_prompt[:8]),))), 0.0))
-    assert second.chunks == (Chunk("a", (9, 10), 8, KvForm(pairs), SCORED, scoring=Scoring((10,), 1)),)
+    assert second.chunks == (Chunk("a", (9, 10), 8, KvForm(blocks), SCORED, scoring=Scoring((10,), 1)),)
     result = StepResult(2, (("a", 7),), logprobs=(("a", MINE),), prompt_logprobs=(("a", of_prompt[8:]),))
     told = Output("a", 0, 0, (7,), None, (MINE,), Opening(of_prompt))
     assert outputs_of(worker.handle(StepDone(result), 0.0)) == [told]
@@ -278,7 +278,7 @@ def test_the_owner_hears_how_long_a_prompt_waited(worker: AnyCore) -> None:
 
 def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
     """All logits of a scored chunk are in memory at the same time."""
-    roomy = made_like(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
+    roomy = made_like(worker)(WorkerSetup(replace(LIMITS, num_blocks=400, max_step_tokens=2000)))
     plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
     assert len(plan.chunks[0].tokens) == MOST_SCORED
     assert plan.chunks[0].sampling is None
@@ -311,7 +311,7 @@ def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: AnyCor
     failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
     end = Output("a", 0, 0, (), FinishReason.ERROR)
     assert outputs_of(failed) == [end]
-    assert Send(ROUTER, Progress(ended=(("a", 0),), lengths=(0,), free_pairs=8)) in failed
+    assert Send(ROUTER, Progress(ended=(("a", 0),), lengths=(0,), free_blocks=8)) in failed
     assert outputs_of(worker.handle(REFRESH, REFRESH_S)) == [end], "until it is acknowledged"
     assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [end]
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)

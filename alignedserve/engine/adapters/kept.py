@@ -27,7 +27,7 @@ log = logging.getLogger("alignedserve.engine")
 
 class KeptAdapters:
     def __init__(self, layers: Sequence[AdaptedLayer], model: ModelConfig, most_bytes: int | None = None) -> None:
-        """`model` is the whole model, of which ranks have shares; those of a step stay even above `most_bytes`."""
+        """`model` is the whole model, not a rank's share; the adapters of a step stay even above `most_bytes`."""
         self._layers, self._model, self._most_bytes = layers, model, most_bytes
         self._kept: dict[str, AdapterWeights] = {}  # by id, the least recently used first
 

@@ -28,7 +28,7 @@ def in_turn(rows: Tensor, heads: int, group: int) -> Tensor:
 
 
 def in_halves(rows: Tensor, head_dim: int, turned: int) -> Tensor:
-    """Return rows of heads, of which the files have two neighbours turn together, so that these lie half of all that
+    """Return rows of heads in another order: in the files two neighbours turn together, here they lie half of all that
     turns apart. Query and K are compared number by number, so both may have any order, if it is the same."""
     heads = rows.unflatten(0, (-1, head_dim))
     turning = heads[:, :turned].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)

@@ -142,5 +142,5 @@ def _turns(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
     """Return the copy's turns, each done when it is asked for, and the first token of the first turn."""
     tokens, start = copy.tokens, copy.start
     if isinstance(copy, CopyIn):
-        return copier.pages_in(copy.pages, copy.pairs, tokens, start), start
-    return copier.pages_out(copy.pairs, copy.pages, tokens, start), start
+        return copier.pages_in(copy.pages, copy.blocks, tokens, start), start
+    return copier.pages_out(copy.blocks, copy.pages, tokens, start), start

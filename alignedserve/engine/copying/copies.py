@@ -1,15 +1,15 @@
 """Copies KV between the device cache and pages of the arena.
 
-The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV has
+The cache is [layers, 2 * blocks, block_size, kv_dim]: K of block b in half 2b, V in half 2b + 1. A page of kind KV has
 page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
 
     layer 0   K of token 0, 1, ... page_size - 1
               V of token 0, 1, ... page_size - 1
     layer 1   K ...
 
-A request's tokens fill its pairs one by one, each pair from its left end or, where it stands as ~pair, from its right
-end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row count:
-the rest is neither written, nor read, nor part of the checksum.
+A request's tokens fill its blocks one by one, each block from its left end or, where it stands as ~block, from its
+right end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row
+count: the rest is neither written, nor read, nor part of the checksum.
 
 The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says that there is none. A CPU sums up what it
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
@@ -90,8 +90,8 @@ class PageCopier:
 
     def __init__(self, cache: Tensor, arena: Arena, page_size: int, verify: bool) -> None:
         self._cache = cache
-        self._layers, blocks, self._block_size, self._kv_dim = cache.shape
-        self._num_pairs = blocks // 2
+        self._layers, halves, self._block_size, self._kv_dim = cache.shape
+        self._num_blocks = halves // 2
         self._kernels = choose(cache.device, cache.dtype).kernels
         self._arena = arena
         self._page_size = page_size
@@ -105,19 +105,19 @@ class PageCopier:
 
     def copy_out(
         self,
-        pairs: Sequence[int],
+        blocks: Sequence[int],
         pages: Sequence[int],
         tokens: Sequence[int],
         start: int = 0,
         amend: Amend | None = None,
     ) -> None:
         """Copy the KV of a request's first `tokens`, from `start` on, to pages that are leased to this worker."""
-        for _ in self.pages_out(pairs, pages, tokens, start, amend):
+        for _ in self.pages_out(blocks, pages, tokens, start, amend):
             pass
 
     def pages_out(
         self,
-        pairs: Sequence[int],
+        blocks: Sequence[int],
         pages: Sequence[int],
         tokens: Sequence[int],
         start: int = 0,
@@ -127,7 +127,7 @@ class PageCopier:
 
         `amend` writes to each page what the device does not hold.
         """
-        for turn in self._turns(self._parts(pairs, pages, tokens, start)):
+        for turn in self._turns(self._parts(blocks, pages, tokens, start)):
             for part in turn:
                 self._arena.begin_write(part.page)
             with self._queue:
@@ -139,19 +139,19 @@ class PageCopier:
                 self._arena.end_write(part.page, part.contents, checksum or self._checksum(part.contents, payload) or 0)
             yield True
 
-    def copy_in(self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], start: int = 0) -> bool:
-        """Copy the KV of a request's first `tokens`, from `start` on, to the pairs; False if a page does not hold its
-        tokens' KV: then no pair from there on may be used."""
-        return all(self.pages_in(pages, pairs, tokens, start))
+    def copy_in(self, pages: Sequence[int], blocks: Sequence[int], tokens: Sequence[int], start: int = 0) -> bool:
+        """Copy the KV of a request's first `tokens`, from `start` on, to the blocks; False if a page does not hold its
+        tokens' KV: then no block from there on may be used."""
+        return all(self.pages_in(pages, blocks, tokens, start))
 
     def pages_in(
-        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], start: int = 0
+        self, pages: Sequence[int], blocks: Sequence[int], tokens: Sequence[int], start: int = 0
     ) -> Iterator[bool]:
         """Copy in one turn at a time, and yield whether all pages of the turn were intact."""
-        return map(self._read, self._turns(self._parts(pairs, pages, tokens, start)))
+        return map(self._read, self._turns(self._parts(blocks, pages, tokens, start)))
 
     def num_turns(self, num_pages: int) -> int:
-        """Return how many turns `pages_out` or `pages_in` takes for so many pages."""
+        """Return how many turns `pages_out` or `pages_in` takes for `num_pages` pages."""
         return -(-num_pages // self._at_once)
 
     def rewrite(self, page: int, into: int) -> bool:
@@ -240,27 +240,27 @@ class PageCopier:
         return _in_header(self._sums.crc32(bytes_of(self._rows(contents, payload))))
 
     def _parts(
-        self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int
+        self, blocks: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int
     ) -> Iterator[_PagePart]:
         """Yield the part of the request in each page."""
         kinds = [self._arena.kind_of(page) for page in pages]
-        self._check(pairs, pages, tokens, start)
-        places = slots_of(torch.tensor(pairs, dtype=torch.long), self._block_size)[: len(tokens)]
+        self._check(blocks, pages, tokens, start)
+        places = slots_of(torch.tensor(blocks, dtype=torch.long), self._block_size)[: len(tokens)]
         first = start // self._page_size
         slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
         parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
         for page, page_kind, page_slots, token_hash, first_token in parts:
             yield _PagePart(page, Contents(page_kind, len(page_slots), token_hash), page_slots, first_token)
 
-    def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int) -> None:
+    def _check(self, blocks: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int) -> None:
         if start % self._page_size or start > len(tokens):
             raise PlanError(f"a copy of {len(tokens)} tokens cannot start at {start}: no page starts there")
-        if len(tokens) > len(pairs) * self._block_size:
-            raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
+        if len(tokens) > len(blocks) * self._block_size:
+            raise PlanError(f"{len(blocks)} blocks are too few for the KV of {len(tokens)} tokens")
         if len(tokens) - start > len(pages) * self._page_size:
             raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
-        if not all(-self._num_pairs <= pair < self._num_pairs for pair in pairs):
-            raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
+        if not all(-self._num_blocks <= block < self._num_blocks for block in blocks):
+            raise PlanError(f"a copy names a block outside 0..{self._num_blocks - 1}")
 
     def _check_arena(self) -> None:
         if self._page_size % self._block_size:

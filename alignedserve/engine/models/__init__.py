@@ -5,7 +5,7 @@ attention.py            A step's attention over KV.
 bert.py                 Runs the layers of BERT and its kin, which share one architecture, with our kernels.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
 encoder.py              Runs an encoder of transformers: all texts of a step at once, nothing padded.
-folding.py              Attention over KV that is partly folded, and the copy that folds pairs behind the windows.
+folding.py              Attention over KV that is partly folded, and the copy that folds blocks behind the windows.
 loading.py              Builds a model's layers from a folder; fused layers are read part by part.
 model.py                The interface between the engine and a model.
 rope.py                 Rotary positions: frequencies, and tables of cosines and sines.

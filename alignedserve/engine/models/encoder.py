@@ -26,6 +26,7 @@ from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.engine.models.bert import BertLayers, has_our_layers
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.transformers_layers import OurLinear
 from alignedserve.engine.models.transformers_model import (
     EAGER,
     MEMBER,
@@ -165,16 +166,7 @@ class Encoder:
         ]
         for module, name, child in linears:
             bias = None if child.bias is None else child.bias.data
-            setattr(module, name, _OurLinear(make_linear(child.weight.data, bias)))
-
-
-class _OurLinear(torch.nn.Module):
-    def __init__(self, linear: Linear) -> None:
-        super().__init__()
-        self._linear = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._linear(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+            setattr(module, name, OurLinear(make_linear(child.weight.data, bias)))
 
 
 def _attend(kernels: Kernels, rows: TextRows, call: Call) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gated MLP of a layer: dense, or a mixture of experts, of which each token takes a few."""
+"""The gated MLP of a layer: dense, or a mixture of experts, where each token takes a few."""
 
 from __future__ import annotations
 

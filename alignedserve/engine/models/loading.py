@@ -124,7 +124,7 @@ class Loader:
         return out
 
     def share(self, name: str, size: int) -> Tensor:
-        """Return this rank's part of a vector, of so many numbers."""
+        """Return this rank's part of a vector; the part has `size` numbers."""
         out = self._empty(size)
         self.tensors.read_into(out, name, cut=self._cut(0, size))
         return out
@@ -168,9 +168,9 @@ class Loader:
         copies: Sequence[int] | None = None,
         orders: Sequence[RowOrder | None] | None = None,
     ) -> Linear:
-        """Return layers of so many outputs each, stacked into one; this rank holds its rows of each.
+        """Return layers with these numbers of outputs, stacked into one; this rank holds its rows of each.
 
-        So many ranks in a row hold the same rows of a layer; without `copies` every rank holds other ones. `orders` are
+        `copies` ranks in a row hold the same rows of a layer; without it every rank holds other ones. `orders` are
         those of the rows of each layer, where the files have other ones."""
         copies = copies or [1] * len(outputs)
         cuts = [self._cut(0, share, same) for share, same in zip(outputs, copies, strict=True)]
@@ -179,8 +179,8 @@ class Loader:
     def fused(
         self, name: str, outputs: Sequence[int], inputs: int, bias: bool, copies: Sequence[int] | None = None
     ) -> Linear:
-        """Return layers of so many outputs each, which the files have stacked into one; this rank holds its rows of
-        each. `copies`: as of `by_rows`."""
+        """Return layers with these numbers of outputs, which the files have stacked into one; this rank holds its rows
+        of each. `copies`: as of `by_rows`."""
         rank, copies = self.ranks.rank, copies or [1] * len(outputs)
         wholes = [share * self.ranks.size // same for share, same in zip(outputs, copies, strict=True)]
         cuts = [
@@ -240,7 +240,7 @@ class Loader:
         return made
 
     def _cut(self, dim: int, share: int, copies: int = 1) -> Cut | None:
-        """Return this rank's cut of a dimension of which every rank has such a share, and `copies` ranks the same."""
+        """Return this rank's cut of a dimension: each rank has `share` of it, and `copies` ranks have the same."""
         rank, size = self.ranks.rank // copies, self.ranks.size // copies
         return Cut(dim, rank * share, size * share) if self.ranks.size > 1 else None
 
@@ -280,7 +280,7 @@ class Loader:
     def _whole_numbers(
         self, name: str, shape: tuple[int, int], cut: Cut | None, bits: int | None
     ) -> AnyQuantised | None:
-        """Return the weight of a layer, if it is to be quantised in so many bits, or is already."""
+        """Return the weight of a layer where it is to be quantised to `bits` bits, or is quantised already."""
         if bits:
             return joined(self._quantised(name, shape, cut, bits), shape[0])
         return self._stacked([self.tensors.quantised(name, shape, cut)])

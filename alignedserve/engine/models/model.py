@@ -42,6 +42,7 @@ class Model(Protocol):
 
         `positions` holds the position of each token in its request. Layers are numbered as in the device cache.
         """
+        return self.logits(self.states(tokens, positions, rows, attention))
 
     def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         """Return the states of the tokens at `rows`, or of all tokens: what the head for words makes logits of."""

@@ -103,5 +103,5 @@ def _yarn(rope: Rope, scaling: Yarn) -> Tensor:
 
 
 def _dim_of_turns(rope: Rope, scaling: Yarn, turns: float) -> float:
-    """Return the pair that makes so many turns within the positions of the original training."""
+    """Return the pair that makes `turns` turns within the positions of the original training."""
     return rope.dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

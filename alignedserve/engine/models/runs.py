@@ -12,7 +12,7 @@ from alignedserve.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A request's tokens in a step, and the pairs that hold them and its earlier tokens."""
+    """A request's tokens in a step, and the blocks that hold them and its earlier tokens."""
 
     request: str
     tokens: Sequence[int]
@@ -40,10 +40,10 @@ class Checker:
     """Refuses runs that would read or write in a wrong place."""
 
     def __init__(
-        self, config: ModelConfig, num_pairs: int, block_size: int, problem: Callable[[Run], str | None]
+        self, config: ModelConfig, num_blocks: int, block_size: int, problem: Callable[[Run], str | None]
     ) -> None:
         """`problem` says why a run is impossible in another form than KV (forms/device/table.py)."""
-        self._config, self._num_pairs, self._block_size = config, num_pairs, block_size
+        self._config, self._num_blocks, self._block_size = config, num_blocks, block_size
         self._problem = problem
 
     def check(self, run: Run) -> None:
@@ -59,7 +59,7 @@ class Checker:
         if run.kv.form and (problem := self._problem(run)) is not None:
             raise PlanError(f"request {run.request} {problem}")
         self.check_dropped(run)
-        self.check_pairs(run.request, run.kv, run.num_held)
+        self.check_blocks(run.request, run.kv, run.num_held)
 
     def check_dropped(self, run: Run) -> None:
         if not run.kv.dropped:  # nearly always: the layers are not gone through for each request of a step
@@ -71,22 +71,22 @@ class Checker:
         if run.kv.dropped < 0 or reach is None or run.kv.dropped > run.start + 1 - reach:
             raise PlanError(f"request {run.request} lacks its first {run.kv.dropped} tokens, which a layer reads")
         if run.kv.dropped % self._block_size:
-            raise PlanError(f"request {run.request} lacks its first {run.kv.dropped} tokens, which are no whole pairs")
+            raise PlanError(f"request {run.request} lacks its first {run.kv.dropped} tokens, which are no whole blocks")
 
     def _check_folded(self, run: Run, fold: Fold) -> None:
-        """Check a request that has folded pairs: it counts as dropped what that spares."""
-        if run.kv.dropped < 0 or run.kv.dropped % (self._block_size * (fold.pairs - 1)):
-            raise PlanError(f"request {run.request} is spared {run.kv.dropped} tokens, which no folded pairs spare")
+        """Check a request that has folded blocks: it counts as dropped what that spares."""
+        if run.kv.dropped < 0 or run.kv.dropped % (self._block_size * (fold.blocks - 1)):
+            raise PlanError(f"request {run.request} is spared {run.kv.dropped} tokens, which no folded blocks spare")
         folded = fold.folded(run.kv.dropped)
         if folded > fold.sight.first_read(run.start):
             raise PlanError(f"request {run.request} has folded its first {folded} tokens, which a layer reads")
 
-    def check_pairs(self, request: str, kv: KvForm, tokens: int) -> None:
+    def check_blocks(self, request: str, kv: KvForm, tokens: int) -> None:
         if tokens > kv.room(self._block_size):
-            raise PlanError(f"request {request} has {len(kv.pairs)} block pairs, too few for {tokens} tokens")
-        least = 0 if kv.form or kv.dropped else -self._num_pairs  # ~pair
-        if not _within(kv.pairs, self._num_pairs, least):
-            raise PlanError(f"request {request} names a block pair outside 0..{self._num_pairs - 1}")
+            raise PlanError(f"request {request} has {len(kv.blocks)} blocks, too few for {tokens} tokens")
+        least = 0 if kv.form or kv.dropped else -self._num_blocks  # ~block
+        if not _within(kv.blocks, self._num_blocks, least):
+            raise PlanError(f"request {request} names a block outside 0..{self._num_blocks - 1}")
 
 
 def _within(numbers: Sequence[int], end: int, least: int = 0) -> bool:

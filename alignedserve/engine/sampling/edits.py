@@ -5,7 +5,7 @@
     logit bias                  added
     repetition penalty          for tokens in prompt or output: divides a logit above 0, multiplies a logit below 0
     frequency, presence         subtracted for each time that a token is in the output; subtracted once if it is there
-    min_tokens                  stop tokens get -inf until the output has so many tokens
+    min_tokens                  stop tokens get -inf until the output has this number of tokens
 
 The order is vLLM's. Edits depend on all tokens of the request, and a step adds a single token. So the state of a
 request's edits is kept from step to step, and made again from its `History` where it is missing. On a GPU the state is

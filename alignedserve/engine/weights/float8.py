@@ -57,7 +57,7 @@ class Float8(Form):
 
 
 def _of_each(scale: Tensor, dim: int, first: int, count: int, block: int) -> Tensor:
-    """Return the scale of each of so many outputs or inputs, beginning at `first`, or the only one."""
+    """Return the scales of `count` outputs or inputs from `first` on, or the only one."""
     if scale.shape[dim] == 1:
         return scale
     return scale.index_select(dim, torch.arange(first, first + count) // block)

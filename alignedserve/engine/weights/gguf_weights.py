@@ -18,7 +18,7 @@ _FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bf
 
 
 class GgufWeights:
-    """The tensors of the GGUF file of which a model folder was made."""
+    """The tensors of the GGUF file from which a model folder was made."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

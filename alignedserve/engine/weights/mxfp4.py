@@ -1,4 +1,4 @@
-"""MXFP4: floats of 4 bits, of which 32 have a power of two as their scale. Experts of gpt-oss are published so.
+"""MXFP4: floats of 4 bits; 32 of them share a power of two as their scale. Experts of gpt-oss are published so.
 
 A tensor `NAME` [experts, inputs, outputs] of the model lies in the files as
 

@@ -22,7 +22,7 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def bits_of(layer: str, words: int, numbers: int) -> int:
-    """Return how many bits each of so many numbers has, in so many words."""
+    """Return how many bits a number has where `numbers` of them are packed into `words` words."""
     for bits in (4, 8):
         if words == -(-numbers * bits // 32):
             return bits

@@ -1,4 +1,4 @@
-"""How an engine keeps requests in other forms than KV in block pairs of their own, and pages of the pool than as KV.
+"""How an engine keeps requests in other forms than KV in blocks of their own, and pages of the pool than as KV.
 
 checkpoints.py  Copies vectors of single tokens between slots of the device cache and the worker's memory.
 hidden.py       Attention to hidden vectors, and K and V made of them.

@@ -23,10 +23,10 @@ class Checkpoints:
 
     def __init__(self, cache: Tensor, num_places: int) -> None:
         """Make room for `num_places` tokens; memory is taken only once it is written."""
-        layers, blocks, self._block_size, kv_dim = cache.shape
-        self._cache, self._num_slots, self._num_places = cache, blocks // 2 * self._block_size, num_places
-        pairs = max(1, units_for(num_places, self._block_size))
-        self._store = large_pages.zeros((layers, 2 * pairs, self._block_size, kv_dim), cache.dtype)
+        layers, halves, self._block_size, kv_dim = cache.shape
+        self._cache, self._num_slots, self._num_places = cache, halves // 2 * self._block_size, num_places
+        blocks = max(1, units_for(num_places, self._block_size))
+        self._store = large_pages.zeros((layers, 2 * blocks, self._block_size, kv_dim), cache.dtype)
         self._kernels = {memory.device: choose(memory.device, memory.dtype).kernels for memory in (cache, self._store)}
 
     def copy(self, command: CopySlots) -> None:

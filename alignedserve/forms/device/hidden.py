@@ -1,8 +1,8 @@
 """Requests that are kept as hidden vectors: of each token, the input of each layer after its norm (Apt-Serve §4).
 
 Every step computes K and V of the earlier tokens from them, in scratch memory that all layers of the step share, puts
-K and V of the step's own tokens beside them, and attends there. The vectors of a request fill the one block of each of
-its pairs and then the other; a vector takes the first numbers of a slot.
+K and V of the step's own tokens beside them, and attends there. The vectors of a request fill one half of each of its
+blocks and then the other; a vector takes the first numbers of a slot.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import units_for
+from alignedserve.core import FormOrder, units_for
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError
-from alignedserve.forms.orders import FormOrder, ProjectKv
+from alignedserve.forms.orders import ProjectKv
 from alignedserve.forms.rules import HIDDEN
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -43,30 +43,30 @@ class HiddenVectors:
 
     @torch.inference_mode()
     def perform(self, order: FormOrder, cache: Tensor) -> None:
-        """Turn a request that is kept as hidden vectors into one of KV. The pairs of both may be the same."""
+        """Turn a request that is kept as hidden vectors into one of KV. The blocks of both may be the same."""
         assert isinstance(order, ProjectKv), "there is no other order for hidden vectors"
         self._check(order, cache)
-        self._project(order.kept, order.pairs, order.num_tokens, cache)
+        self._project(order.kept, order.blocks, order.num_tokens, cache)
 
     @torch.inference_mode()
-    def remake(self, pairs: Sequence[int], tokens: int, cache: Tensor) -> None:
-        self._project(pairs, pairs, tokens, cache)
+    def remake(self, blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
+        self._project(blocks, blocks, tokens, cache)
 
     def _check(self, order: ProjectKv, cache: Tensor) -> None:
         if self.why_not is not None:
             raise PlanError(f"request {order.request} cannot keep hidden vectors: {self.why_not}")
-        num_pairs, block_size = cache.shape[1] // 2, cache.shape[2]
-        for pairs, held in ((order.kept, 2 * block_size), (order.pairs, block_size)):
-            if order.num_tokens > len(pairs) * held:
+        num_blocks, block_size = cache.shape[1] // 2, cache.shape[2]
+        for blocks, held in ((order.kept, 2 * block_size), (order.blocks, block_size)):
+            if order.num_tokens > len(blocks) * held:
                 raise PlanError(
-                    f"request {order.request} has {len(pairs)} block pairs, too few for {order.num_tokens} tokens"
+                    f"request {order.request} has {len(blocks)} blocks, too few for {order.num_tokens} tokens"
                 )
-            if not all(0 <= pair < num_pairs for pair in pairs):
-                raise PlanError(f"request {order.request} names a block pair outside 0..{num_pairs - 1}")
+            if not all(0 <= block < num_blocks for block in blocks):
+                raise PlanError(f"request {order.request} names a block outside 0..{num_blocks - 1}")
 
-    def _project(self, kept: Sequence[int], pairs: Sequence[int], tokens: int, cache: Tensor) -> None:
+    def _project(self, kept: Sequence[int], blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
         block_size = cache.shape[2]
-        slots, spans = slots_of(kept, block_size, tokens), Spans([Lie(tokens, tokens, pairs)], block_size)
+        slots, spans = slots_of(kept, block_size, tokens), Spans([Lie(tokens, tokens, blocks)], block_size)
         for layer, of_layer in enumerate(cache.unbind(0)):
             vectors = _rows(of_layer, slots, self._config.hidden_size)
             self._kernels.write(of_layer, spans, *self._model.project(layer, vectors, spans.positions))
@@ -80,15 +80,15 @@ class _HiddenAttention:
     ) -> None:
         self._layers, self._config, self._kernels, self._model = layers, config, kernels, model
         block_size, lies, before, old, new = layers[0].shape[1], [], [], [], []
-        first = 0  # the next free pair of the scratch memory
+        first = 0  # the next free block of the scratch memory
         for run in runs:
-            pairs = range(first, first + units_for(run.end, block_size))
-            first = pairs.stop
-            slots = slots_of(run.kv.pairs, block_size, run.end)
-            lies.append(Lie(len(run.tokens), run.end, pairs))
+            blocks = range(first, first + units_for(run.end, block_size))
+            first = blocks.stop
+            slots = slots_of(run.kv.blocks, block_size, run.end)
+            lies.append(Lie(len(run.tokens), run.end, blocks))
             new.append(slots[run.start :])
             if run.start:
-                before.append(Lie(run.start, run.start, pairs))
+                before.append(Lie(run.start, run.start, blocks))
                 old.append(slots[: run.start])
         self._spans, self._new_slots = Spans(lies, block_size), torch.cat(new)
         self._before = Spans(before, block_size) if before else None
@@ -130,7 +130,7 @@ def _rows(cache: Tensor, slots: Tensor, size: int) -> Tensor:
     return cache.view(-1, cache.shape[-1])[slots.to(cache.device), :size]
 
 
-def slots_of(pairs: Sequence[int], block_size: int, tokens: int) -> Tensor:
+def slots_of(blocks: Sequence[int], block_size: int, tokens: int) -> Tensor:
     """Return the slots of a request's first tokens."""
-    firsts = torch.tensor(pairs, dtype=torch.long) * 2 * block_size
+    firsts = torch.tensor(blocks, dtype=torch.long) * 2 * block_size
     return (firsts[:, None] + torch.arange(2 * block_size)).flatten()[:tokens]

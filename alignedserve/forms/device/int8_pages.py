@@ -62,7 +62,7 @@ class Int8Pages:
         return True
 
     def expand(self, payload: memoryview, cache: Tensor, slots: Tensor) -> None:
-        """Expand a page into slots of a cache on the device, [layers, 2 * pairs, block_size, kv_dim].
+        """Expand a page into slots of a cache on the device, [layers, 2 * blocks, block_size, kv_dim].
 
         A GPU receives the page as it is; the page may still be on its way when this returns.
         """

@@ -7,10 +7,11 @@ from time import perf_counter
 
 from torch import Tensor
 
+from alignedserve.core import FormOrder
 from alignedserve.forms.device.checkpoints import Checkpoints
 from alignedserve.forms.device.pages import Amend
 from alignedserve.forms.device.table import DeviceForm
-from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, FormOrder
+from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv
 from alignedserve.protocol.events import Event, PageCompressed
 
 
@@ -25,7 +26,7 @@ class FormHands:
     ) -> None:
         """`form` returns the form of the engine with this cache; `num_on_host` tokens have a place on the host.
 
-        `fold` folds block pairs of the cache. `rewrite` copies a page of a pool to another page in its form, and
+        `fold` folds blocks of the cache. `rewrite` copies a page of a pool to another page in its form, and
         returns False where it could not."""
         self._form, self._cache, self._fold, self._rewrite = form, cache, fold, rewrite
         self._checkpoints = Checkpoints(cache, num_on_host)

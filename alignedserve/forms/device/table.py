@@ -9,10 +9,10 @@ from torch import Tensor
 
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.core import FormOrder
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
 from alignedserve.forms.device.hidden import HiddenVectors
-from alignedserve.forms.orders import FormOrder
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
@@ -31,8 +31,9 @@ class DeviceForm(Protocol):
     def perform(self, order: FormOrder, cache: Tensor) -> None:
         """Do on the device cache what the order says."""
 
-    def remake(self, pairs: Sequence[int], tokens: int, cache: Tensor) -> None:
-        """Make K and V of tokens that these pairs hold in this form, in their place: what each step with them costs."""
+    def remake(self, blocks: Sequence[int], tokens: int, cache: Tensor) -> None:
+        """Make K and V of tokens that these blocks hold in this form, in their place: what each step with them
+        costs."""
 
 
 def form_of(config: ModelConfig, kv_dtype: KvDtype, kernels: Kernels, model: Model) -> DeviceForm:

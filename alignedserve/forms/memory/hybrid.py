@@ -3,9 +3,9 @@
     waits ── it pays, memory is short ──▶ hidden ── memory comes free ──▶ KV: made once, without a second prefill
       └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
 
-A hidden request takes whole pairs, the one half and then the other, so that no half of a pair is left that KV could
+A hidden request takes whole blocks, the one half and then the other, so that no half of a block is left that KV could
 not take: at most its last block is empty. A request that is chosen may begin as hidden if that pays, if the step has
-time for what it will take of later ones, and if a pair is left for each seated request to grow into. Memory that is
+time for what it will take of later ones, and if a block is left for each seated request to grow into. Memory that is
 left then goes to hidden requests: their K and V are made before the step, in the time that it would have taken.
 """
 
@@ -40,20 +40,20 @@ _LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are 
 class HybridSeating(PackedSeating):
     """A request that waits may take its memory as hidden vectors."""
 
-    hides: Callable[[WorkerRequest, int], bool] = field(kw_only=True)  # whether that pays for so many tokens
-    headroom: int = 0  # pairs that are left for seated requests, where a request is seated as hidden
+    hides: Callable[[WorkerRequest, int], bool] = field(kw_only=True)  # whether that pays for this number of tokens
+    headroom: int = 0  # blocks that are left for seated requests, where a request is seated as hidden
 
-    def in_pair(self, running: WorkerRequest) -> int:
+    def in_block(self, running: WorkerRequest) -> int:
         return self.block_size * (2 if self._is_hidden(running) else 1)
 
     def take(self, running: WorkerRequest, size: int) -> None:
         is_hidden = self._is_hidden(running)
         PackedSeating.take(self, running, size)
         if is_hidden and not running.kv.form:
-            running.kv = _hidden(running.pairs)
+            running.kv = _hidden(running.blocks)
 
     def _is_hidden(self, running: WorkerRequest) -> bool:
-        if running.pairs:
+        if running.blocks:
             return bool(running.kv.form)
         tokens = self.room_for(running)
         left = self.blocks.num_free - self.headroom
@@ -67,9 +67,9 @@ class WeighedMemory(PlainMemory):
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, scheduler: Scheduler
     ) -> None:
-        super().__init__(limits, pace, steps, here, scheduler, Blocks(limits.num_pairs))
+        super().__init__(limits, pace, steps, here, scheduler, Blocks(limits.num_blocks))
         self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
-        self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # blocks of hidden vectors in a pair
+        self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so
         self.num_projected = 0  # that have become KV
@@ -92,7 +92,7 @@ class WeighedMemory(PlainMemory):
 
     def _wish_of_hidden(self, running: WorkerRequest, tokens: int) -> MemoryWish:
         """Return the wish of a hidden request that has its memory."""
-        has = len(running.pairs)
+        has = len(running.blocks)
         kv, penalty = max(has, units_for(tokens, self.limits.block_size)), self._token_s * tokens
         return MemoryWish(self._value(running), kv, has, penalty, is_sure=True)
 
@@ -109,7 +109,7 @@ class WeighedMemory(PlainMemory):
 
     @property
     def _headroom(self) -> int:
-        """Return the pairs to grow into, which hidden vectors leave free: a displaced request is computed anew."""
+        """Return the blocks to grow into, which hidden vectors leave free: a displaced request is computed anew."""
         return self._here.num_seated if self._policy.grows else 0
 
     # --- Seats
@@ -137,10 +137,10 @@ class WeighedMemory(PlainMemory):
         """Return what each decode is kept as: as it is where all find a place for their next token, else by worth."""
         held = [CacheKind.HIDDEN if running.kv.form else CacheKind.KV for running in decodes]
         wishes = [self._wish(running, running.num_tokens) for running in decodes]
-        more = (wish.size(kind) - len(of.pairs) for of, wish, kind in zip(decodes, wishes, held, strict=True))
-        if sum(max(0, pairs) for pairs in more) <= self.num_free:
+        more = (wish.size(kind) - len(of.blocks) for of, wish, kind in zip(decodes, wishes, held, strict=True))
+        if sum(max(0, blocks) for blocks in more) <= self.num_free:
             return [*held]
-        return assign(wishes, self.num_free + sum(len(running.pairs) for running in decodes))
+        return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
     def seat_by_worth(self, prompts: Sequence[WorkerRequest]) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, each as what it is worth most as; return them."""
@@ -155,9 +155,9 @@ class WeighedMemory(PlainMemory):
         return [prompt for prompt, _ in chosen]
 
     def _seat_as(self, running: WorkerRequest, is_hidden: bool) -> None:
-        pairs = self.blocks.take(units_for(self.room_for(running), self.limits.block_size * (2 if is_hidden else 1)))
-        assert pairs is not None, "memory was assigned that is not there"
-        running.kv = _hidden(pairs) if is_hidden else KvForm(pairs)
+        blocks = self.blocks.take(units_for(self.room_for(running), self.limits.block_size * (2 if is_hidden else 1)))
+        assert blocks is not None, "memory was assigned that is not there"
+        running.kv = _hidden(blocks) if is_hidden else KvForm(blocks)
         self.num_hidden += is_hidden
 
     # --- Which requests become KV
@@ -174,14 +174,14 @@ class WeighedMemory(PlainMemory):
         upgraded = self._affordable(hidden)
         if not upgraded:
             return selection, ()
-        projected = [self._upgrade(running, pairs) for running, pairs in upgraded]
+        projected = [self._upgrade(running, blocks) for running, blocks in upgraded]
         commands = [command for command in projected if command is not None]
         self.num_hidden -= sum(running in selection.admitted for running, _ in upgraded)
         self.num_projected += len(commands)
         return _as_kv(selection, [running for running, _ in upgraded], self._pace.cost), commands
 
     def _affordable(self, hidden: Sequence[WorkerRequest]) -> list[tuple[WorkerRequest, int]]:
-        """Return the hidden requests for which there is memory as KV, and the pairs that each then has."""
+        """Return the hidden requests for which there is memory as KV, and the blocks that each then has."""
         if not hidden:
             return []
         wishes = [self._wish_of_hidden(running, max(self.room_for(running), running.num_tokens)) for running in hidden]
@@ -190,14 +190,14 @@ class WeighedMemory(PlainMemory):
         found = zip(hidden, wishes, kinds, strict=True)
         return [(running, wish.kv) for running, wish, kind in found if kind is CacheKind.KV]
 
-    def _upgrade(self, running: WorkerRequest, num_pairs: int) -> ProjectKv | None:
-        kept = running.pairs
-        more = self.blocks.take(max(0, num_pairs - len(running.pairs)))
+    def _upgrade(self, running: WorkerRequest, num_blocks: int) -> ProjectKv | None:
+        kept = running.blocks
+        more = self.blocks.take(max(0, num_blocks - len(running.blocks)))
         assert more is not None, "memory was assigned that is not there"
         running.kv = KvForm(kept + more)
         if not running.prefix:
             return None
-        return ProjectKv(running.request.id, kept, running.pairs, running.prefix)
+        return ProjectKv(running.request.id, kept, running.blocks, running.prefix)
 
 
 def _as_kv(selection: PlannedStep, upgraded: Iterable[WorkerRequest], cost: CostModel) -> PlannedStep:
@@ -214,9 +214,9 @@ def _chunk_as_kv(chunk: Chunk, running: WorkerRequest | None) -> Chunk:
     return replace(chunk, kv=running.kv)
 
 
-def _hidden(pairs: tuple[int, ...]) -> KvForm:
-    """Return the form of a request whose hidden vectors fill these pairs, one block of each and then the other."""
-    return KvForm(pairs, form=HIDDEN, in_place=2)
+def _hidden(blocks: tuple[int, ...]) -> KvForm:
+    """Return the form of a request whose hidden vectors fill these blocks, one half of each and then the other."""
+    return KvForm(blocks, form=HIDDEN, in_place=2)
 
 
 def weighed(memory: PlainMemory) -> WeighedMemory | None:

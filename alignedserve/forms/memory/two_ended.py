@@ -1,8 +1,8 @@
-"""Memory whose block pairs two requests may share (BROS §5, the memory ladder of batch-level scheduling; pair_ends.py).
+"""Memory whose blocks two requests may share (BROS §5, the memory ladder of batch-level scheduling; block_ends.py).
 
 Before a step, and between two:
 
-    1. real-time requests that decode claim a slot more: free pairs, else what best-effort ones have
+    1. real-time requests that decode claim a slot more: free blocks, else what best-effort ones have
     2. best-effort ones that miss nothing claim theirs, of what is free
     3. the step is chosen among the requests that have all their slots; real-time prompts that join preempt as in 1
     4. a request that has lost a slot to them is left out of the step; no request in it loses a slot before it ends
@@ -21,7 +21,7 @@ from alignedserve.core import Chunk, WorkerLimits
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.requests.occupancy import Occupancy
-from alignedserve.forms.memory.pair_ends import Side, TwoEndedBlocks
+from alignedserve.forms.memory.block_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
@@ -39,11 +39,11 @@ class TwoEndedMemory(PlainMemory):
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, scheduler: Scheduler
     ) -> None:
-        num_places = pace.policy.pairs.num_on_host(limits.num_pairs * limits.block_size)
-        self.slots = TwoEndedBlocks(limits.num_pairs, limits.block_size, num_places)
+        num_places = pace.policy.block_use.num_on_host(limits.num_blocks * limits.block_size)
+        self.slots = TwoEndedBlocks(limits.num_blocks, limits.block_size, num_places)
         super().__init__(limits, pace, steps, here, scheduler, self.slots)
         self._short: set[WorkerRequest] = set()  # they found no slot for their next token when they last claimed one
-        self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their pairs
+        self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their blocks
 
     # --- Seats
 
@@ -55,7 +55,7 @@ class TwoEndedMemory(PlainMemory):
     def seating(self, seats: int, waiting: WaitingPrompts, at: StepContext) -> Seating:
         return TwoEndedSeating(
             self.blocks,
-            self.limits.num_pairs,
+            self.limits.num_blocks,
             self.limits.block_size,
             seats,
             False,
@@ -70,7 +70,7 @@ class TwoEndedMemory(PlainMemory):
         return []
 
     def release(self, running: WorkerRequest) -> None:
-        if running.pairs:  # a request that has left for the pool has none any more
+        if running.blocks:  # a request that has left for the pool has none any more
             self.slots.release(running)
             self._short.discard(running)
             self.is_stuck = self.is_crowded = False
@@ -87,7 +87,7 @@ class TwoEndedMemory(PlainMemory):
         self._left.clear()
         self.slots.unpin()
 
-    def pairs_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
+    def blocks_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
         return [*self.slots.free, *self.slots.taken]
 
     # --- The next step
@@ -186,7 +186,7 @@ class TwoEndedMemory(PlainMemory):
 
         return by_standing(self.lacking(), standing, at.times, at.policy.late)
 
-    # --- Two requests in one pair
+    # --- Two requests in one block
 
     @property
     def owes_best_effort(self) -> bool:
@@ -208,7 +208,7 @@ class TwoEndedMemory(PlainMemory):
     def hold(self, running: WorkerRequest) -> None:
         self.slots.pin((running,))
 
-    def pairs_for_rt(self, offered: int) -> int:
+    def blocks_for_rt(self, offered: int) -> int:
         return self.num_free - offered + self.slots.room_for_rt
 
     @property
@@ -233,8 +233,8 @@ class TwoEndedSeating(Seating):
     takes_any: bool = True  # whether best-effort requests may join
 
     def left_for(self, running: WorkerRequest) -> int:
-        pairs = self.slots.num_free + (self.slots.room_for_rt if running.promise.is_rt else 0)
-        return pairs * self.block_size
+        blocks = self.slots.num_free + (self.slots.room_for_rt if running.promise.is_rt else 0)
+        return blocks * self.block_size
 
     def has_seat(self, waiting: WorkerRequest) -> bool:
         return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
@@ -247,13 +247,13 @@ class TwoEndedSeating(Seating):
         return self.takes_any
 
     def most(self, running: WorkerRequest, size: int) -> int:
-        if running.pairs:
+        if running.blocks:
             return size
         fits = self.has_seat(running) and self.slots.fits(side_of(running), self.room_for(running))
         return size if fits else 0
 
     def take(self, running: WorkerRequest, size: int) -> None:
-        if running.pairs:
+        if running.blocks:
             return
         seated = self.slots.claim(running, side_of(running), self.room_for(running))
         assert seated, "a choice took more than there was"
@@ -262,5 +262,5 @@ class TwoEndedSeating(Seating):
 
 
 def slots_of(memory: PlainMemory) -> TwoEndedBlocks | None:
-    """Return the block pairs of this memory, where two requests may be in one."""
+    """Return the blocks of this memory, where two requests may be in one."""
     return memory.slots if isinstance(memory, TwoEndedMemory) else None

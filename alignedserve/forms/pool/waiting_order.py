@@ -1,6 +1,6 @@
 """The order in which requests wait in the pool: the request with the longest expected wait is compressed first.
 
-scheduling/expected_wait.py has the formula (ALISE §3.2), promise.py the predicted lengths of answers.
+scheduling/levels.py has the formula (ALISE §3.2), promise.py the predicted lengths of answers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from alignedserve.core import Entry
 from alignedserve.kvpool.memory.rewriting import WaitsInPool
 from alignedserve.protocol.messages import AskBatch
-from alignedserve.scheduling.expected_wait import InLine, shortest_wait_first
-from alignedserve.scheduling.levels import level_of
+from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import tokens_left
 

@@ -14,30 +14,12 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
-from alignedserve.core import (
-    POOLED,
-    Chunk,
-    Decode,
-    History,
-    Logprob,
-    Request,
-    Role,
-    StepPlan,
-    StepResult,
-    WorkerLimits,
-)
+from alignedserve.core import POOLED, Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.trials import NOBODY
 from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.loads.workload.tape import STOP, VOCABULARY
-from alignedserve.protocol.commands import (
-    Command,
-    CopyIn,
-    CopyOut,
-    ReceiveKv,
-    RunStep,
-    SendKv,
-)
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.page_names import chained_hashes
@@ -114,7 +96,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Story:
+class TokenStory:
     """The tokens of a request from its prompt to its end, whatever happens to it on the way."""
 
     prompt: tuple[int, ...]
@@ -133,14 +115,14 @@ def vector_of(prompt: Sequence[int]) -> bytes:
     return crc32(array("q", prompt).tobytes()).to_bytes(4, "little")
 
 
-def story_from(request: Request, length: int, tagged: bool = True) -> Story:
+def story_from(request: Request, length: int, tagged: bool = True) -> TokenStory:
     """Build the story of a request whose output is `length` tokens, unless its limit is lower."""
     chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
     output = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
     if length <= request.max_tokens:
         output[-1] = STOP
     tokens = (*request.prompt, *output)
-    return Story(request.prompt, tuple(output), tokens, _tags(request.kv_salt, tokens) if tagged else ())
+    return TokenStory(request.prompt, tuple(output), tokens, _tags(request.kv_salt, tokens) if tagged else ())
 
 
 def _tags(salt: bytes, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -184,7 +166,7 @@ class TaggedArena:
 class ModelledHands:
     """A worker's hands that check nothing: they take the plan for right."""
 
-    def __init__(self, stories: Mapping[str, Story], timing: Timing) -> None:
+    def __init__(self, stories: Mapping[str, TokenStory], timing: Timing) -> None:
         self._stories, self._timing = stories, timing
 
     def meet(self, member: Member) -> None: ...
@@ -281,7 +263,7 @@ class ModelledHands:
         return True
 
 
-def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]], stories: Mapping[str, Story]) -> StepResult:
+def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]], stories: Mapping[str, TokenStory]) -> StepResult:
     result = StepResult(plan.number, tuple(sampled))
     pooled = [chunk.request for chunk in plan.chunks if chunk.pooling is not None]
     if pooled:
@@ -299,22 +281,22 @@ def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]], stories: Mapping
     return result
 
 
-def _sampled_token(story: Story | None, index: int) -> int:
+def _sampled_token(story: TokenStory | None, index: int) -> int:
     """Return the token at this index, or any token after the end, for which a core that plans ahead may ask."""
     return story.output[index] if story is not None and index < len(story.output) else STOP
 
 
-def _fits(history: History | None, story: Story, index: int) -> bool:
+def _fits(history: History | None, story: TokenStory, index: int) -> bool:
     known = history is not None and (history.prompt, tuple(history.output[:index]))
     return known == (story.prompt, story.output[:index])
 
 
-def _k_blocks(pairs: Sequence[int]) -> list[int]:
-    return [2 * pair if pair >= 0 else ~(2 * ~pair) for pair in pairs]
+def _k_halves(blocks: Sequence[int]) -> list[int]:
+    return [2 * block if block >= 0 else ~(2 * ~block) for block in blocks]
 
 
-def _both_blocks(pairs: Sequence[int]) -> list[int]:
-    return [block for pair in pairs for block in (2 * pair, 2 * pair + 1)]
+def _both_halves(blocks: Sequence[int]) -> list[int]:
+    return [half for block in blocks for half in (2 * block, 2 * block + 1)]
 
 
 class CheckedHands(ModelledHands):
@@ -322,7 +304,7 @@ class CheckedHands(ModelledHands):
 
     def __init__(
         self,
-        stories: Mapping[str, Story],
+        stories: Mapping[str, TokenStory],
         timing: Timing,
         limits: WorkerLimits,
         arena: Callable[[Member], TaggedArena | None],
@@ -330,8 +312,8 @@ class CheckedHands(ModelledHands):
         super().__init__(stories, timing)
         self._sampled: dict[str, int] = {}  # request -> token, from the last step
         self._limits, self._block_size = limits, limits.block_size
-        self._blocks: list[Tags] = [[_EMPTY] * limits.block_size for _ in range(2 * limits.num_pairs)]
-        self._folded: dict[int, Tags] = {}  # pair -> what layers without a window keep there of all that was folded
+        self._halves: list[Tags] = [[_EMPTY] * limits.block_size for _ in range(2 * limits.num_blocks)]
+        self._folded: dict[int, Tags] = {}  # block -> what layers without a window keep there of all that was folded
         self._places: dict[int, int] = {}  # place of a saved token -> its tag
         self._saved: dict[int, tuple[tuple[int, int], ...]] = {}  # by the number of the copy that reads these places
         self._find_arena = arena
@@ -384,40 +366,42 @@ class CheckedHands(ModelledHands):
             self._spoil(part)
             return
         request, start, is_hidden = part.request, part.start, bool(part.kv.form)
-        blocks = _both_blocks(part.kv.pairs) if is_hidden else _k_blocks(part.kv.pairs)
+        halves = _both_halves(part.kv.blocks) if is_hidden else _k_halves(part.kv.blocks)
         story, end, dropped = self._stories[request], start + len(tokens), part.kv.dropped
         lacking = self._check_folded(part, story) if self._limits.fold is not None and dropped else dropped
         if lacking == dropped and (dropped > self._limits.unread(start) or dropped % self._block_size):
             raise WrongKV(f"{request} lacks its first {dropped} tokens, and some of them are read at {start}")
         if not tokens or story.tokens[start:end] != tuple(tokens):
             raise WrongKV(f"{request} runs tokens from {start} on that are not its own")
-        if end - dropped > len(blocks) * self._block_size:
-            raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end - dropped} tokens")
-        held = self._read(blocks, start - dropped, is_hidden)[lacking - dropped :]
+        if end - dropped > len(halves) * self._block_size:
+            raise WrongKV(f"{request} has {len(part.kv.blocks)} blocks, too few for {end - dropped} tokens")
+        held = self._read(halves, start - dropped, is_hidden)[lacking - dropped :]
         if held != list(story.tags[lacking:start]):
             raise WrongKV(f"the blocks of {request} do not hold its tokens {lacking} to {start}")
-        touched = {self._slot(blocks, at) for at in range(start - dropped, end - dropped)}
+        touched = {self._slot(halves, at) for at in range(start - dropped, end - dropped)}
         if touched & written:
             raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
         written |= touched
-        self._write(blocks, start - dropped, story.tags[start:end], is_hidden)
+        self._write(halves, start - dropped, story.tags[start:end], is_hidden)
 
-    def _check_folded(self, part: Chunk | Decode, story: Story) -> int:
-        """Check what layers without a window read in folded pairs; return how many tokens those hold."""
+    def _check_folded(self, part: Chunk | Decode, story: TokenStory) -> int:
+        """Check what layers without a window read in folded blocks; return how many tokens those hold."""
         fold, size = self._limits.fold, self._block_size
         assert fold is not None
         tokens = fold.folded(part.kv.dropped)
-        if tokens > fold.foldable(part.start, size) or tokens % (size * fold.pairs):
+        if tokens > fold.foldable(part.start, size) or tokens % (size * fold.blocks):
             raise WrongKV(f"{part.request} has folded {tokens} tokens, and some of them are read at {part.start}")
-        held = [tag for pair in part.kv.pairs[: tokens // (size * fold.pairs)] for tag in self._folded.get(pair, ())]
+        held = [
+            tag for block in part.kv.blocks[: tokens // (size * fold.blocks)] for tag in self._folded.get(block, ())
+        ]
         if held != list(story.tags[:tokens]):
-            raise WrongKV(f"the folded pairs of {part.request} do not hold its first {tokens} tokens")
+            raise WrongKV(f"the folded blocks of {part.request} do not hold its first {tokens} tokens")
         return tokens
 
     def _spoil(self, part: Chunk | Decode) -> None:
-        """Write what no request has: a trial runs on pairs that are nobody's."""
-        blocks = _k_blocks(part.kv.pairs)
-        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size))
+        """Write what no request has: a trial runs on blocks that are nobody's."""
+        halves = _k_halves(part.kv.blocks)
+        self._write(halves, 0, [_EMPTY] * (len(halves) * self._block_size))
 
     def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
         if part.request.startswith(NOBODY):
@@ -447,47 +431,47 @@ class CheckedHands(ModelledHands):
     # --- Transfers
 
     def read_kv(self, sends: SendKv) -> object:
-        return self._read(_k_blocks(sends.pairs), len(sends.tokens))
+        return self._read(_k_halves(sends.blocks), len(sends.tokens))
 
     def begin_receiving(self, receives: ReceiveKv) -> None:
-        blocks = _k_blocks(receives.pairs)
-        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size))
+        halves = _k_halves(receives.blocks)
+        self._write(halves, 0, [_EMPTY] * (len(halves) * self._block_size))
 
     def write_kv(self, receives: ReceiveKv, content: object) -> None:
-        blocks, end = _k_blocks(receives.pairs), len(receives.tokens)
-        if any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
-            raise WrongKV(f"the pairs that transfer {receives.number} is received into were written to meanwhile")
+        halves, end = _k_halves(receives.blocks), len(receives.tokens)
+        if any(tag != _EMPTY for tag in self._read(halves, len(halves) * self._block_size)):
+            raise WrongKV(f"the blocks that transfer {receives.number} is received into were written to meanwhile")
         assert isinstance(content, list)
-        self._write(blocks, 0, content[:end])
+        self._write(halves, 0, content[:end])
 
     # --- Slots and pages
 
-    def _read(self, blocks: Sequence[int], end: int, is_hidden: bool = False) -> Tags:
+    def _read(self, halves: Sequence[int], end: int, is_hidden: bool = False) -> Tags:
         tags: Tags = []
-        for block in blocks[: -(-end // self._block_size)]:
-            tags += reversed(self._blocks[~block]) if block < 0 else self._blocks[block]
+        for half in halves[: -(-end // self._block_size)]:
+            tags += reversed(self._halves[~half]) if half < 0 else self._halves[half]
         return [tag ^ _HIDDEN for tag in tags[:end]] if is_hidden else tags[:end]
 
-    def _slot(self, blocks: Sequence[int], at: int) -> tuple[int, int]:
-        """Return the block of a token, and its offset in the block."""
-        block, offset = blocks[at // self._block_size], at % self._block_size
-        return (~block, self._block_size - 1 - offset) if block < 0 else (block, offset)
+    def _slot(self, halves: Sequence[int], at: int) -> tuple[int, int]:
+        """Return the half of a token, and its offset in the half."""
+        half, offset = halves[at // self._block_size], at % self._block_size
+        return (~half, self._block_size - 1 - offset) if half < 0 else (half, offset)
 
-    def _write(self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool = False) -> None:
-        """Write tags. KV takes both blocks of a pair; only the block of K is read later."""
+    def _write(self, halves: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool = False) -> None:
+        """Write tags. KV takes both halves of a block; only the half of K is read later."""
         for at, tag in enumerate(tags, start):
-            block, offset = self._slot(blocks, at)
-            self._folded.pop(block // 2, None)
-            self._blocks[block][offset] = tag ^ _HIDDEN if is_hidden else tag
+            half, offset = self._slot(halves, at)
+            self._folded.pop(half // 2, None)
+            self._halves[half][offset] = tag ^ _HIDDEN if is_hidden else tag
             if not is_hidden:
-                self._blocks[block + 1][offset] = _EMPTY
+                self._halves[half + 1][offset] = _EMPTY
 
     def _copy_out(self, command: CopyOut) -> None:
         arena, tokens = self._current_arena(command.pool), command.tokens
         if arena is None:
             return
-        blocks, size = _k_blocks(command.pairs), arena.page_size
-        tags = self._read(blocks, len(tokens))
+        halves, size = _k_halves(command.blocks), arena.page_size
+        tags = self._read(halves, len(tokens))
         for token, place in self._saved.pop(command.number, ()):
             tags[token] = self._places[place]
         first = command.start // size
@@ -497,22 +481,22 @@ class CheckedHands(ModelledHands):
             arena.write({page: _TaggedPage(token_hash, len(page_tags), page_tags)})
 
     def _copied_to(self, command: CopyIn) -> list[int]:
-        return _k_blocks(command.pairs[command.start // self._block_size :])
+        return _k_halves(command.blocks[command.start // self._block_size :])
 
     def _copy_in(self, command: CopyIn) -> bool:
-        arena, tokens, blocks = self._current_arena(command.pool), command.tokens, self._copied_to(command)
-        if command.aside and any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
-            raise WrongKV(f"the pairs of copy {command.number} were written to meanwhile")
+        arena, tokens, halves = self._current_arena(command.pool), command.tokens, self._copied_to(command)
+        if command.aside and any(tag != _EMPTY for tag in self._read(halves, len(halves) * self._block_size)):
+            raise WrongKV(f"the blocks of copy {command.number} were written to meanwhile")
         if arena is None:
             return False
-        size, blocks = arena.page_size, _k_blocks(command.pairs)
+        size, halves = arena.page_size, _k_halves(command.blocks)
         first = command.start // size
         hashes = chained_hashes(tokens, size)[first:]
         for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(blocks, at * size, read.tags)
+            self._write(halves, at * size, read.tags)
         return True
 
     def _copy_slots(self, command: CopySlots) -> None:
@@ -524,25 +508,25 @@ class CheckedHands(ModelledHands):
         if command.saved:
             self._saved[command.copy] = command.saved
         for slot, tag in new.items():
-            pair, offset = divmod(slot, self._block_size)
-            self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
+            block, offset = divmod(slot, self._block_size)
+            self._halves[2 * block][offset], self._halves[2 * block + 1][offset] = tag, _EMPTY
 
     def _fold(self, folds: Sequence[Sequence[int]]) -> None:
-        """Fold pairs; all are read before any is written."""
-        held = {into: [tag for pair in pairs for tag in self._blocks[2 * pair]] for into, *pairs in folds}
+        """Fold blocks; all are read before any is written."""
+        held = {into: [tag for block in blocks for tag in self._halves[2 * block]] for into, *blocks in folds}
         for into, tags in held.items():
-            self._blocks[2 * into] = [_EMPTY] * self._block_size
+            self._halves[2 * into] = [_EMPTY] * self._block_size
             self._folded[into] = tags
 
     def _project(self, command: ProjectKv) -> None:
-        tags = self._read(_both_blocks(command.kept), command.num_tokens, is_hidden=True)
+        tags = self._read(_both_halves(command.kept), command.num_tokens, is_hidden=True)
         if tags != list(self._stories[command.request].tags[: command.num_tokens]):
             raise WrongKV(f"the blocks of {command.request} do not hold its hidden vectors")
-        self._write(_k_blocks(command.pairs), 0, tags)
+        self._write(_k_halves(command.blocks), 0, tags)
 
     def _tag_at(self, slot: int) -> int:
-        pair, offset = divmod(slot, self._block_size)
-        return self._blocks[2 * pair][offset]
+        block, offset = divmod(slot, self._block_size)
+        return self._halves[2 * block][offset]
 
     def _compress(self, command: CompressPage) -> bool:
         """Return whether the page could be compressed: it is full and intact; by the hash, every eleventh cannot."""

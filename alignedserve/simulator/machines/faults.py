@@ -200,13 +200,7 @@ def lasts_s(fault: Fault) -> float:
 # --- Drawn
 
 
-def draw_faults(
-    seed: int,
-    members: Sequence[str],
-    count: int,
-    start_at: float,
-    end_at: float,
-) -> tuple[Fault, ...]:
+def draw_faults(seed: int, members: Sequence[str], count: int, start_at: float, end_at: float) -> tuple[Fault, ...]:
     """Draw `count` incidents; an incident may be several faults, such as a death that repeats."""
     draw = Random(f"{seed}/faults")
     faults = [

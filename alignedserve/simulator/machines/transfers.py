@@ -26,13 +26,13 @@ class WrongTransfer(Exception):
     was sent after a later one, and so in vain."""
 
 
-class Device(Protocol):
-    """A worker's device, with the KV in its pairs."""
+class KvDevice(Protocol):
+    """A worker's device, with the KV in its blocks."""
 
     def read_kv(self, sends: SendKv) -> object: ...
 
     def begin_receiving(self, receives: ReceiveKv) -> None:
-        """Begin to receive; until the transfer has ended, the pairs hold neither old nor new content."""
+        """Begin to receive; until the transfer has ended, the blocks hold neither old nor new content."""
 
     def write_kv(self, receives: ReceiveKv, content: object) -> None: ...
 
@@ -51,10 +51,10 @@ class _TransferEnd:
     """One side of a transfer."""
 
     command: SendKv | ReceiveKv
-    device: Device
+    device: KvDevice
     post: Callable[[Event], None]
     seconds: float = 0.0  # that the transfer takes
-    content: object = None  # of the sender's pairs, when it began
+    content: object = None  # of the sender's blocks, when it began
     has_started: bool = False
     is_over: bool = False
 
@@ -108,14 +108,14 @@ class SimulatedTransfers:
         self._newest: dict[tuple[str, str], int] = {}  # (holder that sends, holder that receives) -> number last sent
         self.num_done = 0
 
-    def send(self, me: str, command: SendKv, seconds: float, device: Device, post: Callable[[Event], None]) -> None:
+    def send(self, me: str, command: SendKv, seconds: float, device: KvDevice, post: Callable[[Event], None]) -> None:
         key = (me, command.to)
         if command.number <= self._newest.get(key, 0):
             raise WrongTransfer(f"{me} sends transfer {command.number} to {command.to} after {self._newest[key]}")
         self._newest[key] = command.number
         self._begin(key, command.to, _TransferEnd(command, device, post, seconds, device.read_kv(command)))
 
-    def receive(self, me: str, command: ReceiveKv, device: Device, post: Callable[[Event], None]) -> None:
+    def receive(self, me: str, command: ReceiveKv, device: KvDevice, post: Callable[[Event], None]) -> None:
         device.begin_receiving(command)
         self._begin((command.source, me), command.source, _TransferEnd(command, device, post))
 
@@ -189,7 +189,7 @@ class SimulatedTransfers:
         sends, receives = send.command, receive.command
         assert isinstance(sends, SendKv)
         assert isinstance(receives, ReceiveKv)
-        is_there = bool(sends.pairs)
+        is_there = bool(sends.blocks)
         if is_there and send.device.read_kv(sends) != send.content:
             raise WrongTransfer(f"the KV that transfer {sends.number} to {sends.to} sends was changed meanwhile")
         ok, intact = (True, is_there) if mishap is None else (mishap.ok, mishap.intact and is_there)

@@ -4,10 +4,8 @@ view.py             What a scheduler sees of its worker, and what it answers. Be
 step_builder.py     Puts a step together, and counts the time, tokens, seats and memory that it has left.
 waiting_prompts.py  Prompts that wait for room, kept in the order in which they are to be served.
 ranks.py            Seated requests in the order in which a step serves them; kept where a step has places for fewer.
-arrival_forecast.py Chats that are still to come: a step must not cost them their first token.
 states.py           The states of a request on a worker, and the transitions between them.
 request.py          A request on a worker.
-blocks.py           The block pairs of a device, and how they come to requests and leave them.
+blocks.py           The blocks of a device: free ones, the ones shared by name, and the ones of a request.
 device_pages.py     What a device has of the beginnings of requests, which share it.
-named_blocks.py     Block pairs whose full pages have names, and several readers.
 """

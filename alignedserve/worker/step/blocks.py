@@ -1,31 +1,37 @@
-"""The block pairs of a device, and how they come to requests and leave them: what is plain is written here alone."""
+"""The blocks of a device: the free ones, the ones that requests share by name, and the ones of a request.
+
+What is plain is written here alone. Other forms of KV are written in forms/memory/.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from alignedserve.core import NO_KV, Entry, KvForm
+from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
 from alignedserve.worker.step.request import WorkerRequest
 
 
 class Blocks:
-    """Free block pairs of a device: pairs that were given back last go first, then pairs that were never taken."""
+    """Free blocks of a device: blocks that were given back last go first, then blocks that were never taken."""
 
-    def __init__(self, num_pairs: int) -> None:
-        self._num_pairs = num_pairs
-        self._fresh = 0  # this pair and those after it were never taken: they need no list, and a device has many
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._fresh = 0  # this block and those after it were never taken: they need no list, and a device has many
         self._back: list[int] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._back) + self._num_pairs - self._fresh
+        return len(self._back) + self._num_blocks - self._fresh
 
     @property
     def free(self) -> tuple[int, ...]:
-        return (*range(self._fresh, self._num_pairs), *self._back)
+        return (*range(self._fresh, self._num_blocks), *self._back)
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """Take `count` pairs, or return None where there are fewer."""
+        """Take `count` blocks, or return None where there are fewer."""
         if count > self.num_free:
             return None
         again = [self._back.pop() for _ in range(min(count, len(self._back)))]
@@ -33,66 +39,306 @@ class Blocks:
         self._fresh += count - len(again)
         return (*again, *range(start, self._fresh))
 
-    def give(self, pairs: Sequence[int]) -> None:
-        self._back.extend(pairs)
+    def give(self, blocks: Sequence[int]) -> None:
+        self._back.extend(blocks)
 
-    def num_freed(self, pairs: Sequence[int]) -> int:
-        """Return how many of these pairs of a request are free once it gives them back."""
-        return len(pairs)
+    def num_freed(self, blocks: Sequence[int]) -> int:
+        """Return how many of these blocks of a request are free once it gives them back."""
+        return len(blocks)
 
     @property
     def kept(self) -> Collection[int]:
-        """Return the pairs that are never written to as long as somebody reads them, or may come to."""
+        """Return the blocks that nothing may be written to, since requests read them, or may come to read them."""
         return ()
 
     @property
     def more_readers(self) -> Sequence[int]:
-        """Return the pairs that several requests read, each as often as it has readers beside the first."""
+        """Return the blocks that several requests read, each as often as it has readers beside the first."""
         return ()
 
 
-def add_pairs(running: WorkerRequest, pairs: tuple[int, ...]) -> None:
-    """Give a request more pairs, for whatever form it is kept in."""
-    running.kv = running.kv.with_pairs(pairs)
+def add_blocks(running: WorkerRequest, blocks: tuple[int, ...]) -> None:
+    """Give a request more blocks, for whatever form it is kept in."""
+    running.kv = running.kv.with_blocks(blocks)
 
 
-def take_pairs(running: WorkerRequest) -> tuple[int, ...]:
-    """Take all pairs from a request, which may get others, and return them."""
-    pairs = running.kv.pairs
-    running.kv = running.kv._replace(pairs=())
-    return pairs
+def take_blocks(running: WorkerRequest) -> tuple[int, ...]:
+    """Take all blocks from a request, which may get others, and return them."""
+    blocks = running.kv.blocks
+    running.kv = running.kv._replace(blocks=())
+    return blocks
 
 
 def lose_kv(running: WorkerRequest) -> None:
-    """Note that nothing is kept of a request, which has no pairs any more."""
+    """Note that a request, which has lost its blocks, has no KV."""
     running.kv, running.prefix = NO_KV, 0
 
 
 def resume(running: WorkerRequest, entry: Entry, page_size: int) -> None:
-    """Take over what other workers have made of a request, which has no pairs here yet."""
+    """Take over the progress of a request on other workers; the request has no blocks here yet."""
     lack_beginning(running, entry.dropped)
     running.resume(entry, page_size)
 
 
 def lack_beginning(running: WorkerRequest, dropped: int) -> None:
-    """Note that a request without pairs has no KV of its first tokens anywhere, since no layer reads it."""
+    """Note that nothing holds KV for the first tokens of a request without blocks, since no layer reads it."""
     running.kv = KvForm(dropped=dropped)
 
 
 def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tuple[int, ...]:
-    """Take the pairs of the first tokens from a request, which no layer reads any more, and return them."""
+    """Take the blocks of the first tokens, which no layer reads any more, from a request, and return them."""
     count = (tokens - running.kv.dropped) // block_size
-    lost = running.kv.pairs[:count]
-    running.kv = running.kv._replace(pairs=running.kv.pairs[count:], dropped=tokens)
+    lost = running.kv.blocks[:count]
+    running.kv = running.kv._replace(blocks=running.kv.blocks[count:], dropped=tokens)
     return lost
 
 
-def pairs_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
-    """Return the pair of each block of tokens, of a request that lacks none of its tokens.
+def blocks_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
+    """Return the block of each `block_size` tokens, of a request that lacks none of its tokens.
 
-    A folded pair stands in the places of all pairs that it was made of."""
+    A folded block stands in the places of all blocks that it was made of."""
     if not kv.folded:
-        return kv.pairs
+        return kv.blocks
     count = (kv.folded - kv.dropped) // block_size
     each = kv.folded // (count * block_size)
-    return tuple([pair for pair in kv.pairs[:count] for _ in range(each)]) + kv.pairs[count:]
+    return tuple([block for block in kv.blocks[:count] for _ in range(each)]) + kv.blocks[count:]
+
+
+PageCost: TypeAlias = Callable[[bool], float]
+
+
+@dataclass(eq=False, slots=True)
+class _DevicePage:
+    name: int
+    blocks: tuple[int, ...]
+    before: _DevicePage | None
+    num_readers: int = 1
+    after: dict[int, _DevicePage] = field(default_factory=dict)  # named pages that go on from it, by name
+    is_named: bool = True
+    is_elsewhere: bool = False  # the pool has it too, so that it can be copied back
+    value: float = 0.0  # while it is idle
+
+    @property
+    def place(self) -> int:
+        """Return its first block, by which it is known: no two pages have the same."""
+        return self.blocks[0]
+
+
+class NamedBlocks(Blocks):
+    """Blocks whose full pages have names, so that requests with equal beginnings read the same blocks.
+
+    free ── take ──▶ read by one ── publish ──▶ named, read by some ── give, by the last ──▶ idle, and found by its name
+     ▲                    │                        ▲                                          │  │
+     ├────── give ────────┘                        └──────────────── share ───────────────────┘  │
+     └───────────────────────────────── take, where no block is free ─────────────────────────────┘
+
+    A page is named by its tokens and all tokens before them, and has as many blocks as hold its tokens. The blocks of a
+    request are its pages in their order, and what comes after them. Nothing is written to a full page, so any number of
+    requests may read it at once. Pages make a tree: a page is found only after the page before it. So a page is never
+    evicted while an idle page goes on from it, and when a page is forgotten, so are all pages that go on from it: they
+    were computed from it.
+
+    Evicted first are pages that were used once, then those that were used again, or that came again after they were
+    evicted (segmented LRU). Among these, the page of the least value goes first. Its value is the cost to get it back,
+    by a copy from the pool or by a computation, and rises with the value of the page that was last evicted before this
+    one became idle (GreedyDual).
+    """
+
+    def __init__(self, num_blocks: int, blocks_of_page: int, cost_s: PageCost = lambda _is_elsewhere: 0.0) -> None:
+        """`cost_s` returns the cost to get a page back that the pool has (True), or has not."""
+        super().__init__(num_blocks)
+        self._blocks_of_page = blocks_of_page
+        self._pages: dict[int, _DevicePage] = {}  # first block -> page with a name, or forgotten and still read
+        self._named: dict[int, _DevicePage] = {}
+        self._shared: set[int] = set()  # first blocks of pages that have several readers
+        most = int(num_blocks // blocks_of_page * PROTECTED_SHARE)
+        self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # first blocks of pages
+        self._evicted = EvictedNames(num_blocks // blocks_of_page)
+        self._num_idle = 0  # pages
+        self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
+        # The page that was to go first, and the page before the one that went in its place:
+        self._evicted_after: tuple[_DevicePage | None, _DevicePage | None] = None, None
+        self.version = 0  # rises whenever another set of pages has names
+
+    # --- Blocks
+
+    @property
+    def num_free(self) -> int:
+        """Return how many blocks can be taken: free ones, and those of idle pages."""
+        return len(self._back) + self._num_blocks - self._fresh + self._num_idle * self._blocks_of_page
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        idle = (block for order in self._idle.values() for place in order for block in self._pages[place].blocks)
+        return (*super().free, *idle)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """Take `count` blocks, or return None where there are fewer. Idle pages are evicted where free blocks lack."""
+        if count > self.num_free:
+            return None
+        while count > len(self._back) + self._num_blocks - self._fresh:
+            self._evict()
+        return super().take(count)
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Give back whole pages of a request. The last page becomes idle first, so that it is evicted first."""
+        if not self._pages:
+            super().give(blocks)
+            return
+        read, size = list[_DevicePage](), self._blocks_of_page
+        for at in range(0, len(blocks), size):
+            page = self._pages.get(blocks[at])
+            if page is None:
+                self._back.extend(blocks[at : at + size])
+            else:
+                read.append(page)
+        values = [self._level + self._cost_s(is_elsewhere) for is_elsewhere in (False, True)]
+        for page in reversed(read):
+            page.num_readers -= 1
+            if page.num_readers < 2:
+                self._shared.discard(page.place)
+            if not page.num_readers:
+                self._rest(page, values[page.is_elsewhere])
+
+    def _rest(self, page: _DevicePage, value: float) -> None:
+        """Make a page without readers idle, or free it where it has lost its name."""
+        if page.is_named:
+            page.value = value
+            self._num_idle += 1
+            self._idle[page.is_elsewhere].add(page.place)
+        else:
+            self._free(page)
+
+    def _free(self, page: _DevicePage) -> None:
+        del self._pages[page.place]
+        self._idle[page.is_elsewhere].forget(page.place)
+        self._back.extend(page.blocks)
+
+    def num_freed(self, blocks: Sequence[int]) -> int:
+        """Return how many of these blocks of a request have no other reader."""
+        if not self._shared:  # nearly always, and asked at every step for every request
+            return len(blocks)
+        size = self._blocks_of_page
+        return len(blocks) - len(self._shared.intersection(blocks[::size])) * size
+
+    @property
+    def kept(self) -> Collection[int]:
+        return {block for page in self._pages.values() for block in page.blocks}
+
+    @property
+    def more_readers(self) -> Sequence[int]:
+        shared = [self._pages[place] for place in self._shared]
+        return [block for page in shared for block in page.blocks * (page.num_readers - 1)]
+
+    # --- Pages
+
+    def find(self, names: Sequence[int]) -> int:
+        """Return how many of these pages are here, one after the other from the first."""
+        found = 0
+        for name in names:
+            if name not in self._named:
+                break
+            found += 1
+        return found
+
+    def num_read(self, names: Sequence[int]) -> int:
+        """Return how many blocks of these pages, which are here, some request reads."""
+        return sum([self._named[name].num_readers > 0 for name in names]) * self._blocks_of_page
+
+    def num_read_once(self, names: Sequence[int]) -> int:
+        """Return how many blocks of these pages, which are here, have a single reader."""
+        return sum([self._named[name].num_readers == 1 for name in names]) * self._blocks_of_page
+
+    def share(self, names: Sequence[int]) -> tuple[int, ...]:
+        """Read these pages, which are here, and return their blocks."""
+        pages = [self._named[name] for name in names]
+        for page in pages:
+            self._num_idle -= self._idle[page.is_elsewhere].again(page.place)
+            page.num_readers += 1
+            if page.num_readers == 2:
+                self._shared.add(page.place)
+        return tuple([block for page in pages for block in page.blocks])
+
+    def publish(self, names: Sequence[int], blocks: Sequence[int], num_dropped: int = 0, num_folded: int = 0) -> None:
+        """Name the full pages of a request that are in these blocks, where no other pages have these names.
+
+        The blocks begin after the `num_dropped` pages that the request has given back; no block has one of its first
+        `num_folded` pages. A page of the request that was forgotten keeps all behind it from getting names.
+        """
+        count, size = len(names), self._blocks_of_page
+        while count and names[count - 1] not in self._named:
+            count -= 1
+        if count < max(num_dropped, num_folded):
+            return
+        before = self._named[names[count - 1]] if count else None
+        for at in range(count, len(names)):
+            own = tuple(blocks[(at - num_dropped) * size : (at - num_dropped + 1) * size])
+            if own[0] in self._pages:
+                return
+            page = _DevicePage(names[at], own, before)
+            self._pages[page.place] = self._named[page.name] = page
+            if self._evicted.has_back(page.name):
+                self._idle[False].again(page.place)
+            if before is not None:
+                before.after[page.name] = page
+            before = page
+            self.version += 1
+
+    def note_elsewhere(self, names: Sequence[int]) -> None:
+        """Note that the pool has these pages too; pages without readers are passed over."""
+        for name in names:
+            page = self._named.get(name)
+            if page is not None and page.num_readers and not page.is_elsewhere:
+                was_used_again = self._idle[False].forget_return(page.place)
+                page.is_elsewhere = True
+                if was_used_again:
+                    self._idle[True].again(page.place)
+
+    def forget(self, names: Sequence[int]) -> None:
+        """Let no other request find these pages, nor those that go on from them; present readers read on."""
+        for name in names:
+            if (page := self._named.get(name)) is not None:
+                self._unname(page)
+
+    def _unname(self, page: _DevicePage) -> None:
+        """Take the names of a page and of all that go on from it, and free the idle ones among them."""
+        if page.before is not None:
+            del page.before.after[page.name]
+        leaving = [page]
+        while leaving:
+            page = leaving.pop()
+            leaving += page.after.values()
+            del self._named[page.name]
+            page.after, page.before, page.is_named = {}, None, False
+            if page.num_readers:
+                self._idle[page.is_elsewhere].forget(page.place)
+            else:
+                self._num_idle -= 1
+                self._free(page)
+        self.version += 1
+
+    def _evict(self) -> None:
+        """Free the idle page of least value, or rather the last idle page that goes on from it."""
+        *_, first = min([self._first_of(order) for order in self._idle.values() if order])
+        page = self._last_idle(first)
+        self._evicted_after = first, page.before
+        self._level = max(self._level, page.value)
+        self._evicted.note(page.name)
+        self._unname(page)
+
+    def _first_of(self, order: SegmentedLru) -> tuple[bool, float, bool, _DevicePage]:
+        """Return the page of this order that goes first, behind what it is compared by."""
+        is_protected, place = order.first()
+        page = self._pages[place]
+        return is_protected, page.value, page.is_elsewhere, page
+
+    def _last_idle(self, first: _DevicePage) -> _DevicePage:
+        """Return an idle page that goes on from this one, and from which no idle page goes on.
+
+        The search goes on where the one before ended: thousands of pages may go on from a page."""
+        before, page = self._evicted_after
+        if before is not first or page is None or page.num_readers or not page.is_named:
+            page = first
+        while page.after and (last := next((page for page in page.after.values() if not page.num_readers), None)):
+            page = last
+        return page

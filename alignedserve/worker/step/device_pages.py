@@ -1,6 +1,6 @@
-"""The block pairs of requests' beginnings that a device has: a request shares them with others, and computes the rest.
+"""The blocks of requests' beginnings that a device has: a request shares them with others, and computes the rest.
 
-A page of a device is a single pair, so that little is computed twice. Pages of the pool are larger: where more of a
+A page of a device is a single block, so that little is computed twice. Pages of the pool are larger: where more of a
 request is fetched, it shares no more than what comes before the first page of the pool that it lacks. It is fetched
 where the copy takes less time than computing it (pace.py), else computed.
 
@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from alignedserve.worker.step.blocks import Blocks, add_pairs, lack_beginning
-from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, lack_beginning
 from alignedserve.worker.step.request import WorkerRequest
 
 # Names the full pages of a request's first tokens.
@@ -46,9 +45,9 @@ class DevicePages:
         return 0 if self._blocks is None else self._size
 
     def look(self, waiting: WorkerRequest) -> None:
-        """Note what is here of a request that has no pairs, and whether it fetches what the pool has beyond."""
+        """Note how much KV the device has for a request without blocks, and whether the request fetches more."""
         version = 0 if self._blocks is None else self._blocks.version
-        if waiting.pairs or waiting.looked_up == version:
+        if waiting.blocks or waiting.looked_up == version:
             return
         if self._blocks is not None:
             waiting.prefix = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
@@ -57,7 +56,7 @@ class DevicePages:
         lack_beginning(waiting, 0 if waiting.is_fetched else self._unread(waiting.prefix))
 
     def _plan_fetch(self, waiting: WorkerRequest) -> None:
-        """Decide whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
+        """Decide whether to copy pages of the pool beyond the KV that is here: a copy takes whole pages."""
         waiting.end_fetch()
         end = len(waiting.known) * self._page_size
         start = waiting.prefix - waiting.prefix % self._page_size
@@ -66,16 +65,17 @@ class DevicePages:
             waiting.fetched_to, waiting.fetch_s = end, seconds
 
     def num_read(self, waiting: WorkerRequest) -> int:
-        """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
+        """Return how many of the blocks found for a request others read: the request needs no free block for these."""
         return 0 if self._blocks is None else self._blocks.num_read(self._found(waiting))
 
     def num_read_once(self, running: WorkerRequest) -> int:
-        """Return how many pairs that a request is to share a single request reads: they do not come free if that one
-        leaves for it. A request that has a seat shares nothing more."""
-        return 0 if self._blocks is None or running.pairs else self._blocks.num_read_once(self._found(running))
+        """Return how many of the blocks found for a request have a single reader; a seated request finds none.
+
+        They do not come free if their reader leaves for this request."""
+        return 0 if self._blocks is None or running.blocks else self._blocks.num_read_once(self._found(running))
 
     def _found(self, waiting: WorkerRequest) -> tuple[int, ...]:
-        assert not waiting.pairs, "what was found of it is its own now, and may have no name any more"
+        assert not waiting.blocks, "the pages that were found are its own now, and may have lost their names"
         self.look(waiting)  # pages may have been evicted since
         return waiting.block_names[waiting.kv.dropped // self._size : waiting.prefix // self._size]
 
@@ -83,7 +83,7 @@ class DevicePages:
         """Return the name of the page that a request computes next; None where that is its last, or not full."""
         if self._blocks is None:
             return None
-        if not running.pairs:
+        if not running.blocks:
             self.look(running)
         return self.page_at(running, running.prefix)
 
@@ -93,16 +93,16 @@ class DevicePages:
         return names[at] if at < len(names) else None
 
     def has_to_fetch(self, waiting: WorkerRequest) -> bool:
-        """Return whether a request copies what the pool knows of it beyond what is here, when it is seated."""
+        """Return whether a request that is seated now copies pages of the pool."""
         self.look(waiting)  # pages may have been evicted since, and now it fetches them
         return waiting.fetched_to > waiting.prefix
 
     def share(self, running: WorkerRequest) -> None:
-        """Seat a request on what is here of it."""
+        """Seat a request on the blocks that are here for it."""
         if self._blocks is None:
             return
         found = self._found(running)
-        add_pairs(running, self._blocks.share(found))
+        add_blocks(running, self._blocks.share(found))
         running.looked_up = -1
         self.count_cached(running)
         if found:
@@ -110,19 +110,19 @@ class DevicePages:
             self.num_shared_tokens += running.prefix
 
     def num_read_of_kv(self, joining: WorkerRequest) -> int:
-        """Return how many pairs of a request, whose KV the pool has whole, others read."""
+        """Return how many blocks of a request, whose KV the pool has whole, others read."""
         return 0 if self._blocks is None else self._blocks.num_read(self._found_of_kv(joining))
 
     def share_kv(self, joining: WorkerRequest) -> None:
-        """Give a request what is here of its KV, which the pool has; `fetched_from` says where the rest begins."""
+        """Give a request whose KV the pool has the blocks that are here; `fetched_from` says where the rest begins."""
         joining.fetched_from = 0
         if self._blocks is not None:
             found = self._found_of_kv(joining)
-            add_pairs(joining, self._blocks.share(found))
+            add_blocks(joining, self._blocks.share(found))
             joining.fetched_from = len(found) * self._size
 
     def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
-        """Return the names of the pages that are here of its KV, before a page of the pool that is to be copied."""
+        """Return the names of its pages that are here, up to the first page of the pool that has to be copied."""
         assert self._blocks is not None, "nothing is shared"
         if joining.kv.dropped:
             return ()
@@ -131,15 +131,15 @@ class DevicePages:
         return names[: (tokens - tokens % self._page_size) // self._size]
 
     def count_cached(self, running: WorkerRequest) -> None:
-        """Note that what a request has now was not computed for it, unless it has run before."""
+        """Note that the KV that a request has now was not computed for it, unless the request has run before."""
         if running.waited_s is None:
             running.num_cached = min(running.prefix, len(running.request.prompt))
 
     def publish(self, running: WorkerRequest) -> None:
         """Let others share the full pages of a request, which have KV now."""
-        if self._blocks is not None and running.pairs and not running.request.runs_whole:
+        if self._blocks is not None and running.blocks and not running.request.runs_whole:
             names, kv = self._name(running, running.prefix), running.kv
-            self._blocks.publish(names, kv.pairs, kv.dropped // self._size, kv.folded // self._size)
+            self._blocks.publish(names, kv.blocks, kv.dropped // self._size, kv.folded // self._size)
             if running.known:
                 known = len(running.known) * self._page_size // self._size
                 self._blocks.note_elsewhere(running.block_names[:known])
@@ -150,7 +150,7 @@ class DevicePages:
             self._blocks.note_elsewhere(running.block_names)
 
     def forget(self, running: WorkerRequest) -> None:
-        """Let nobody share what a request has computed, or was computed from: its KV may be wrong."""
+        """Let no request share the pages of this one, whose KV may be wrong."""
         if self._blocks is not None:
             self._blocks.forget(running.block_names)
 

@@ -309,9 +309,9 @@ class DecodeOrder:
         return [running for _, running in islice(ranked, most)]
 
     def in_time(self) -> Iterator[tuple[float, WorkerRequest]]:
-        """Yield real-time decodes that have missed nothing, each with an instant before which nothing of it is due.
+        """Yield real-time decodes that have missed nothing, each with an instant before its next due.
 
-        Those instants rise: a step that ends by one of them makes no decode late that is yielded later.
+        The instants rise: a step that ends by one of them makes no decode late that is yielded later.
         """
         for place in self._valid(self._lists.in_time):
             yield place[0] + self._times.mean_s, place[-1]

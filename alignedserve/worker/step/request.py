@@ -44,19 +44,19 @@ class WorkerRequest:
     fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
     fetch_s: float = 0.0  # the time of that copy
     names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages: those that were needed so far
-    block_names: tuple[int, ...] = ()  # the same of its first full block pairs
+    block_names: tuple[int, ...] = ()  # the same of its first full blocks
     looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
     num_cached: int = 0  # tokens of the prompt whose KV the pool or the device had before any was computed for it
     waited_s: float | None = None  # from its arrival to its first chunk; what is found from then on may be its own KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     vector: bytes = b""  # where it asks for that
-    came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
+    came_with_kv: bool = False  # whether some of its KV was copied here, or computed for another request
     decode: str = ""  # the decode worker that the router named for it
     batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
     story: list[State] = field(default_factory=lambda: [State.NEW])  # its states so far (states.py)
-    history: History | None = field(init=False)  # what its sampling needs of it
-    has_tokens: bool = field(init=False)  # it asks for them: then its KV is of use after its prompt
+    history: History | None = field(init=False)  # its tokens, where its sampling needs them
+    has_tokens: bool = field(init=False)  # it asks for tokens, and not for a vector: its KV is of use after the prompt
     said_at: float = field(init=False)  # when its last token came, or it arrived: since then it is pending
 
     def __post_init__(self) -> None:
@@ -81,18 +81,18 @@ class WorkerRequest:
         self.story.append(state)
 
     def is_of(self, request: str, attempt: int) -> bool:
-        """Return whether it is this request, up to this attempt."""
+        """Return whether this is an attempt of the request, at most `attempt`."""
         return self.request.id == request and self.request.attempt <= attempt
 
     def is_at(self, part: Chunk | Decode) -> bool:
-        """Return whether the part of a step was run for this request, by the places of its KV.
+        """Return whether this part of a step ran for this attempt, by the places of its KV.
 
-        The request may have got more pairs since, for a step that was planned while that one ran.
+        The request may have got more blocks since, for a step that was planned while that one ran.
         """
         if self.kv is part.kv:  # mostly
             return True
-        here, planned, drops_more = self.kv.pairs, part.kv.pairs, self.kv.dropped > part.kv.dropped
-        if drops_more and self.kv.folded:  # a step in flight writes to its last pair
+        here, planned, drops_more = self.kv.blocks, part.kv.blocks, self.kv.dropped > part.kv.dropped
+        if drops_more and self.kv.folded:  # a step in flight writes to its last block
             return planned[-1] in here
         if drops_more and here[:1] and here[0] in planned:
             planned = planned[planned.index(here[0]) :]
@@ -109,22 +109,22 @@ class WorkerRequest:
 
     @property
     def num_ahead(self) -> int:
-        """Return how many tokens are to be run before the next one can be sampled, without those that are copied."""
+        """Return how many tokens have to run before the next one can be sampled, without those that are copied."""
         return self.num_tokens - max(self.prefix, self.fetched_to)
 
     @property
     def is_fetched(self) -> bool:
-        """Return whether what the pool has of it is copied here, as soon as it is seated."""
+        """Return whether pages of the pool are copied here as soon as the request is seated."""
         return self.fetched_to > 0
 
     def end_fetch(self) -> None:
-        """Note that nothing of it is copied here any more."""
+        """Note that no copy from the pool is due or under way."""
         self.fetched_to, self.fetch_s = 0, 0.0
 
     def forget_known(self) -> None:
-        """Note that the pool keeps no page for it."""
+        """Note that the pool keeps no page for the request."""
         self.known = ()
-        if not self.pairs:  # else a copy may be under way
+        if not self.blocks:  # else a copy may be under way
             self.end_fetch()
 
     @property
@@ -147,7 +147,7 @@ class WorkerRequest:
     def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = ()) -> None:
         """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
         if ran.scoring is not None:
-            # A chunk that runs again, as after its pairs were lost, replaces its own scores alone: what comes after it
+            # A chunk that runs again, as after its blocks were lost, replaces its own scores alone: what comes after it
             # may come back from the pool, and is not scored again.
             self.prompt_logprobs[ran.start : ran.start + len(scores)] = scores
         self.prefix += len(ran.tokens)
@@ -178,7 +178,7 @@ class WorkerRequest:
         return Opening(tuple(self.prompt_logprobs), self.num_cached, self.waited_s or 0.0, self.vector)
 
     def resume(self, entry: Entry, page_size: int) -> None:
-        """Take over what other workers have made of the request, as it is in the pool or on a prefill worker."""
+        """Take over the progress of the request on other workers, from its entry."""
         self.prefix, self.logprobs = entry.prefix, list(entry.logprobs)
         opening = entry.opening
         self.prompt_logprobs, self.num_cached = list(opening.logprobs), opening.num_cached
@@ -187,20 +187,20 @@ class WorkerRequest:
         self.known, self.names = entry.pages[:full], entry.names[:full]
 
     def kept_in_pool(self, pages: tuple[int, ...], names: tuple[int, ...] = ()) -> None:
-        """Note the pool's pages that hold its first tokens: where it waits, it may be seated on them."""
+        """Note the pool's pages that hold its first tokens: a request that waits may be seated on them."""
         self.known, self.names, self.looked_up = pages, names or self.names, -1
 
     def has_place(self, block_size: int) -> bool:
-        """Return whether there is a place for what is kept of its next token."""
+        """Return whether there is a place for the KV of its next token."""
         return self.kv.has_place(self.prefix, block_size)
 
     @property
-    def pairs(self) -> tuple[int, ...]:
-        return self.kv.pairs
+    def blocks(self) -> tuple[int, ...]:
+        return self.kv.blocks
 
     @property
     def num_lost(self) -> int:
-        """Return of how many of its first tokens no layer has KV here any more."""
+        """Return how many of its first tokens have no KV here any more, in any layer."""
         return 0 if self.kv.folded else self.kv.dropped
 
     @property
@@ -215,12 +215,12 @@ class WorkerRequest:
 
     @property
     def num_remade(self) -> int:
-        """Return of how many tokens K and V are made anew in every step with the request."""
+        """Return for how many tokens each step with the request makes K and V again."""
         return self.kv.remade(self.prefix)
 
     @property
     def decodes(self) -> bool:
-        """Return whether it is a decode: its next token is one step away."""
+        """Return whether the request decodes: its next token is one step away."""
         num_output, request = len(self.output), self.request
         return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
 

@@ -53,7 +53,6 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
             State.PROMPT: "copied",
             State.WAITING: "not intact",
             State.ABANDONED: "cancelled",
-            State.GONE: "cancelled",
         },
         State.PROMPT: {
             State.RESIDENT: "first token",

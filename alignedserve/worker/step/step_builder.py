@@ -5,7 +5,7 @@ that it wants; what does not fit is passed over. Only the last prompt of a step 
 another one that waits for more of it: else a large prompt would wait for ever.
 
 The rules that depend on who a request is are methods with names of their own: here all requests are equal, and the
-first prompt of a step gets a block of tokens, whatever time it takes. Schedulers override them.
+first prompt of a step gets a block of tokens, even where there is no time for it. Schedulers override them.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class StepBuilder:
     # --- Rules that schedulers override
 
     def may_exceed(self, prompt: WorkerRequest) -> bool:
-        """Return whether the prompt gets a block of tokens whatever time there is."""
+        """Return whether the prompt gets a block of tokens even where there is no time for it."""
         return not self._has_sure
 
     def is_sure(self, prompt: WorkerRequest) -> bool:
-        """Return whether, with this prompt, the step has the one that `may_exceed` is for."""
+        """Return whether this prompt uses up what `may_exceed` allows once in a step."""
         return True
 
     def blocks_all(self, running: WorkerRequest) -> bool:
@@ -132,7 +132,7 @@ class StepBuilder:
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def add_one_alone(self, seated: Iterable[Ranked], waiting: Iterable[Ranked]) -> None:
-        """Add the first request that may run, whatever time it takes; of a prompt, a block where time is short.
+        """Add the first request that may run, even where there is no time for it; of a prompt, a block in that case.
 
         Where that request waits for memory or a seat, a seated one runs: a decode first, which soon gives memory back.
         """
@@ -146,7 +146,7 @@ class StepBuilder:
             self._add(running, is_urgent=True)
             if not self.is_empty:
                 return
-            if self._lacks_memory(running) and not running.pairs:
+            if self._lacks_memory(running) and not running.blocks:
                 break
         for running in sorted([running for _, running in seated], key=lambda running: not running.decodes):
             self._add(running, is_urgent=True)
@@ -154,7 +154,7 @@ class StepBuilder:
                 return
 
     def _add(self, running: WorkerRequest, is_urgent: bool) -> None:
-        if not running.kv.pairs:
+        if not running.kv.blocks:
             self._look(running)
         if running.decodes:
             if not self._first or id(running) not in self._first:
@@ -168,7 +168,7 @@ class StepBuilder:
             return
         seating = self.seating
         # Decodes have a place for their token; a prompt that is recomputed may lack one.
-        if (seating.by_chunk or not running.kv.pairs) and seating.demand(running, 1):
+        if (seating.by_chunk or not running.kv.blocks) and seating.demand(running, 1):
             if not seating.most(running, 1):
                 self.note_no_memory(running)
                 return
@@ -195,7 +195,7 @@ class StepBuilder:
     def add_chunk(self, running: WorkerRequest, most: int) -> int:
         """Add the next chunk of a prompt: of the `most` tokens that have memory, those that have time. Return how many
         these are."""
-        if not running.pairs and self.seating.pages.has_to_fetch(running):  # its cached prefix is fetched first
+        if not running.blocks and self.seating.pages.has_to_fetch(running):  # its cached prefix is fetched first
             self.seating.take(running, most)
             return 0
         bound_s = self.prompts_s if running.promise.is_rt else self.bound_s
@@ -208,7 +208,7 @@ class StepBuilder:
             size = min(most, self.at.block_size)
         self.has_cut |= size < most
         if size:
-            if not running.pairs and running.num_tokens >= self._long_prompt:
+            if not running.blocks and running.num_tokens >= self._long_prompt:
                 self._has_long = True
             self.seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
@@ -240,7 +240,7 @@ class StepBuilder:
 
     def must_wait(self, running: WorkerRequest, is_urgent: bool = False) -> bool:
         """Return whether a prompt waits for its seat: for memory, pages, or the end of another long prompt."""
-        if running.pairs:
+        if running.blocks:
             return False
         if self._lacks_memory(running) or not self.seating.may_seat(running):
             return True
@@ -291,7 +291,7 @@ class StepBuilder:
 
     @property
     def selection(self) -> PlannedStep:
-        """Return the step, without the requests that lost their memory to others of it."""
+        """Return the step, without the requests that lost their memory to others in it."""
         displaced, estimate = self.seating.displaced, self.estimate
         if displaced:
             names = {running.request.id for running in displaced}

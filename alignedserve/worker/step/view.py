@@ -1,6 +1,6 @@
 """What a scheduler sees when it plans a step, and what it answers.
 
-Seating      the block pairs of a device, and the seats for prompts that wait, that a step may take
+Seating      the blocks of a device, and the seats for prompts that wait, that a step may take
 StepView     the requests: decodes, seated prompts, prompts that wait; and the memory that the step may take
 StepContext  the facts beside the requests: the time, the cost model, the limits of a step
 PlannedStep  the answer: what runs, which prompts get a seat, which requests lose theirs
@@ -17,7 +17,7 @@ from alignedserve.core import Chunk, units_for
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.step.blocks import Blocks, add_pairs
+from alignedserve.worker.step.blocks import Blocks, add_blocks
 from alignedserve.worker.step.device_pages import NO_NEXT_PAGES, NOTHING_SHARED, DevicePages, NextPages
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -26,19 +26,17 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Seating:
     blocks: Blocks
-    total: int  # pairs of the device
-    block_size: int  # tokens of a pair
+    total: int  # blocks of the device
+    block_size: int  # tokens of a block
     seats: int  # requests that may be seated
-    by_chunk: bool  # whether a prompt gets pairs for the chunk that runs, or at once what it will need
+    by_chunk: bool  # whether a prompt gets blocks for the chunk that runs, or at once what it will need
     room_for: Callable[[WorkerRequest], int]  # tokens that a request which is seated as a whole gets memory for
     has_long: Callable[[], bool]  # whether a long prompt is unfinished here (Policy.long_prompt)
     pages: DevicePages = NOTHING_SHARED  # what requests share
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
     admitted: list[WorkerRequest] = field(default_factory=list)  # by this choice
-    displaced: list[WorkerRequest] = field(
-        default_factory=list
-    )  # requests that gave up their pairs for these, and wait again
-    # Tells whether the step has time to make K and V of this many tokens anew; the step sets it.
+    displaced: list[WorkerRequest] = field(default_factory=list)  # gave up their blocks for these, and wait again
+    # Tells whether the step has time to make K and V of this many tokens again; the step sets it.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: WorkerRequest) -> int:
@@ -49,7 +47,7 @@ class Seating:
         return self.seats > 0
 
     def may_seat(self, waiting: WorkerRequest) -> bool:
-        """Return whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
+        """Return whether a prompt may be seated now if it finds memory. One that may not holds up no other prompt."""
         return not self.next_pages.holds_up(waiting)
 
     @property
@@ -63,32 +61,32 @@ class Seating:
         What the request has already, and what it shares with seated requests, is not counted. For example, a prompt
         with 20 tokens in two blocks of 16 needs 16 more for a chunk of 20 tokens.
         """
-        if running.pairs and not self.by_chunk:  # most requests
+        if running.blocks and not self.by_chunk:  # most requests
             return 0
-        return max(0, self._pairs_for(running, size) - self._num_held(running)) * self.block_size
+        return max(0, self._blocks_for(running, size) - self._num_held(running)) * self.block_size
 
-    def _pairs_for(self, running: WorkerRequest, size: int) -> int:
-        """Return how many pairs a request has with `size` more tokens."""
+    def _blocks_for(self, running: WorkerRequest, size: int) -> int:
+        """Return how many blocks a request has with `size` more tokens."""
         tokens = running.num_held + size if self._grows(running) else self.room_for(running)
-        return units_for(tokens, self.in_pair(running))
+        return units_for(tokens, self.in_block(running))
 
     def _num_held(self, running: WorkerRequest) -> int:
-        return len(running.pairs) or self.pages.num_read(running)
+        return len(running.blocks) or self.pages.num_read(running)
 
-    def in_pair(self, _running: WorkerRequest) -> int:
-        """Return how many tokens of a request a pair holds."""
+    def in_block(self, _running: WorkerRequest) -> int:
+        """Return how many tokens of a request a block holds."""
         return self.block_size
 
     def _grows(self, running: WorkerRequest) -> bool:
-        """Return whether a request gets pairs chunk by chunk.
+        """Return whether a request gets blocks chunk by chunk.
 
-        The KV that the pool has of it when it is seated is copied to its pairs at once; what comes later is not.
+        KV that the pool has when the request is seated is copied at once, and needs its blocks at once.
         """
-        return self.by_chunk and bool(running.pairs or not self.pages.has_to_fetch(running))
+        return self.by_chunk and bool(running.blocks or not self.pages.has_to_fetch(running))
 
     def most(self, running: WorkerRequest, size: int) -> int:
         """Return how many of these tokens of a request there is memory for."""
-        if not running.pairs and not self.has_seat(running):
+        if not running.blocks and not self.has_seat(running):
             return 0
         left = self.left_for(running)
         if self.demand(running, size) <= left:
@@ -99,20 +97,20 @@ class Seating:
 
     def take(self, running: WorkerRequest, size: int) -> None:
         """Take memory for `size` more tokens of a request, which `most` has found; seat it if it waits."""
-        wanted = self._pairs_for(running, size)
-        if not running.pairs:
+        wanted = self._blocks_for(running, size)
+        if not running.blocks:
             self.seats -= 1
             self.admitted.append(running)
             self.pages.share(running)
         elif not self.by_chunk:
             return
-        add_pairs(running, self._taken(max(0, wanted - len(running.pairs))))
+        add_blocks(running, self._taken(max(0, wanted - len(running.blocks))))
         self.next_pages.add(running)
 
     def _taken(self, count: int) -> tuple[int, ...]:
-        pairs = self.blocks.take(count)
-        assert pairs is not None, "a choice took more than there was"
-        return pairs
+        blocks = self.blocks.take(count)
+        assert blocks is not None, "a choice took more than there was"
+        return blocks
 
 
 USUAL = 0.75  # of its bound: the time of a step by its prediction
@@ -164,8 +162,8 @@ class PlannedStep:
     chunks: tuple[Chunk, ...]
     shape: Shape
     predicted_s: float  # its time, by the cost model
-    admitted: Sequence[WorkerRequest] = ()  # prompts that waited: they have their pairs now
-    displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up their pairs for these
+    admitted: Sequence[WorkerRequest] = ()  # prompts that waited: they have their blocks now
+    displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up their blocks for these
 
     @property
     def is_empty(self) -> bool:

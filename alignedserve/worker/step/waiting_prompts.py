@@ -332,7 +332,7 @@ class WaitingPrompts:
     def named(self, request: str) -> Sequence[WorkerRequest]:
         return self._named.get(request, ())
 
-    def promise_anew(self, running: WorkerRequest, promise: Promise) -> None:
+    def set_promise(self, running: WorkerRequest, promise: Promise) -> None:
         """Give a request another promise, and a prompt that waits here its place by that."""
         waits = running in self._all
         if waits:

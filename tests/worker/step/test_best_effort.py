@@ -69,7 +69,7 @@ def stepped(worker: PrefillCore, number: int, *names: str) -> list[Command]:
 def test_a_prompt_is_seated_when_its_pages_are_leased(worker: PrefillCore) -> None:
     commands = told(worker, best_effort("a", prompt=9))
     assert sent(commands) == [AskPages(2, 1, (), BE, most=2)]
-    assert (ran(commands), worker.held["pairs"]) == ([], 0)
+    assert (ran(commands), worker.held["blocks"]) == ([], 0)
     assert ran(leased(worker, 1, 5, 6)) == ["a"]
 
 
@@ -116,7 +116,7 @@ def test_a_prompt_without_its_pages_gives_its_place_to_a_real_time_prompt_and_is
         stepped(worker, number)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     stepped(worker, 3, "flex")
-    assert worker.held["pairs"] == 5
+    assert worker.held["blocks"] == 5
     again = worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
     assert AskPages(3, 2, (), BE) in sent(again), "it is through, and waits with its KV on the device"
     assert ran(told(worker, request("chat", prompt=16))) == ["chat"]
@@ -230,8 +230,8 @@ class Pausing(RuleBasedStateMachine):
         self.is_there = not self.is_there
 
     @invariant()
-    def each_pair_is_there_once(self) -> None:
-        assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
+    def each_block_is_there_once(self) -> None:
+        assert sorted(self.core.blocks) == list(range(LIMITS.num_blocks))
 
     def teardown(self) -> None:
         """Check that everything goes on once there are pages again, and that no accepted request is missing."""
@@ -248,7 +248,7 @@ class Pausing(RuleBasedStateMachine):
                 break
         self.take(self.core.handle(TimerFired("refresh"), 0.0))
         assert self.committed == set(self.services)
-        assert self.core.held["requests"] == self.core.held["pairs"] == 0
+        assert self.core.held["requests"] == self.core.held["blocks"] == 0
 
 
 TestPausing = Pausing.TestCase

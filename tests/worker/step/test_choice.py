@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alignedserve.core import KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
-from alignedserve.prefill_worker.next_step import PoolSeating
+from alignedserve.prefill_worker.running import PoolSeating
 from alignedserve.schedulers.best_fit import Left, Window, windows
 from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late, StepTimes
@@ -87,16 +87,16 @@ class TestWhateverTheOptions:
         self, policy: Policy, crowd: tuple[list[WorkerRequest], ...], room: int, free: int
     ) -> None:
         decodes, prompts, waiting = crowd
-        before = {running.request.id: len(running.pairs) for running in prompts}
+        before = {running.request.id: len(running.blocks) for running in prompts}
         found = select(decodes, prompts, waiting, moment(policy, room), free)
         sizes = dict(ran(found))
         assert len(sizes) == len(found.decodes) + len(found.chunks)
         assert sum(sizes.values()) <= room
-        taken = sum(len(running.pairs) - before.get(running.request.id, 0) for running in (*prompts, *waiting))
+        taken = sum(len(running.blocks) - before.get(running.request.id, 0) for running in (*prompts, *waiting))
         assert 0 <= taken <= free
         for running in (*prompts, *waiting):
             size = sizes.get(running.request.id, 0)
-            assert len(running.pairs) * BLOCK >= (running.prefix + size if size else 0)
+            assert len(running.blocks) * BLOCK >= (running.prefix + size if size else 0)
             assert not size or running.request.id in before or running in found.admitted
         for chunk in found.chunks:
             assert (chunk.sampling is not None) == (chunk.start + len(chunk.tokens) == len(prompt_of(chunk, crowd)))
@@ -249,7 +249,7 @@ class TestTheNearest:
         late = chat("late", 0.8, 58)
         late.prefix, late.kv, late.known = 32, KvForm((0, 1)), (7,)
         assert ran(select([], [late], [], moment(Policy(room=Room.CHUNKS)), 5)) == [("late", 26)]
-        assert len(late.pairs) == 4
+        assert len(late.blocks) == 4
 
     def test_windows_are_of_one_priority(self) -> None:
         a, b, c = chat("a", 1.0), chat("b", 1.0), chat("c", 1.0)
@@ -324,7 +324,7 @@ class TestTheBudget:
 def test_nobody_starves_under_overload(policy: Policy) -> None:
     """One large prompt waits among ever new small prompts, which need twice as much memory as there is."""
     blocks, waiting, now = Blocks(64), WaitingPrompts(policy), NOW
-    large = chat("large", 1.0, prompt=640)  # 40 pairs
+    large = chat("large", 1.0, prompt=640)  # 40 blocks
     large.kv = KvForm()
     holding: list[tuple[float, WorkerRequest]] = []
     waiting.add(large)
@@ -337,7 +337,7 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
         for until, running in [*holding]:
             if until <= now:
                 holding.remove((until, running))
-                blocks.give(running.pairs)
+                blocks.give(running.blocks)
         prompts = [running for _, running in holding if running.num_ahead]
         found = chosen(prompts, waiting, blocks, policy, now)
         for running in found.admitted:
@@ -387,19 +387,22 @@ class TestOnAPrefillWorker:
         blocks = Blocks(free + sum(idle_tokens))
         for running, count in zip(idle, idle_tokens, strict=True):
             running.kv = KvForm(blocks.take(count) or ())
-        before = {running.request.id: running.pairs for running in (*prompts, *idle)}
+        before = {running.request.id: running.blocks for running in (*prompts, *idle)}
         at = moment(policy)
         found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
         seated = [running for running in found.admitted if not running.promise.is_rt]
         assert sum(pages_of(running) for running in seated) <= spare
-        taken = [pair for running in waiting for pair in running.pairs]
+        taken = [block for running in waiting for block in running.blocks]
         taken += [
-            pair for running in (*prompts, *idle) for pair in running.pairs if pair not in before[running.request.id]
+            block
+            for running in (*prompts, *idle)
+            for block in running.blocks
+            if block not in before[running.request.id]
         ]
         assert len(taken) == len(set(taken))
         assert not found.displaced or any(running.promise.is_rt for running in (*found.admitted, *prompts))
-        assert all(not running.pairs for running in found.displaced)
-        assert {running.request.id for running in idle if not running.pairs} == {
+        assert all(not running.blocks for running in found.displaced)
+        assert {running.request.id for running in idle if not running.blocks} == {
             running.request.id for running in found.displaced
         }
 
@@ -414,10 +417,10 @@ class TestOnAPrefillWorker:
         rt = [running for running in waiting if running.promise.is_rt]
         steps = []
         for these in (waiting, rt):
-            pairs = [running.pairs for running in prompts]
+            blocks = [running.blocks for running in prompts]
             found = choose((), prompts, waits(these, at), at, pool_seating(Blocks(1000), at, 0, []))
             steps.append(ran(found))
-            for running, before in zip(prompts, pairs, strict=True):
+            for running, before in zip(prompts, blocks, strict=True):
                 running.kv = KvForm(before)
         assert steps[0] == steps[1]
 

@@ -12,7 +12,7 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind, Uncertainty, 
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
-from alignedserve.worker.step.arrival_forecast import COUNTED, LONGEST_S, SHARE, SHORTEST_S, ArrivalForecast
+from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, SHORTEST_S, ArrivalForecast
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import StepBounds
 from alignedserve.worker.step.view import StepContext

@@ -7,12 +7,12 @@ from dataclasses import replace
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
+from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.device_pages import DevicePages
-from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest
 from tests.samples import request
 
-SIZE, NUM_PAIRS = 2, 4
+SIZE, NUM_BLOCKS = 2, 4
 
 
 def names_of(prompt: WorkerRequest, tokens: int) -> tuple[int, ...]:
@@ -23,14 +23,14 @@ def test_a_prompt_is_fetched_whose_pages_were_evicted_after_it_was_looked_up() -
     """Else it counts as computed chunk by chunk while its memory is found, and is fetched as a whole when it gets that:
     a choice took more than there was (fuzz seed 99100412)."""
     asked = replace(request("a"), prompt=tuple(range(9)))
-    blocks = NamedBlocks(NUM_PAIRS, 1)
-    pages = DevicePages(blocks, SIZE, SIZE, names_of)
+    store = NamedBlocks(NUM_BLOCKS, 1)
+    pages = DevicePages(store, SIZE, SIZE, names_of)
     waiting = WorkerRequest(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
     waiting.block_names = names_of(waiting, 8)
-    pairs = blocks.take(NUM_PAIRS)
-    assert pairs is not None
-    blocks.publish(waiting.block_names, pairs)
-    blocks.give(pairs)
+    blocks = store.take(NUM_BLOCKS)
+    assert blocks is not None
+    store.publish(waiting.block_names, blocks)
+    store.give(blocks)
     assert not pages.has_to_fetch(waiting)
-    assert blocks.take(NUM_PAIRS) is not None
+    assert store.take(NUM_BLOCKS) is not None
     assert pages.has_to_fetch(waiting)

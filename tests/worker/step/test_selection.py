@@ -41,7 +41,7 @@ def select(
     free: int = 0,
     most: int = 1000,
 ) -> PlannedStep:
-    """Choose a step of at most `most` requests on a device with this many free pairs; waiting prompts have none."""
+    """Choose a step of at most `most` requests on a device with this many free blocks; waiting prompts have none."""
     return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]), most)
 
 

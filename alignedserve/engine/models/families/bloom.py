@@ -11,7 +11,7 @@ from torch import Tensor
 from alignedserve.architectures.families.bloom import BloomConfig, LayerOrder
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common.decoder import Norm
 from alignedserve.kernels.common.linear import Linear
@@ -31,7 +31,7 @@ class _Layer:
     scoring: Scoring
 
 
-class Bloom:
+class Bloom(Model):
     def __init__(self, config: BloomConfig, loader: Loader) -> None:
         self._config, self._kernels = config, loader.kernels
         self._activation = ACTIVATIONS[config.activation]
@@ -77,9 +77,6 @@ class Bloom:
     def _norm(self, loader: Loader, name: str) -> Norm:
         config = self._config
         return loader.layer_norm(name, config.hidden_size, config.norm_eps, bias=config.norm_bias)
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self.logits(self.states(tokens, positions, rows, attention))
 
     def logits(self, states: Tensor) -> Tensor:
         return self._head(states)

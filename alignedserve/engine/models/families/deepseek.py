@@ -16,7 +16,7 @@ from torch import Tensor
 from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.engine.models.experts import Mlp, mlp_of
 from alignedserve.engine.models.loading import Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation, part_neighbours
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.spans import Spans
@@ -37,7 +37,7 @@ class _Layer:
     mlp: Mlp
 
 
-class Deepseek:
+class Deepseek(Model):
     def __init__(self, config: DeepseekConfig, loader: Loader) -> None:
         self._config, self._kernels = config, loader.kernels
         self._embedding = loader.embedding(
@@ -80,9 +80,6 @@ class Deepseek:
             return up(kernels.rms_norm(down(x), norm, _INNER_EPS))
 
         return query
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self.logits(self.states(tokens, positions, rows, attention))
 
     def logits(self, states: Tensor) -> Tensor:
         return self._head(states)

@@ -14,14 +14,14 @@ from alignedserve.architectures.routing import ExpertNames
 from alignedserve.engine.adapters.layers import in_halves
 from alignedserve.engine.models.experts import DenseMlp, Mlp, add_normed, mlp_of
 from alignedserve.engine.models.loading import KVProjections, Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common.decoder import Angles, AttentionLayer, DecoderLayer, Norm
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
 
 
-class Llama:
+class Llama(Model):
     def __init__(self, config: LlamaConfig, loader: Loader) -> None:
         self._config, self._kernels, self._ranks = config, loader.kernels, loader.ranks
         self._embedding = loader.embedding(
@@ -64,9 +64,6 @@ class Llama:
         self._mlps.append(mlp)
         whole = mlp.completed(layer) if isinstance(mlp, DenseMlp) else None
         return layer if whole is None or config.qk_norm_is_wide else whole  # no kernel has the wide norm
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self.logits(self.states(tokens, positions, rows, attention))
 
     def logits(self, states: Tensor) -> Tensor:
         logits, cap = self._head(states), self._config.logit_cap

@@ -20,7 +20,7 @@ from alignedserve.engine.models.experts import (
     experts_of,
 )
 from alignedserve.engine.models.loading import KVProjections, Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.rope import Rotation, part_neighbours
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
@@ -46,7 +46,7 @@ class _Places:
     factors: Tensor | None  # [tokens, 1, 1]: of the queries of layers that do not turn
 
 
-class Llama4:
+class Llama4(Model):
     def __init__(self, config: Llama4Config, loader: Loader) -> None:
         self._config, self._kernels = config, loader.kernels
         hidden, model = config.hidden_size, f"{config.prefix}model"
@@ -91,9 +91,6 @@ class Llama4:
             SharedMlp(mlp("shared_expert", loader), None),
             loader.ranks.total if loader.ranks.size > 1 else None,
         )
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self.logits(self.states(tokens, positions, rows, attention))
 
     def logits(self, states: Tensor) -> Tensor:
         return self._head(states)

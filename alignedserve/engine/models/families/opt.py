@@ -9,7 +9,7 @@ from alignedserve.architectures.config import Activation
 from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
-from alignedserve.engine.models.model import Attention
+from alignedserve.engine.models.model import Attention, Model
 from alignedserve.kernels.common.decoder import DecoderLayer, Inner, Norm
 from alignedserve.kernels.common.scoring import Scoring
 
@@ -17,7 +17,7 @@ _EPS = 1e-5
 _OFFSET = 2  # the first positions of the table are for padding
 
 
-class Opt:
+class Opt(Model):
     def __init__(self, config: OptConfig, loader: Loader) -> None:
         self._config, self._kernels = config, loader.kernels
         self._activation = ACTIVATIONS[config.activation]
@@ -65,9 +65,6 @@ class Opt:
         self._norm = norm(f"{decoder}.final_layer_norm") if config.final_norm else None
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
         self._kv = KVProjections(fused, query_dim, query_dim)
-
-    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        return self.logits(self.states(tokens, positions, rows, attention))
 
     def logits(self, states: Tensor) -> Tensor:
         return self._head(states)

@@ -1,27 +1,27 @@
-"""Block pairs that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
+"""Blocks that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
 
-A request's token i lies in its pair i // block_size, at place i % block_size from its own end. That is as if each had
-its pairs for itself, and the kernels know no more than which end it is. Both ends grow towards each other:
+A request's token i lies in its block i // block_size, at place i % block_size from its own end. That is as if each had
+its blocks for itself, and the kernels know no more than which end it is. Both ends grow towards each other:
 
     slot         0   1   2   3   4   5   6   7
     apart        A0  A1  A2  ·   ·   b2  b1  b0      nothing is copied
     they meet    A0  A1  A2  A3  A4  b2  b1  b0
     A goes on    A0  A1  A2  A3  A4  A5  b1  b0      b2 is at a place on the host: a checkpoint; b misses a slot
-    b runs       A0  A1  A2  A3  A4  A5  ·   ·       its share of the pair moves to another pair, b2 comes back there
+    b runs       A0  A1  A2  A3  A4  A5  ·   ·       its share of the block moves to another block, b2 comes back there
     or A ends    ·   ·   ·   ·   ·   b2  b1  b0      b2 comes back where it was
 
 A request that is to run claims its tokens: all that it has, and a slot for each that is to come. A claim succeeds as a
 whole, or changes nothing; a request whose claim has succeeded is pinned, and loses nothing, until `unpin`.
 
-    RT (FindPreemptBlock)   free pairs; then pairs of best-effort requests that are not pinned, the emptiest first. Of
-                            full pairs, first those of a request that misses slots already, then those of the newest
+    RT (FindPreemptBlock)   free blocks; then blocks of best-effort requests that are not pinned, the emptiest first. Of
+                            full blocks, first those of a request that misses slots already, then those of the newest
                             request, from its end
-    BE (FindBlock)          its own last pair as far as the real-time request in it has not come; free pairs; for the
-                            part of a pair, the real-time pair with most empty slots
+    BE (FindBlock)          the slots of its own last block that the real-time request in it leaves; free blocks; for
+                            the part of a block, the real-time block with most empty slots
 
 A real-time request takes the slots of best-effort tokens in its way, one by one as it claims them; a best-effort
-request never takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. Which pairs were
-preempted, and how far, is each holding's `kept`: the preemption table.
+request never takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. Which blocks
+were preempted, and how far, is each holding's `kept`: the preemption table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from alignedserve.worker.step.blocks import Blocks
 
 
 class Side(str, Enum):
-    """The end from which a request fills its pairs."""
+    """The end from which a request fills its blocks."""
 
     LEFT = "left"  # real-time
     RIGHT = "right"  # best-effort
@@ -54,7 +54,7 @@ class SlotOwner(Protocol):
 class SlotCounts:
     """The counts of what has happened to slots so far."""
 
-    num_preempted: int = 0  # pairs that a real-time request has entered where a best-effort one was alone
+    num_preempted: int = 0  # blocks that a real-time request has entered where a best-effort one was alone
     num_checkpoints: int = 0  # tokens, as the numbers below
     num_restored: int = 0
     num_moved: int = 0
@@ -62,58 +62,58 @@ class SlotCounts:
 
 @dataclass(eq=False, slots=True)
 class _SlotHolding:
-    """The pairs and places of a request."""
+    """The blocks and places of a request."""
 
     owner: SlotOwner
     side: Side
-    pairs: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
-    kept: dict[int, int] = field(default_factory=dict)  # number of its pair -> how many of its first slots are left
+    kept: dict[int, int] = field(default_factory=dict)  # number of its block -> how many of its first slots are left
     places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for lack of a slot
-    num_alone: int = 0  # of a best-effort request: pairs that no real-time one is in
+    num_alone: int = 0  # of a best-effort request: blocks that no real-time one is in
 
 
 @dataclass(frozen=True, slots=True)
-class _PairPart:
-    """A pair of a holding."""
+class _BlockPart:
+    """A block of a holding."""
 
     holding: _SlotHolding
-    number: int  # of the pair among those of the holding
+    number: int  # of the block among those of the holding
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
     """The number of a part's first slots that are left after a claim."""
 
-    part: _PairPart
+    part: _BlockPart
     kept: int
 
 
 @dataclass(slots=True)
 class _LeftPlan:
     free: int
-    preempted: list[_PairPart]
+    preempted: list[_BlockPart]
     losses: list[_Loss]
-    apart: list[_PairPart]  # best-effort parts that are pinned, and in the way: they go to free pairs
+    apart: list[_BlockPart]  # best-effort parts that are pinned, and in the way: they go to free blocks
 
 
 @dataclass(slots=True)
 class _RightPlan:
-    in_place: list[int]  # numbers of its pairs
+    in_place: list[int]  # numbers of its blocks
     moving: list[int]
     new: list[int]
-    last_shares: int | None  # the real-time pair that has room for the last of those that move or are new
+    last_shares: int | None  # the real-time block that has room for the last of those that move or are new
 
 
 class TwoEndedBlocks(Blocks):
-    def __init__(self, num_pairs: int, block_size: int, num_places: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_places: int) -> None:
         """`num_places` is how many tokens without a slot the worker's own memory on the host holds."""
-        super().__init__(num_pairs)
-        self._num_pairs, self._block_size = num_pairs, block_size
+        super().__init__(num_blocks)
+        self._num_blocks, self._block_size = num_blocks, block_size
         self._places = Blocks(num_places)
         self._holdings: dict[SlotOwner, _SlotHolding] = {}  # the newest last
-        self._left: dict[int, _PairPart] = {}  # by pair
-        self._right: dict[int, _PairPart] = {}
+        self._left: dict[int, _BlockPart] = {}  # by block
+        self._right: dict[int, _BlockPart] = {}
         self._losers: set[_SlotHolding] = set()  # holdings that miss slots
         self._pinned: set[_SlotHolding] = set()
         self._copies = SlotCopies()
@@ -122,7 +122,7 @@ class TwoEndedBlocks(Blocks):
     # --- Claims
 
     def claim(self, owner: SlotOwner, side: Side, tokens: int) -> bool:
-        """Give the request all its slots, and one for each of so many tokens; pin it and return True if that can be."""
+        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
@@ -136,10 +136,11 @@ class TwoEndedBlocks(Blocks):
         return True
 
     def _grows_alone(self, holding: _SlotHolding, tokens: int) -> bool:
-        """Claim slots of the last pair if no other request is in it, as most claims do; return whether they suffice."""
+        """Claim slots of the last block if no other request is in it, as most claims do; return whether they
+        suffice."""
         if tokens > holding.num_tokens:
             others = self._right if holding.side is Side.LEFT else self._left
-            if tokens > len(holding.pairs) * self._block_size or holding.pairs[-1] in others:
+            if tokens > len(holding.blocks) * self._block_size or holding.blocks[-1] in others:
                 return False
             holding.num_tokens = tokens
         return True
@@ -173,10 +174,10 @@ class TwoEndedBlocks(Blocks):
         return tuple(self._holdings[owner].places.items())
 
     def is_shared(self, owner: SlotOwner) -> bool:
-        """Return whether another request is in one of its pairs."""
+        """Return whether another request is in one of its blocks."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
-        return any(pair in others for pair in holding.pairs)
+        return any(block in others for block in holding.blocks)
 
     def pin(self, owners: Iterable[SlotOwner]) -> None:
         self._pinned.update(map(self._holdings.__getitem__, owners))
@@ -194,8 +195,8 @@ class TwoEndedBlocks(Blocks):
         holding = self._holdings.pop(owner)
         self._pinned.discard(holding)
         self._losers.discard(holding)
-        for number in range(len(holding.pairs)):
-            self._leave(_PairPart(holding, number))
+        for number in range(len(holding.blocks)):
+            self._leave(_BlockPart(holding, number))
         self._places.give(tuple(holding.places.values()))
         owner.kv = NO_KV
 
@@ -203,13 +204,13 @@ class TwoEndedBlocks(Blocks):
 
     @property
     def room_for_rt(self) -> int:
-        """Return the full pairs that a real-time request could claim beside the free ones, once none is pinned."""
+        """Return the full blocks that a real-time request could claim beside the free ones, once none is pinned."""
         alone = sum([holding.num_alone for holding in self._holdings.values()])
         return min(alone, self._places.num_free // self._block_size)
 
     @property
     def taken(self) -> list[int]:
-        """Return each pair that some request is in, once."""
+        """Return each block that some request is in, once."""
         return list(self._left | self._right)
 
     @property
@@ -227,12 +228,12 @@ class TwoEndedBlocks(Blocks):
         return [slot for owner in self._holdings for slot in self.slots(owner).values()]
 
     def slots(self, owner: SlotOwner) -> dict[int, int]:
-        """Return the slot of each of its tokens that has one: token -> pair * block_size + offset."""
+        """Return the slot of each of its tokens that has one: token -> block * block_size + offset."""
         holding = self._holdings[owner]
         return {
             number * self._block_size + place: self._slot(holding, number, place)
-            for number in range(len(holding.pairs))
-            for place in range(self._present(_PairPart(holding, number)))
+            for number in range(len(holding.blocks))
+            for place in range(self._present(_BlockPart(holding, number)))
         }
 
     # --- Real-time claims
@@ -248,64 +249,64 @@ class TwoEndedBlocks(Blocks):
             self._lose(loss)
         free = self.take(plan.free)
         assert free is not None, "a plan takes more than there is"
-        pairs = [*free, *(part.holding.pairs[part.number] for part in plan.preempted)]
+        blocks = [*free, *(part.holding.blocks[part.number] for part in plan.preempted)]
         self.counts.num_preempted += len(plan.preempted)
         for part in plan.preempted:
             part.holding.num_alone -= 1
-        for pair in pairs:
-            self._left[pair] = _PairPart(holding, len(holding.pairs))
-            holding.pairs.append(pair)
+        for block in blocks:
+            self._left[block] = _BlockPart(holding, len(holding.blocks))
+            holding.blocks.append(block)
         holding.num_tokens = max(holding.num_tokens, tokens)
         return True
 
     def _plan_left(self, holding: _SlotHolding, tokens: int) -> _LeftPlan | None:
-        block, have = self._block_size, len(holding.pairs)
+        size, have = self._block_size, len(holding.blocks)
         plan = _LeftPlan(0, [], [], [])
-        for number in range(holding.num_tokens // block, min(have, units_for(tokens, block))):
-            part = self._right.get(holding.pairs[number])
-            kept = block - min(block, tokens - number * block)
+        for number in range(holding.num_tokens // size, min(have, units_for(tokens, size))):
+            part = self._right.get(holding.blocks[number])
+            kept = size - min(size, tokens - number * size)
             if part is None or self._present(part) <= kept:
                 continue
             if part.holding in self._pinned:
                 plan.apart.append(part)
             else:
                 plan.losses.append(_Loss(part, kept))
-        wanted = max(0, units_for(tokens, block) - have)
+        wanted = max(0, units_for(tokens, size) - have)
         plan.free = min(wanted, self.num_free - len(plan.apart))
         plan.preempted = list(islice(self._emptiest(), max(0, wanted - plan.free)))
         if plan.free < 0 or plan.free + len(plan.preempted) < wanted:
             return None
         for number, part in enumerate(plan.preempted, have + plan.free):
-            kept = block - min(block, tokens - number * block)
+            kept = size - min(size, tokens - number * size)
             if self._present(part) > kept:
                 plan.losses.append(_Loss(part, kept))
         if sum([self._num_to_save(loss) for loss in plan.losses]) > self._places.num_free:
             return None
         return plan
 
-    def _emptiest(self) -> Iterator[_PairPart]:
-        """Yield pairs that best-effort requests have for themselves, in the order in which they are preempted."""
-        preemptable, hollow = self._preemptable, list[_PairPart]()
+    def _emptiest(self) -> Iterator[_BlockPart]:
+        """Yield blocks that best-effort requests have for themselves, in the order in which they are preempted."""
+        preemptable, hollow = self._preemptable, list[_BlockPart]()
         for holding in preemptable:
-            may_be_hollow = dict.fromkeys((*holding.kept, len(holding.pairs) - 1))
-            hollow += [_PairPart(holding, number) for number in may_be_hollow if self._is_hollow(holding, number)]
+            may_be_hollow = dict.fromkeys((*holding.kept, len(holding.blocks) - 1))
+            hollow += [_BlockPart(holding, number) for number in may_be_hollow if self._is_hollow(holding, number)]
         hollow.sort(key=self._present)
         yield from hollow
         seen = {(id(part.holding), part.number) for part in hollow}
         for holding in sorted(preemptable, key=lambda holding: not holding.kept):
-            for number in reversed(range(len(holding.pairs))):
-                if holding.pairs[number] not in self._left and (id(holding), number) not in seen:
-                    yield _PairPart(holding, number)
+            for number in reversed(range(len(holding.blocks))):
+                if holding.blocks[number] not in self._left and (id(holding), number) not in seen:
+                    yield _BlockPart(holding, number)
 
     @property
     def _preemptable(self) -> list[_SlotHolding]:
         """Return the best-effort holdings that may lose slots, the newest first."""
         newest_first = (holding for holding in reversed(self._holdings.values()) if holding.side is Side.RIGHT)
-        return [holding for holding in newest_first if holding not in self._pinned and holding.pairs]
+        return [holding for holding in newest_first if holding not in self._pinned and holding.blocks]
 
     def _is_hollow(self, holding: _SlotHolding, number: int) -> bool:
-        alone = holding.pairs[number] not in self._left
-        return alone and self._present(_PairPart(holding, number)) < self._block_size
+        alone = holding.blocks[number] not in self._left
+        return alone and self._present(_BlockPart(holding, number)) < self._block_size
 
     def _num_to_save(self, loss: _Loss) -> int:
         return len(self._lost(loss))
@@ -338,33 +339,33 @@ class TwoEndedBlocks(Blocks):
         for number in plan.in_place:
             self._restore(holding, number)
         for number in plan.moving:
-            self._move(holding, number, self._pair_for(number == last, plan))
+            self._move(holding, number, self._block_for(number == last, plan))
         for number in plan.new:
-            holding.pairs.append(self._pair_for(number == last, plan))
-            self._enter_right(_PairPart(holding, number))
+            holding.blocks.append(self._block_for(number == last, plan))
+            self._enter_right(_BlockPart(holding, number))
         holding.num_tokens = tokens
         return True
 
     def _plan_right(self, holding: _SlotHolding, tokens: int) -> _RightPlan | None:
-        block, have, all_pairs = self._block_size, len(holding.pairs), units_for(tokens, self._block_size)
+        size, have, all_blocks = self._block_size, len(holding.blocks), units_for(tokens, self._block_size)
         plan = _RightPlan([], [], [], None)
-        changed = {*holding.kept, *range(holding.num_tokens // block, all_pairs)}
+        changed = {*holding.kept, *range(holding.num_tokens // size, all_blocks)}
         for number in sorted(changed):
             if number >= have:
                 plan.new.append(number)
-            elif self._level(holding.pairs[number]) + min(block, tokens - number * block) <= block:
+            elif self._level(holding.blocks[number]) + min(size, tokens - number * size) <= size:
                 plan.in_place.append(number)
             else:
                 plan.moving.append(number)
         lacking = len(plan.moving) + len(plan.new) - self.num_free
         if lacking <= 0:
             return plan
-        last = all_pairs - 1
+        last = all_blocks - 1
         if lacking == 1 and last in (*plan.moving, *plan.new):
-            plan.last_shares = self._widest_end(tokens - last * block)
+            plan.last_shares = self._widest_end(tokens - last * size)
         return plan if plan.last_shares is not None else None
 
-    def _pair_for(self, is_last: bool, plan: _RightPlan) -> int:
+    def _block_for(self, is_last: bool, plan: _RightPlan) -> int:
         return plan.last_shares if is_last and plan.last_shares is not None else self._take_one()
 
     def _take_one(self) -> int:
@@ -373,39 +374,39 @@ class TwoEndedBlocks(Blocks):
         return free[0]
 
     def _widest_end(self, slots: int) -> int | None:
-        """Return the real-time pair with most empty slots, if these are as many. Only last pairs have any."""
+        """Return the real-time block with most empty slots, if these are as many. Only last blocks have any."""
         best, most = None, slots - 1
         for holding in self._holdings.values():
-            if holding.side is Side.LEFT and (pair := holding.pairs[-1]) not in self._right:
-                empty = self._block_size - self._level(pair)
+            if holding.side is Side.LEFT and (block := holding.blocks[-1]) not in self._right:
+                empty = self._block_size - self._level(block)
                 if empty > most:
-                    best, most = pair, empty
+                    best, most = block, empty
         return best
 
-    def _level(self, pair: int) -> int:
+    def _level(self, block: int) -> int:
         """Return the slots from the left that a real-time request has claimed."""
-        part = self._left.get(pair)
+        part = self._left.get(block)
         return 0 if part is None else self._present(part)
 
     def _restore(self, holding: _SlotHolding, number: int) -> None:
-        """Bring the vectors back of those tokens of this pair that have no slot, where the pair lies now."""
-        block = self._block_size
-        kept = holding.kept.pop(number, block)
+        """Bring the vectors back of those tokens of this block that have no slot, where the block lies now."""
+        size = self._block_size
+        kept = holding.kept.pop(number, size)
         if not holding.kept:
             self._losers.discard(holding)
-        for token in range(number * block + kept, (number + 1) * block):
+        for token in range(number * size + kept, (number + 1) * size):
             if (place := holding.places.pop(token, None)) is not None:
-                self._copies.restore(place, self._slot(holding, number, token % block))
+                self._copies.restore(place, self._slot(holding, number, token % size))
                 self._places.give((place,))
                 self.counts.num_restored += 1
 
-    def _move(self, holding: _SlotHolding, number: int, pair: int) -> None:
-        """Move a part to another pair, whole."""
-        part, block = _PairPart(holding, number), self._block_size
-        written = min(self._present(part), holding.owner.prefix - number * block)
+    def _move(self, holding: _SlotHolding, number: int, block: int) -> None:
+        """Move a part to another block, whole."""
+        part, size = _BlockPart(holding, number), self._block_size
+        written = min(self._present(part), holding.owner.prefix - number * size)
         sources = [self._slot(holding, number, place) for place in range(written)]
         self._leave(part)
-        holding.pairs[number] = pair
+        holding.blocks[number] = block
         self._enter_right(part)
         for place, source in enumerate(sources):
             self._copies.move(source, self._slot(holding, number, place))
@@ -414,39 +415,39 @@ class TwoEndedBlocks(Blocks):
 
     # --- Slots
 
-    def _present(self, part: _PairPart) -> int:
+    def _present(self, part: _BlockPart) -> int:
         """Return how many of its places there have a slot: always the first."""
-        holding, number, block = part.holding, part.number, self._block_size
-        return holding.kept.get(number, min(block, holding.num_tokens - number * block))
+        holding, number, size = part.holding, part.number, self._block_size
+        return holding.kept.get(number, min(size, holding.num_tokens - number * size))
 
     def _slot(self, holding: _SlotHolding, number: int, place: int) -> int:
         offset = place if holding.side is Side.LEFT else self._block_size - 1 - place
-        return holding.pairs[number] * self._block_size + offset
+        return holding.blocks[number] * self._block_size + offset
 
-    def _enter_right(self, part: _PairPart) -> None:
-        pair = part.holding.pairs[part.number]
-        self._right[pair] = part
-        part.holding.num_alone += pair not in self._left
+    def _enter_right(self, part: _BlockPart) -> None:
+        block = part.holding.blocks[part.number]
+        self._right[block] = part
+        part.holding.num_alone += block not in self._left
 
-    def _leave(self, part: _PairPart) -> None:
-        pair = part.holding.pairs[part.number]
+    def _leave(self, part: _BlockPart) -> None:
+        block = part.holding.blocks[part.number]
         if part.holding.side is Side.LEFT:
-            del self._left[pair]
-            if (other := self._right.get(pair)) is not None:
+            del self._left[block]
+            if (other := self._right.get(block)) is not None:
                 other.holding.num_alone += 1
                 return
         else:
-            del self._right[pair]
-            if pair in self._left:
+            del self._right[block]
+            if block in self._left:
                 return
             part.holding.num_alone -= 1
-        self.give((pair,))
+        self.give((block,))
 
 
 def _settle(holding: _SlotHolding) -> None:
     owner = holding.owner
-    pairs = holding.pairs if holding.side is Side.LEFT else [~pair for pair in holding.pairs]
-    owner.kv = KvForm(tuple(pairs))
+    blocks = holding.blocks if holding.side is Side.LEFT else [~block for block in holding.blocks]
+    owner.kv = KvForm(tuple(blocks))
 
 
 @dataclass(eq=False)
