@@ -100,7 +100,7 @@ class Processes:
 
 @contextmanager
 def processes(most: int) -> Iterator[Processes]:
-    """Give at most so many processes, which start when there is work for them, and end them with the block.
+    """Give at most `most` processes, which start when there is work for them, and end them with the block.
 
     Each computes in one thread: a second one would only take a core from another process.
     """

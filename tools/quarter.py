@@ -195,7 +195,7 @@ def _figure(line: bytes) -> dict[str, Any] | None:
 
 
 def run_all(steps: Sequence[Step], seconds: float, results: Results, out: Path, dry: bool, site: str | None) -> bool:
-    """Run the steps, one after the other, within so many seconds; return whether all went well."""
+    """Run the steps, one after the other, within `seconds`; return whether all went well."""
     ends_at, went_well = time.monotonic() + seconds, True
     environment = _environment(site, dry)
     for step in steps:

@@ -39,7 +39,7 @@ from tests.metrics.deployment import exposed  # noqa: E402
 FOLDER = ROOT / "docs" / "reference"
 _METHODS = "get", "post", "delete"
 _EVERYWHERE = {"model_name", "le"}  # labels of nearly all metrics, and of every histogram
-_VALUES: Mapping[str, type[Enum]] = {  # labels of which the values are an enumeration
+_VALUES: Mapping[str, type[Enum]] = {  # labels whose values are an enumeration
     "`reason` of `admission_rejections_total`": Rejection,
     "`cause` of `num_preemptions_total`": PreemptionCause,
     "`outcome` of `batch_line_tries_total`": LineFate,

@@ -54,7 +54,7 @@ class StreamedAnswer:
     num_cached: int  # tokens of the prompt that the server did not compute
 
 
-# --- The pieces of a stream, as far as they are read
+# --- The pieces of a stream: what is read of them
 
 
 class _Details(msgspec.Struct):
@@ -195,7 +195,7 @@ def _has_call(choice: _PieceChoice) -> bool:
 
 
 def _spread(piece_at: Sequence[float], count: int) -> Sequence[float]:
-    """Return times for so many tokens: those of the pieces, each as often as any other; the ends stay the ends."""
+    """Return a time for each of `count` tokens: those of the pieces, evenly repeated; first and last time stay."""
     last = len(piece_at) - 1
     return array("d", (piece_at[number * last // max(1, count - 1)] for number in range(count)))
 

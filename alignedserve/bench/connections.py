@@ -169,7 +169,7 @@ class Connections:
             connection.close(why)
 
     def silent(self, since: float) -> list[str]:
-        """Return the requests of which nothing came or went since that time."""
+        """Return the requests whose connections moved no byte since that time."""
         return [name for name, connection in self._busy.items() if connection.last_at < since]
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from alignedserve.loads.records.records import RequestOutcome, RequestRecord, Ru
 from alignedserve.loads.workload import Arrival, Load
 
 _LATE_S = 0.05  # by which a request may be asked too late without a note
-_LAST = 100  # requests, of which the line of progress has the median
+_LAST = 100  # latest requests; the line of progress shows their median
 
 
 # --- What the core hears

@@ -79,7 +79,7 @@ class LoadFigures:
     duration_s: float
     tokens_per_s: float
     goodput: float
-    classes: dict[ServiceClass, ClassFigures]  # those of which requests were asked
+    classes: dict[ServiceClass, ClassFigures]  # those that had requests
 
     @classmethod
     def from_record(cls, record: RunRecord) -> LoadFigures:

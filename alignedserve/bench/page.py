@@ -148,7 +148,7 @@ def _spread(title: str, groups: Sequence[_ChartGroup], values: Values, promised:
     return Chart(
         title,
         "seconds",
-        "share at most so long",
+        "share that took at most this",
         _drawn(curves),
         most_y=1.0,
         x_scale=AxisScale.LOGARITHMIC,

@@ -74,7 +74,7 @@ def _block(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def heads(runs: Sequence[MeasuredRun]) -> list[str]:
-    """Return a line for each run: what was asked of which server, and what it gave as a whole."""
+    """Return a line for each run: the server, what it was asked, and what it gave as a whole."""
     return [_head(label, run) for label, run in zip(labels(runs), runs, strict=True)]
 
 

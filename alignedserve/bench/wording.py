@@ -99,7 +99,7 @@ class MessageWording(Wording):
 
     @abstractmethod
     def new(self, request: Request, num_said: int) -> list[Message]:
-        """Return what is said now, after so many of the workload's tokens."""
+        """Return the messages of the next turn; `num_said` tokens of the workload were said before."""
 
     def more(self, request: Request) -> dict[str, Any]:
         """Return other fields of the body."""

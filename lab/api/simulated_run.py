@@ -17,7 +17,7 @@ from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.timeline import timeline
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
-from alignedserve.lab.trials.building import Given, settings_of
+from alignedserve.lab.trials.building import GivenObjects, settings_of
 from alignedserve.lab.trials.running import run_filmed
 from alignedserve.loads.figures import tables
 from alignedserve.loads.records import record_file
@@ -34,7 +34,7 @@ class SimulatedRun:
     """A run that has ended. Printed, it is the table of `alignedserve simulate`; times are seconds since it began."""
 
     trial: SimulationTrial
-    _given: Given
+    _given: GivenObjects
     record: RunRecord  # all that happened: the figures and the tables follow from it
     _simulation: Simulation
 

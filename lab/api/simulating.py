@@ -26,7 +26,7 @@ from alignedserve.lab.api.simulated_run import SimulatedRun
 from alignedserve.lab.processes import one_for_each_core
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
-from alignedserve.lab.trials.building import Given, check_rates, settings_of, trial_of
+from alignedserve.lab.trials.building import GivenObjects, check_rates, settings_of, trial_of
 from alignedserve.lab.trials.running import finished
 from alignedserve.lab.trials.side_by_side import side_by_side
 from alignedserve.loads import defaults
@@ -69,7 +69,7 @@ def simulate(
     words = {"schedule.policy": str(policy)} if isinstance(policy, str | Path) else {}
     settings = {**(settings or {}), **words}
     common, mixture = _common(workload, cluster, profile, transport, gateway_ms, settings, [preset])
-    given = Given(mixture, None if words else _source(policy))
+    given = GivenObjects(mixture, None if words else _source(policy))
     [trial] = _trials(common, [preset], [seed], [] if rate is None else [rate])
     simulation = Simulation(settings_of(trial, given))
     with _bar(trial.name, shows) as on_progress:
@@ -110,9 +110,9 @@ def compare(
     named = _named([*map(_system, one_or_more)])
     presets = [system.preset for system in named.values()]
     common, mixture = _common(workload, cluster, profile, transport, gateway_ms, settings or {}, presets)
-    givens = {name: Given(mixture, _source(system.policy)) for name, system in named.items()}
+    givens = {name: GivenObjects(mixture, _source(system.policy)) for name, system in named.items()}
     orders = [
-        _Order(trial, replace(trial, preset=named[trial.preset].preset), givens[trial.preset])
+        _ComparedRun(trial, replace(trial, preset=named[trial.preset].preset), givens[trial.preset])
         for trial in _trials(common, [*named], seeds, rates)
     ]
     for order in orders:
@@ -155,15 +155,15 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Order:
+class _ComparedRun:
     """A run of a comparison, as a process gets it."""
 
     shown: SimulationTrial  # with the system's name in place of its preset
     trial: SimulationTrial
-    given: Given
+    given: GivenObjects
 
 
-def _figures(order: _Order) -> TrialRun:
+def _figures(order: _ComparedRun) -> TrialRun:
     record = finished(Simulation(settings_of(order.trial, order.given)), lambda _ended, _all: None)
     return TrialRun.from_record(order.shown, record)
 
@@ -259,7 +259,7 @@ def _named(systems: Sequence[System]) -> dict[str, System]:
     return {system.name: system for system in systems}
 
 
-def _jobs(wanted: int | None, givens: Sequence[Given]) -> int:
+def _jobs(wanted: int | None, givens: Sequence[GivenObjects]) -> int:
     """Return the number of processes: a single one where they would not know what is defined in a script."""
     if wanted is not None and (not isinstance(wanted, int) or wanted < 1):
         raise SimulateError(f"jobs must be a whole number of 1 or more, not {wanted!r:.40}")
@@ -272,7 +272,7 @@ def _jobs(wanted: int | None, givens: Sequence[Given]) -> int:
     )
 
 
-def _travels(given: Given) -> bool:
+def _travels(given: GivenObjects) -> bool:
     """Return whether another process knows all that the objects are made of."""
     try:
         return b"__main__" not in pickle.dumps((given.workload, getattr(given.policy, "classes", ())))

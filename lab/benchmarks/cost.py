@@ -39,7 +39,7 @@ MEDIAN, P90 = 0.10, 0.25  # goals for relative errors
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSteps:
     profile: list[Point]
     held_out: list[Point]
     served: list[Point]  # single runs of steps in the order of serving
@@ -50,11 +50,11 @@ def worker(folder: Path) -> tuple[Bounds, Meter]:
     room = capacity(Config(engine=EngineConfig(kv_memory_mb=1024)), read_config(folder))
     use_threads(None, workers=1)
     limits = room.limits
-    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype, tune_s=1.0)
+    engine = Engine(folder, num_blocks=limits.num_blocks, block_size=limits.block_size, dtype=room.dtype, tune_s=1.0)
     return Bounds(limits, room.max_model_len), Meter(engine)
 
 
-def measure_model(folder: Path, budget_s: float, held_out: int, served: int) -> Measured:
+def measure_model(folder: Path, budget_s: float, held_out: int, served: int) -> MeasuredSteps:
     """Measure steps. The truth of a held-out step is the median of runs before and after profiling: machines drift."""
     bounds, meter = worker(folder)
     profiled = {trial.shape for trial in trials(bounds)}
@@ -71,7 +71,7 @@ def measure_model(folder: Path, budget_s: float, held_out: int, served: int) -> 
     before, after = (sum(map(sum, pair)) for pair in (rounds[:2], rounds[2:]))
     report(f"{folder.name}: held-out steps after the profile, compared with before it", after / before, "1")
     truths = [Point(trial.shape, median(runs)) for trial, *runs in zip(new, *rounds, strict=True)]
-    return Measured([*profile.points], truths, steps)
+    return MeasuredSteps([*profile.points], truths, steps)
 
 
 def serving(bounds: Bounds, count: int, seed: int) -> Iterator[Trial]:
@@ -110,7 +110,7 @@ def _rows(points: Sequence[Point]) -> list[list[Any]]:
     return [[*point.shape, float(f"{point.seconds:.5g}")] for point in points]
 
 
-def _record(path: Path, measured: dict[str, Measured]) -> None:
+def _record(path: Path, measured: dict[str, MeasuredSteps]) -> None:
     """Write the file that tests read."""
     about = {"fields": [*Shape._fields, "seconds"], "made_by": "python -m lab.benchmarks.cost --record", "models": {}}
     models = {

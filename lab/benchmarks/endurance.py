@@ -3,7 +3,7 @@
     python -m lab.benchmarks.endurance [--minutes 20] [--topology 1+1] [--state build/endurance.jsonl] [--new]
 
 All kinds of clients are there at once (common/mixed_load.py). Each half minute adds a line to the state file, until the
-file has so many minutes: a run may be stopped, and the next one goes on with a new deployment, as another part. The
+file has all minutes: a run may be stopped, and the next one goes on with a new deployment, as another part. The
 table at the end is of the whole file: each figure's mean after the first minutes of each part, its least-squares slope
 in an hour (a common slope, and a level of its own for each part) with its standard error, and whether it grows: surely,
 by more than a percent in an hour. Exit code 1: something grows, or a client saw an error.
@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad, Seen
+from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad, SeenByClients
 from alignedserve.lab.benchmarks.common.report import command
-from alignedserve.lab.benchmarks.common.serving import Deployment, name_of, processes_under, serve
+from alignedserve.lab.benchmarks.common.serving import ServedDeployment, name_of, processes_under, serve
 from alignedserve.lab.benchmarks.common.slopes import Slope, slope
 from alignedserve.loads.records.distribution import percentile
 
@@ -44,7 +44,7 @@ Sample = Mapping[str, Any]  # a line of the state file: part, at_s, figures {nam
 # --- A sample
 
 
-def figures(deployment: Deployment, shared: Path, seen: Seen) -> Iterator[tuple[str, float]]:
+def figures(deployment: ServedDeployment, shared: Path, seen: SeenByClients) -> Iterator[tuple[str, float]]:
     """Yield the figures of the last half minute."""
     for pid, title in {deployment.pid: "-m alignedserve serve", **processes_under(deployment.pid)}.items():
         name = name_of(title) or f"process {title.split()[0]}"
@@ -69,7 +69,7 @@ def _of_process(pid: int) -> Iterator[tuple[str, float]]:
 # --- A part
 
 
-async def watch(deployment: Deployment, shared: Path, args: Any, part: int, left_s: float) -> None:
+async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int, left_s: float) -> None:
     """Load the deployment for so long, and add a line for each half minute."""
     load, began = MixedLoad(deployment.url, args.rate, seed=part), perf_counter()
     playing = asyncio.create_task(load.play())

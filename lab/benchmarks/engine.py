@@ -146,7 +146,7 @@ class Ours:
     ) -> None:
         self.engine = Engine(
             folder,
-            num_pairs=largest,
+            num_blocks=largest,
             block_size=BLOCK,
             dtype=dtype.value,
             kv_dtype=kv_dtype,
@@ -162,17 +162,19 @@ class Ours:
         return perf_counter() - began
 
     def run(self, case: Case) -> Times:
-        pairs = iter(range(self.engine.cache.shape[1] // 2))
-        pairs_of = [tuple(next(pairs) for _ in range(-(-(n + case.output) // BLOCK))) for n in case.prompts]
-        prompts_s = sum(self.step(chunks) for chunks in self._chunks(case, pairs_of))
+        free = iter(range(self.engine.cache.shape[1] // 2))
+        blocks_of = [tuple(next(free) for _ in range(-(-(n + case.output) // BLOCK))) for n in case.prompts]
+        prompts_s = sum(self.step(chunks) for chunks in self._chunks(case, blocks_of))
         steps = []
         for index in range(1, case.output):
-            requests = enumerate(zip(case.prompts, pairs_of, strict=True))
-            decodes = [Decode(str(i), None, n + index - 1, KvForm(pairs), _GREEDY, index) for i, (n, pairs) in requests]
+            requests = enumerate(zip(case.prompts, blocks_of, strict=True))
+            decodes = [
+                Decode(str(i), None, n + index - 1, KvForm(blocks), _GREEDY, index) for i, (n, blocks) in requests
+            ]
             steps.append(self.step(decodes=decodes))
         return Times(prompts_s, steps)
 
-    def _chunks(self, case: Case, pairs_of: Sequence[tuple[int, ...]]) -> Iterator[list[Chunk]]:
+    def _chunks(self, case: Case, blocks_of: Sequence[tuple[int, ...]]) -> Iterator[list[Chunk]]:
         """Yield the chunks of steps with whole prompts, as many in a step as vLLM may take.
 
         The last step samples for all prompts; decodes continue from there. A single prompt is one chunk that samples.
@@ -180,15 +182,15 @@ class Ours:
         step: list[Chunk] = []
         prompts = list(enumerate(case.tokens()))
         if len(prompts) == 1:
-            yield [Chunk("0", tuple(prompts[0][1]), 0, KvForm(pairs_of[0]), _GREEDY)]
+            yield [Chunk("0", tuple(prompts[0][1]), 0, KvForm(blocks_of[0]), _GREEDY)]
             return
         for number, tokens in prompts:
             if sum(len(chunk.tokens) for chunk in step) + len(tokens) > MOST_STEP_TOKENS:
                 yield step
                 step = []
-            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, KvForm(pairs_of[number]), None))
+            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, KvForm(blocks_of[number]), None))
         yield [chunk for chunk in step if chunk.tokens]
-        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, KvForm(pairs_of[i]), _GREEDY) for i, tokens in prompts]
+        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, KvForm(blocks_of[i]), _GREEDY) for i, tokens in prompts]
 
 
 class Transformers:
@@ -286,7 +288,7 @@ def weight_bytes(folder: Path, quantization: Quantization = Quantization.NONE) -
 
 
 def in_turns(engines: Mapping[str, Peer], case: Case, rounds: int) -> dict[str, float]:
-    """Return the median time of a case on each engine, all of which have run it before."""
+    """Return the median time of a case on each engine; all have run it before."""
     for engine in engines.values():
         engine.run(case.warming)
     runs: dict[str, list[float]] = {name: [] for name in engines}
@@ -328,14 +330,14 @@ def report_share(name: str, case: Case, read: int, seconds: float, goal: float) 
         report(f"{name}, {case.name}, of it", read / seconds / bandwidth, "1", goal=goal, at_least=True)
 
 
-def num_pairs_for(wanted: Sequence[Case]) -> int:
+def num_blocks_for(wanted: Sequence[Case]) -> int:
     return max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
 
 
 def against_peers(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
     """Compare our engine with others on the same weights: random ones of a usual shape, or those of a folder."""
     with ExitStack() as closing:
-        engines: dict[str, Peer] = {"ours": Ours(folder, num_pairs_for(wanted))}
+        engines: dict[str, Peer] = {"ours": Ours(folder, num_blocks_for(wanted))}
         if "transformers" in args.peers and args.model is None:
             engines["transformers"] = Transformers(folder)
         if "vLLM" in args.peers and args.peer_python is not None:
@@ -359,7 +361,7 @@ def ratio_to(peer: str, case: Case) -> float | None:
 def against_bf16(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
     """Compare our engine with quantised weights with itself in bf16."""
     kinds: list[Quantization] = args.quantization
-    engines = {kind.value: Ours(folder, num_pairs_for(wanted), kind) for kind in (Quantization.NONE, *kinds)}
+    engines = {kind.value: Ours(folder, num_blocks_for(wanted), kind) for kind in (Quantization.NONE, *kinds)}
     pairs = [
         Versus(f"{kind.value} against bf16", kind.value, Quantization.NONE.value, partial(quantized_ratio, kind))
         for kind in kinds
@@ -380,7 +382,7 @@ def against_kv_of_bf16(model: str, folder: Path, wanted: Sequence[Case], args: a
     fitting, bf16 = (requests_that_fit(folder, kind) for kind in (kept, KvDtype.AUTO))
     name = f"{model}, requests of {FITTING} tokens in {FITTING_MB} MB, {kept.value}"
     report(name, fitting, "requests", baseline=bf16, goal=FITTING_RATIO * bf16, at_least=True)
-    engines = {kind.value: Ours(folder, num_pairs_for(wanted), kv_dtype=kind) for kind in (KvDtype.AUTO, kept)}
+    engines = {kind.value: Ours(folder, num_blocks_for(wanted), kv_dtype=kind) for kind in (KvDtype.AUTO, kept)}
     pair = Versus(
         f"KV in {kept.value} against bf16",
         kept.value,
@@ -394,14 +396,14 @@ def against_kv_of_bf16(model: str, folder: Path, wanted: Sequence[Case], args: a
 def requests_that_fit(folder: Path, kept: KvDtype) -> int:
     """Return how many requests the device cache of a worker holds, as workers plan it."""
     config = Config(engine=EngineConfig(dtype=Dtype.BFLOAT16, kv_dtype=kept, kv_memory_mb=FITTING_MB))
-    return capacity(config, read_config(folder)).limits.num_pairs // (FITTING // BLOCK)
+    return capacity(config, read_config(folder)).limits.num_blocks // (FITTING // BLOCK)
 
 
 def against_family(family: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
     """Compare a module of our own with transformers' of the same model, both in our engine, with our attention."""
     with patch.dict(READERS, clear=True):  # no family has a module of ours
-        engines = {"transformers": Ours(folder, num_pairs_for(wanted), dtype=args.dtype)}
-    engines["ours"] = Ours(folder, num_pairs_for(wanted), dtype=args.dtype)
+        engines = {"transformers": Ours(folder, num_blocks_for(wanted), dtype=args.dtype)}
+    engines["ours"] = Ours(folder, num_blocks_for(wanted), dtype=args.dtype)
     label = f"{args.dtype.value}, our module against transformers'"
     for _ in compare(family, wanted, args.rounds, engines, [Versus(label, "ours", "transformers", lambda _: FASTER)]):
         pass

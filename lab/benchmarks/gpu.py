@@ -104,7 +104,7 @@ class Bench:
             (Path(folder) / "config.json").write_text(json.dumps(self.model.config))
             few = Engine(
                 Path(folder),
-                num_pairs=1,
+                num_blocks=1,
                 quantization=self.quantization,
                 device=self.device,
                 tensors_of=lambda _: self.tensors(),
@@ -138,14 +138,14 @@ class Bench:
 
     @property
     def num_tokens(self) -> int:
-        return self.engine.num_pairs * BLOCK_SIZE
+        return self.engine.num_blocks * BLOCK_SIZE
 
     def decodes(self, prefixes: Sequence[int], sampling: Sampling = GREEDY) -> StepPlan:
         chance, first, parts = random.Random(0), 0, []
-        pairs = chance.sample(range(self.num_tokens // BLOCK_SIZE), self.num_tokens // BLOCK_SIZE)
+        blocks = chance.sample(range(self.num_tokens // BLOCK_SIZE), self.num_tokens // BLOCK_SIZE)
         for number, prefix in enumerate(prefixes):
             count = -(-(prefix + 1) // BLOCK_SIZE)
-            own = tuple(pairs[first : first + count])
+            own = tuple(blocks[first : first + count])
             first += count
             parts.append(
                 Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, KvForm(own), sampling, 0)
@@ -238,8 +238,8 @@ class Bench:
     def prompt(self, tokens: int, behind: int = 0) -> StepPlan:
         """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have their KV already."""
         prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
-        pairs = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
-        return StepPlan(0, (Chunk("r", prompt, behind, KvForm(pairs), GREEDY),))
+        blocks = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
+        return StepPlan(0, (Chunk("r", prompt, behind, KvForm(blocks), GREEDY),))
 
     def prompt_s(self, tokens: int) -> float:
         plan = self.prompt(tokens)
@@ -282,10 +282,10 @@ class Bench:
         fastest = {"in": size / seconds(lambda: here.copy_(host)), "out": size / seconds(lambda: host.copy_(here))}
         with self.copier(count) as copier:
             pages, tokens = range(count), [1] * (count * PAGE)
-            pairs = range(len(tokens) // BLOCK_SIZE)
+            blocks = range(len(tokens) // BLOCK_SIZE)
             ways: dict[str, Callable[[], object]] = {
-                "out": lambda: copier.copy_out(pairs, pages, tokens),
-                "in": lambda: copier.copy_in(pages, pairs, tokens),
+                "out": lambda: copier.copy_out(blocks, pages, tokens),
+                "in": lambda: copier.copy_in(pages, blocks, tokens),
             }
             plan = self.decodes([512] * 16)
             alone, _ = self.ahead(plan)
@@ -301,10 +301,10 @@ class Bench:
         """Copy in the KV of a long request beside steps of others: how much longer does any of those steps take?"""
         count = JOINING // PAGE
         with self.copier(count) as copier:
-            pages, tokens, pairs = range(count), [1] * JOINING, range(JOINING // BLOCK_SIZE)
-            copier.copy_out(pairs, pages, tokens)
+            pages, tokens, blocks = range(count), [1] * JOINING, range(JOINING // BLOCK_SIZE)
+            copier.copy_out(blocks, pages, tokens)
             plan, took = self.decodes([1000] * 16), list[float]()
-            copy = partial(copier.copy_in, pages, pairs, tokens)
+            copy = partial(copier.copy_in, pages, blocks, tokens)
             gaps = self.gaps(plan, lambda: None)
             beside = self.gaps(plan, lambda: took.append(timed_alone(copy)))
         report(f"join_{JOINING}_{self.title}", took[0] * 1e3, "ms")

@@ -134,8 +134,8 @@ class Attending:
     def __init__(self, model: Model, lengths: Sequence[int], block_size: int, queries: int = 1) -> None:
         self.lengths, self.queries, self.scoring = lengths, queries, Scoring(model.head_dim**-0.5)
         counts = [-(-length // block_size) for length in lengths]
-        pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
-        self.tables = [tuple(pairs.pop() for _ in range(count)) for count in counts]
+        blocks = random.Random(0).sample(range(sum(counts)), sum(counts))
+        self.tables = [tuple(blocks.pop() for _ in range(count)) for count in counts]
         lies = [Lie(queries, length, own) for length, own in zip(lengths, self.tables, strict=True)]
         self.cache = randn(2 * sum(counts), block_size, model.kv_dim)
         self.query = randn(queries * len(lengths), model.heads, model.head_dim)
@@ -178,12 +178,12 @@ def _attentions() -> Iterator[tuple[str, Kernels, int]]:
     working, why_not = working_libraries(DEVICE, torch.bfloat16, PAGE_OF_LIBRARIES)
     for library in working:
         if library.why_not(True) is None:
-            yield library.name.replace(" ", "_"), PagedKernels([library], Fixed(library.name)), PAGE_OF_LIBRARIES
+            yield library.name.replace(" ", "_"), PagedKernels([library], OneLibrary(library.name)), PAGE_OF_LIBRARIES
     for why in why_not:
         left_out("skew", why)
 
 
-class Fixed(Fastest):
+class OneLibrary(Fastest):
     """A choice that is always the same library, whatever is faster."""
 
     def __init__(self, name: str) -> None:

@@ -29,7 +29,7 @@ from statistics import median
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, Model, all_tried, asked, left_out
 from alignedserve.lab.benchmarks.common.report import report
-from alignedserve.lab.benchmarks.common.serving import Answer, Deployment, ask, name_of, processes_under, serve
+from alignedserve.lab.benchmarks.common.serving import Answer, ServedDeployment, ask, name_of, processes_under, serve
 from alignedserve.loads.records.distribution import percentile
 
 PARTS = ("streams", "beside", "shared", "kill", "separate")
@@ -83,7 +83,7 @@ def folder_of(model: Model, folder: Path) -> Path:
 
 
 class Served:
-    def __init__(self, deployment: Deployment, size: Size) -> None:
+    def __init__(self, deployment: ServedDeployment, size: Size) -> None:
         self.url, self.pid, self.size = deployment.url, deployment.pid, size
         self._draw = Random(0)
 

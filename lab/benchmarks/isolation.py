@@ -41,9 +41,9 @@ from statistics import median
 from alignedserve.lab.benchmarks.common.chats import (
     DEFAULT,
     Backend,
-    Load,
-    Promise,
-    Run,
+    ChatLoad,
+    ChatPromise,
+    ChatRun,
     Simulated,
     add_backend,
     backend,
@@ -52,17 +52,17 @@ from alignedserve.lab.benchmarks.common.machines import MACHINES
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.loads.records.distribution import percentile
 
-TIGHT = Promise("tight", 0.3, 0.06, 95.0, 132.0)
+TIGHT = ChatPromise("tight", 0.3, 0.06, 95.0, 132.0)
 KEPT, OF_BEST = 99.0, 1.1
 
 
-def own(alone: Run) -> Promise:
+def own(alone: ChatRun) -> ChatPromise:
     """Return the promise of the times that chats get alone, and a little more."""
     step_s = median(alone.gaps)
-    return Promise("own", 1.10 * percentile(alone.ttfts, 95) + step_s, 1.20 * percentile(alone.gaps, 95))
+    return ChatPromise("own", 1.10 * percentile(alone.ttfts, 95) + step_s, 1.20 * percentile(alone.gaps, 95))
 
 
-def tell(label: str, run: Run, promise: Promise, documents_alone: Run | None) -> None:
+def tell(label: str, run: ChatRun, promise: ChatPromise, documents_alone: ChatRun | None) -> None:
     """Report a run. Only runs beside documents have goals."""
     is_beside = documents_alone is not None
     report(f"{label}: chats", len(run.chats), "1")
@@ -84,7 +84,7 @@ def tell(label: str, run: Run, promise: Promise, documents_alone: Run | None) ->
     report(f"{label}: BE while chats come", run.meanwhile_tokens_s, "tokens/s", baseline=alone_s)
 
 
-def measure(measured: Backend, load: Load, *, has_goals: bool = True) -> None:
+def measure(measured: Backend, load: ChatLoad, *, has_goals: bool = True) -> None:
     """Report all six runs. Without `has_goals`, tokens per second have no goal."""
     just_chats = replace(load, documents=0)
     alone = measured.run(just_chats, DEFAULT)
@@ -100,7 +100,7 @@ def measure(measured: Backend, load: Load, *, has_goals: bool = True) -> None:
         tell(promise.name, measured.run(load, promise), promise, documents)
 
 
-def compare(measured: Simulated, load: Load, presets: Sequence[str]) -> None:
+def compare(measured: Simulated, load: ChatLoad, presets: Sequence[str]) -> None:
     """Report documents' tokens against the best preset that keeps the promises of 99 of 100 chats."""
     for promise in (TIGHT, DEFAULT):
         runs = {preset: measured.of_preset(preset).run(load, promise) for preset in ("aligned", *presets)}
@@ -128,7 +128,7 @@ def main() -> None:
         parser.error("--against is of simulated deployments: run a real one with -- --preset NAME")
     if args.batch and args.backend == "simulated":
         parser.error("--batch is of a real deployment: a simulated one has documents alone")
-    load = Load(args.rate, args.seconds, 1 if args.batch else args.be)
+    load = ChatLoad(args.rate, args.seconds, 1 if args.batch else args.be)
     with backend(args, is_batch=args.batch) as measured:
         if args.against and isinstance(measured, Simulated):
             compare(measured, load, args.against)

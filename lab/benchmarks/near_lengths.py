@@ -61,7 +61,7 @@ LOADS: dict[str, tuple[float, list[dict[str, Any]]]] = {  # name -> seconds with
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedLoad:
     load: str
     cluster: str
     seed: int
@@ -69,7 +69,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Figures:
+class SimulatedFigures:
     tokens_per_s: float  # while requests come
     whole_per_s: float  # with the drain
     documents_per_s: float  # tokens of documents while requests come
@@ -78,7 +78,7 @@ class Figures:
     left_out: float  # share of the steps with decodes
 
     @classmethod
-    def from_record(cls, record: RunRecord, first_s: float) -> Figures:
+    def from_record(cls, record: RunRecord, first_s: float) -> SimulatedFigures:
         until = min(record.began_at + first_s, record.ended_at)
         came = {request.id: sum(at <= until for at in request.token_at) for request in record.requests}
         long = [request for request in record.requests if request.num_prompt >= LONG_FROM]
@@ -95,33 +95,33 @@ class Figures:
         )
 
 
-class _Counting(near_lengths.NearLengths):
+class _CountingLengths(near_lengths.NearLengths):
     """Counts the steps with decodes, and those that leave some out."""
 
     num = num_left_out = 0
 
     def choose(self, found: PlannedStep, view: StepView) -> PlannedStep:
         chosen = super().choose(found, view)
-        _Counting.num += bool(found.shape.decodes)
-        _Counting.num_left_out += chosen is not found
+        _CountingLengths.num += bool(found.shape.decodes)
+        _CountingLengths.num_left_out += chosen is not found
         return chosen
 
 
-def figures_of(run: Run) -> Figures:
+def figures_of(run: SimulatedLoad) -> SimulatedFigures:
     """Simulate the run. In order, documents may be left out for no time at all."""
     near_lengths.FOR_ANSWERS = 1.0 if run.is_in_order else FOR_ANSWERS
     near_lengths.FOR_PROMPTS = 1.0 if run.is_in_order else FOR_PROMPTS
-    setattr(aligned, "NearLengths", _Counting)  # noqa: B010  (the module does not export it)
-    _Counting.num = _Counting.num_left_out = 0
+    setattr(aligned, "NearLengths", _CountingLengths)  # noqa: B010  (the module does not export it)
+    _CountingLengths.num = _CountingLengths.num_left_out = 0
     first_s, streams = LOADS[run.load]
     with TemporaryDirectory() as folder:
         workload = save_load(Path(folder) / "load.yaml", first_s, *streams)
         trial = SimulationTrial("aligned", workload, run.cluster, run.seed, None, GPU, options=(SEATS,))
-        figures = Figures.from_record(record_of(trial), first_s)
-    return replace(figures, left_out=ratio(_Counting.num_left_out, _Counting.num))
+        figures = SimulatedFigures.from_record(record_of(trial), first_s)
+    return replace(figures, left_out=ratio(_CountingLengths.num_left_out, _CountingLengths.num))
 
 
-def tell(run: Run, ours: Figures, in_order: Figures) -> None:
+def tell(run: SimulatedLoad, ours: SimulatedFigures, in_order: SimulatedFigures) -> None:
     where = f"{run.load}, {run.cluster}, seed {run.seed}"
     pays = run.load == "flow" and "+" in run.cluster
     rows = [
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--clusters", type=several(str), default=["1+1", "2xcolocated"], help="default: both")
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
     args = parser.parse_args()
-    runs = [Run(*row) for row in product(args.loads, args.clusters, args.seeds, (False, True))]
+    runs = [SimulatedLoad(*row) for row in product(args.loads, args.clusters, args.seeds, (False, True))]
     figures = iter(of_each(figures_of, runs))
     for run in runs[::2]:
         tell(run, next(figures), next(figures))

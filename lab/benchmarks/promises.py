@@ -75,7 +75,7 @@ LOTS = {  # of documents: a lot comes when the one before it has ended
 
 
 @dataclass(frozen=True)
-class Load:
+class NamedLoad:
     """Requests of one kind; `capacity` is what two workers take, in chats per second."""
 
     workload: str
@@ -97,12 +97,12 @@ class Load:
         return {"name": "chats", "kind": kind, **own}
 
 
-def loads(chats: Path) -> dict[str, Load]:
+def loads(chats: Path) -> dict[str, NamedLoad]:
     return {
-        "chats": Load(f"trace:{chats.resolve()}", 8.0),
-        "long prompts": Load("sizes:prompt=lognormal:2048:1900:8000,output=lognormal:28:60:400", 5.0),
-        "short chats": Load("sizes:prompt=exp:80:400,output=exp:60:300", 120.0, 20),
-        "conversations": Load(
+        "chats": NamedLoad(f"trace:{chats.resolve()}", 8.0),
+        "long prompts": NamedLoad("sizes:prompt=lognormal:2048:1900:8000,output=lognormal:28:60:400", 5.0),
+        "short chats": NamedLoad("sizes:prompt=exp:80:400,output=exp:60:300", 120.0, 20),
+        "conversations": NamedLoad(
             "sizes:prompt=lognormal:150:200:1500,output=lognormal:150:150:800,turns=2-8,system=200,think_s=exp:5:30",
             4.0,
         ),
@@ -138,7 +138,7 @@ def num_kept(record: RunRecord) -> int:
     return sum(map(attains, requests_of_class(record.requests, ServiceClass.RT)))
 
 
-def overload(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+def overload(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     below, above = ((0.75, 1.0, 1.25), MULTIPLES) if with_all else ((1.0,), FEW)
     rows = list(product(chosen, sorted({*below, *above})))
     trials = [chosen[name].trial(chosen[name].capacity * multiple) for name, multiple in rows]
@@ -151,7 +151,7 @@ def overload(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> N
             report(label, value, "1/s", baseline=peak, goal=KEPT * peak, at_least=True)
 
 
-def refusals(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+def refusals(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     rows = [
         (name, load.trial(BELOW * load.capacity * (1.0 if cluster == "2xcolocated" else ONE_PLUS_ONE), cluster))
         for name, load in chosen.items()
@@ -164,7 +164,7 @@ def refusals(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> N
         report(f"{where}, attained {at}", mean(run.rt.attainment for run in runs), "1")
 
 
-def handing_on(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+def handing_on(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     some = chosen if with_all else {"chats": chosen["chats"]}
     with TemporaryDirectory() as folder:
         trials = [
@@ -183,7 +183,7 @@ def handing_on(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) ->
     _against_colocated(chosen["long prompts"], seeds, with_all)
 
 
-def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None:
+def _against_colocated(load: NamedLoad, seeds: Sequence[int], with_all: bool) -> None:
     """Report the long prompts that keep their promises on prefill and decode workers, against colocated ones."""
     pairs = [
         (load.trial(rate, cluster), load.trial(rate, colocated))
@@ -199,7 +199,7 @@ def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None
         report(label, value, "1/s", baseline=best, goal=KEPT * best, at_least=True)
 
 
-def lending(chosen: dict[str, Load], seeds: Sequence[int], lengths: dict[Path, float]) -> None:
+def lending(chosen: dict[str, NamedLoad], seeds: Sequence[int], lengths: dict[Path, float]) -> None:
     """Report each seed apart: a mean would hide one in which prefill workers lose."""
     chats = chosen["chats"]
     rows = {"chats": (chats.workload, 0.8 * chats.capacity), **LENT}
@@ -232,7 +232,7 @@ def be_tokens_per_s(record: RunRecord) -> float:
     return RunFigures.from_record(record).be.tokens_per_s
 
 
-def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+def documents(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
     workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
 
@@ -246,7 +246,7 @@ def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
 
 
-def answers(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+def answers(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     workload = f"lengths:{ANSWERS.resolve()},first_s={ANSWERS_S}"
     multiples = (0.75, 1.0, 1.25, 1.5) if with_all else (1.0, 1.5)
     for cluster, (capacity, others) in ANSWERED.items():
@@ -262,7 +262,7 @@ def answers(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
             report(f"{label}, against the best preset", value, "1/s", baseline=best, goal=best, at_least=True)
 
 
-def beside(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+def beside(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
     mixes = list(product(chosen, (True, False)))
     few = [mix for mix in mixes if mix in (("chats", True), ("long prompts", False))]
     for name, at_once in mixes if with_all else few:
@@ -281,7 +281,7 @@ class Mix:
     """Chats and documents."""
 
     name: str
-    load: Load
+    load: NamedLoad
     at_once: bool
 
     def label(self, share: float) -> str:
@@ -345,7 +345,7 @@ def _tell_longest(mix: Mix, runs: Sequence[Beside]) -> None:
     report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)
 
 
-PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
+PARTS: dict[str, Callable[[dict[str, NamedLoad], Sequence[int], bool], None]] = {
     "overload": overload,
     "refusals": refusals,
     "handing_on": handing_on,

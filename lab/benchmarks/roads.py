@@ -42,11 +42,11 @@ from alignedserve.transport.transport import Outcome, Transfer
 from alignedserve.transport.turns import communicators_on
 
 LAYERS, KV_DIM, BLOCK, TOKENS = 12, 768, 16, 4096
-PAIRS = TOKENS // BLOCK
+BLOCKS = TOKENS // BLOCK
 BYTES = LAYERS * 2 * TOKENS * KV_DIM * 2
 ROUNDS, LIMIT_S = 12, 120.0
 GOAL = 0.8  # of a copy
-ANYWHERE = [tuple(random.Random(seed).sample(range(PAIRS), PAIRS)) for seed in (1, 2)]  # pairs of either end
+ANYWHERE = [tuple(random.Random(seed).sample(range(BLOCKS), BLOCKS)) for seed in (1, 2)]  # blocks of either end
 
 
 def best(piece: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -64,7 +64,7 @@ class Worker:
 
     def __init__(self, name: str, device: torch.device, folder: Path | None, *, verify: bool, ipc: bool) -> None:
         maps: Maps | None = None
-        cache = torch.randn(LAYERS, 2 * PAIRS, BLOCK, KV_DIM, dtype=torch.bfloat16, device=device)
+        cache = torch.randn(LAYERS, 2 * BLOCKS, BLOCK, KV_DIM, dtype=torch.bfloat16, device=device)
         if ipc and folder is not None:
             maps = file = CacheFile(folder, "roads-", f"roads-{name}.cache")
             cache = file.zeros(cache.shape, cache.dtype).copy_(cache)

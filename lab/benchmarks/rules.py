@@ -35,12 +35,12 @@ from alignedserve.decode_worker.memory.plain import RecentNeed
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.report import command, several
 from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, save_load
-from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, Load, loads, num_kept
+from alignedserve.lab.benchmarks.promises import ANSWERS, CHATS, ONE_PLUS_ONE, NamedLoad, loads, num_kept
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.loads.figures.request_figures import requests_of_class
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
-from alignedserve.worker.step.arrival_forecast import ArrivalForecast
+from alignedserve.worker.pace import ArrivalForecast
 from alignedserve.worker.step.view import StepContext
 
 Function = Callable[..., Any]
@@ -51,30 +51,30 @@ def always(value: object) -> Callable[[Function], Function]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class SchedulingRule:
     off: Callable[[Function], Function]  # from the rule's function makes that which says nothing
     places: tuple[tuple[Any, str], ...]  # whose attribute it is; the same function in each
 
 
-RULES: Mapping[str, Rule] = {
-    "saturating documents": Rule(
+RULES: Mapping[str, SchedulingRule] = {
+    "saturating documents": SchedulingRule(
         lambda _real: lambda _self, step: step.budget, ((aligned.Aligned, "documents_budget"),)
     ),
-    "after a slow step": Rule(lambda _real: lambda bound, *_: bound, ((aligned, "after_slow_step_s"),)),
-    "few gaps": Rule(always(False), ((aligned, "are_few_gaps"),)),
-    "gaps": Rule(always(False), ((aligned, "is_worth_gaps"),)),
-    "first block": Rule(always(False), ((aligned.AlignedStep, "may_exceed"),)),
-    "documents decode first": Rule(
+    "after a slow step": SchedulingRule(lambda _real: lambda bound, *_: bound, ((aligned, "after_slow_step_s"),)),
+    "few gaps": SchedulingRule(always(False), ((aligned, "are_few_gaps"),)),
+    "gaps": SchedulingRule(always(False), ((aligned, "is_worth_gaps"),)),
+    "first block": SchedulingRule(always(False), ((aligned.AlignedStep, "may_exceed"),)),
+    "documents decode first": SchedulingRule(
         lambda real: lambda *args: [running for running in real(*args) if running.promise.is_rt],
         ((aligned, "first_decodes"),),
     ),
-    "budget": Rule(lambda _real: lambda at: at.room, ((aligned, "prompt_budget"),)),
-    "memory stays free": Rule(always(0), ((RecentNeed, "spare_pairs"),)),
-    "chats to come": Rule(always(inf), ((ArrivalForecast, "bound_s"),)),
-    "chats handed on": Rule(always(inf), ((ArrivalForecast, "joins_s"),)),
-    "near lengths": Rule(lambda _real: lambda _self, found, _view: found, ((NearLengths, "choose"),)),
-    "another key": Rule(always(inf), ((aligned, "unnoticed_s"),)),
-    "caution": Rule(always(1.0), ((StepContext, "caution"),)),
+    "budget": SchedulingRule(lambda _real: lambda at: at.room, ((aligned, "prompt_budget"),)),
+    "memory stays free": SchedulingRule(always(0), ((RecentNeed, "spare_blocks"),)),
+    "chats to come": SchedulingRule(always(inf), ((ArrivalForecast, "bound_s"),)),
+    "chats handed on": SchedulingRule(always(inf), ((ArrivalForecast, "joins_s"),)),
+    "near lengths": SchedulingRule(lambda _real: lambda _self, found, _view: found, ((NearLengths, "choose"),)),
+    "another key": SchedulingRule(always(inf), ((aligned, "unnoticed_s"),)),
+    "caution": SchedulingRule(always(1.0), ((StepContext, "caution"),)),
 }
 
 DOCUMENTS = {
@@ -93,14 +93,14 @@ CLUSTERS = {"2xcolocated": 1.0, "1+1": ONE_PLUS_ONE}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RuleOutcome:
     kept: float  # share of chats
     documents: float  # tokens in a second while chats come
     said: frozenset[str] = frozenset()  # rules that had something to say
 
 
 @contextmanager
-def without(rule: Rule) -> Iterator[None]:
+def without(rule: SchedulingRule) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name in rule.places:
             stack.enter_context(patch.object(owner, name, rule.off(getattr(owner, name))))
@@ -130,18 +130,18 @@ def heard(rules: Sequence[str]) -> Iterator[set[str]]:
         yield said
 
 
-def outcome(rules: Sequence[str], trial: SimulationTrial, left_out: str | None) -> Outcome:
+def outcome(rules: Sequence[str], trial: SimulationTrial, left_out: str | None) -> RuleOutcome:
     with without(RULES[left_out]) if left_out else heard(rules) as said:
         record = record_of(trial)
     chats, documents = (requests_of_class(record.requests, service) for service in ServiceClass)
     until = max(chat.arrival_at for chat in chats)  # beyond it, a single late document would count much
     tokens = sum(at <= until for document in documents for at in document.token_at)
-    return Outcome(num_kept(record) / len(chats), tokens / (until - record.began_at), frozenset(said or ()))
+    return RuleOutcome(num_kept(record) / len(chats), tokens / (until - record.began_at), frozenset(said or ()))
 
 
 def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
     """Return for each mix its trial on each cluster."""
-    chosen = {**loads(CHATS), "answers": Load(f"lengths:{ANSWERS.resolve()}", 1.5)}
+    chosen = {**loads(CHATS), "answers": NamedLoad(f"lengths:{ANSWERS.resolve()}", 1.5)}
     found: dict[str, dict[str, SimulationTrial]] = {}
     for name, load in chosen.items():
         load = replace(load, seconds=SECONDS // 3 if name == "short chats" else SECONDS)

@@ -114,11 +114,7 @@ def _write_trace(path: Path, requests: Sequence[ServedRequest]) -> None:
 
 def _measured_times(requests: Sequence[ServedRequest]) -> dict[str, list[float]]:
     tpot = [(each.whole_s - each.ttft_s) / (each.output_tokens - 1) for each in requests if each.output_tokens > 1]
-    return {
-        "TTFT": [each.ttft_s for each in requests],
-        "TPOT": tpot,
-        "end to end": [each.whole_s for each in requests],
-    }
+    return {"TTFT": [each.ttft_s for each in requests], "TPOT": tpot, "end to end": [each.whole_s for each in requests]}
 
 
 def _simulated_times(record: RunRecord) -> dict[str, list[float]]:

@@ -44,7 +44,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any, Generic, TypeVar
 
-from alignedserve.lab.benchmarks.common.chats import DEFAULT, Load, Run, Served, Simulated
+from alignedserve.lab.benchmarks.common.chats import DEFAULT, ChatClient, ChatLoad, ChatRun, Simulated
 from alignedserve.lab.benchmarks.common.machines import MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import VOCAB, llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
@@ -58,7 +58,7 @@ SETTLES_S = 2.0  # before each load: vLLM's worker spins on a core for a second 
 SYSTEM, QUESTIONS, QUESTION = 1024, 32, 32
 SIBLINGS = 8
 UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin like no other; tokens out of each
-LONG = Load(rate=2.0, seconds=30.0, documents=64, document=(64, 128), summary=(400, 600))
+LONG = ChatLoad(rate=2.0, seconds=30.0, documents=64, document=(64, 128), summary=(400, 600))
 TOKEN_BYTES = 36_864  # of KV, in the 160 M Llama
 SHORT_TOKENS = 8_000  # of memory: in the mean of its half minute the load needs about 16,000
 
@@ -246,12 +246,12 @@ def memory(deployments: Deployments) -> None:
     drops = [flag for option in DROPS_KV for flag in ("--set", option)]
     load = replace(LONG, seconds=deployments.rounds * LONG.seconds)  # a second round would find the first one's prompts
     with deployments.serving_two(SHORT, [*SHORT, *drops]) as servers:
-        report_memory(replace(servers, rounds=1).play(lambda url: Served(url).play(load, DEFAULT)))
+        report_memory(replace(servers, rounds=1).play(lambda url: ChatClient(url).play(load, DEFAULT)))
 
 
 def memory_simulated(seeds: Sequence[int]) -> None:
     machine = MACHINES["zen4"]
-    limits = replace(machine.limits, num_pairs=SHORT_TOKENS // machine.limits.block_size)
+    limits = replace(machine.limits, num_blocks=SHORT_TOKENS // machine.limits.block_size)
     with TemporaryDirectory() as folder:
         profile = Path(folder) / "steps.json"
         save_profile(profile, replace(machine, limits=limits))
@@ -259,8 +259,8 @@ def memory_simulated(seeds: Sequence[int]) -> None:
         report_memory(Compared(ours, drops))
 
 
-def report_memory(runs: Compared[Run]) -> None:
-    def average(figure: Callable[[Run], float]) -> Callable[[Sequence[Run]], float]:
+def report_memory(runs: Compared[ChatRun]) -> None:
+    def average(figure: Callable[[ChatRun], float]) -> Callable[[Sequence[ChatRun]], float]:
         return lambda rounds: mean(map(figure, rounds))
 
     label = "memory for half"

@@ -46,7 +46,7 @@ def run(asked: WhatIsFuzzed) -> int:
 
 
 @dataclass
-class _Tally:
+class _FuzzTally:
     began_at: float = field(default_factory=time.monotonic)
     told_at: float = field(default_factory=time.monotonic)
     num_seeds: int = 0
@@ -82,7 +82,7 @@ class _Tally:
 
 def _many(asked: WhatIsFuzzed) -> int:
     seeds = count(asked.start) if asked.until_failure else range(asked.start, asked.start + asked.seeds)
-    tally = _Tally()
+    tally = _FuzzTally()
     with processes(asked.jobs) as started:
         for verdict in started.in_order(partial(_try, asked), seeds):  # the number of jobs changes no output
             tally.add(verdict)

@@ -21,8 +21,8 @@ from alignedserve.lab.cli.plan_settings import check_accepted, settings_text
 from alignedserve.lab.cli.planning import WhatIsPlanned
 from alignedserve.lab.devices import devices
 from alignedserve.lab.planning.demand import Capacity, Expected, demand_of, expected_requests, family_of
-from alignedserve.lab.planning.deployments import Deployment, Family, Offer
-from alignedserve.lab.planning.outcome import Hopeless, Outcome, Promise, Tally
+from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer, PlannedDeployment
+from alignedserve.lab.planning.outcome import Hopeless, Outcome, PromisesToKeep, RequestTally
 from alignedserve.lab.planning.picture import plot_plan
 from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text
 from alignedserve.lab.planning.search import PlanTrial, Search
@@ -48,7 +48,7 @@ def run(asked: WhatIsPlanned) -> int:
     began_at = monotonic()
     hear_sigterm_as_ctrl_c()
     be_attain = asked.attain if asked.be_attain is None else asked.be_attain
-    promise = Promise(asked.attain, be_attain, asked.be_tokens)
+    promise = PromisesToKeep(asked.attain, be_attain, asked.be_tokens)
     _check_files(asked)
     common = _common_trial(asked)
     workload = workload_of(common)
@@ -103,7 +103,7 @@ def _check_promise(asked: WhatIsPlanned, workload: Mixture) -> None:
         raise SimulateError("--be-tokens is of documents: no stream of --workload has service=be")
 
 
-def _question(asked: WhatIsPlanned, common: SimulationTrial, promise: Promise) -> dict[str, object]:
+def _question(asked: WhatIsPlanned, common: SimulationTrial, promise: PromisesToKeep) -> dict[str, object]:
     about = {name: getattr(asked, name) for name in ("model", "workers", "preset", "settings", "seed")}
     return {"workload": common.workload, **asdict(promise), "devices": asked.device, **about}
 
@@ -116,7 +116,7 @@ def _notes(workload: Mixture) -> list[str]:
     return ["Every seed has the trace as it is, so the check proves little: window_s=30 draws windows of it."]
 
 
-def _offers(asked: WhatIsPlanned) -> list[Offer]:
+def _offers(asked: WhatIsPlanned) -> list[DeviceOffer]:
     """Return every device that the user names, each once."""
     priced = [_priced(text) for text in asked.device]
     if asked.devices is not None:
@@ -145,14 +145,14 @@ def _price(name: str, price: object) -> float:
     return found
 
 
-def _offers_of(name: str, price: float, model: str | None) -> list[Offer]:
+def _offers_of(name: str, price: float, model: str | None) -> list[DeviceOffer]:
     """Return the offer of a device; of a GPU alone one for each number of GPUs that hold the model."""
     if name not in devices.GPUS:
-        return [Offer(name, price, _gpus_of(name))]
+        return [DeviceOffer(name, price, _gpus_of(name))]
     if model is None or devices.model_named(model) is None:
         known = f"--model, one of {', '.join(devices.MODELS)}, in bf16 or with -int8 or -int4 after it"
         raise ConfigError(f"--device {name} is a GPU alone: it needs {known}" + (f", not {model}" if model else ""))
-    found = [Offer(device, price, ranks) for ranks in _RANKS if _fits(device := f"{name}-{model}-tp{ranks}")]
+    found = [DeviceOffer(device, price, ranks) for ranks in _RANKS if _fits(device := f"{name}-{model}-tp{ranks}")]
     if not found:
         _gpus_of(f"{name}-{model}-tp{_RANKS[-1]}")  # says why
     return found
@@ -169,9 +169,9 @@ def _gpus_of(device: str) -> int:
     return device_of(SimulationTrial("aligned", profile=device)).gpus
 
 
-def _families(asked: WhatIsPlanned, common: SimulationTrial, offer: Offer) -> Iterator[Family]:
+def _families(asked: WhatIsPlanned, common: SimulationTrial, offer: DeviceOffer) -> Iterator[DeploymentFamily]:
     """Yield the families of a device; presets that are for prefill workers have no colocated ones."""
-    trial = _on(common, Deployment(offer, Topology()))
+    trial = _on(common, PlannedDeployment(offer, Topology()))
     settings, device = settings_of(trial), device_of(trial)
     demand = demand_of(workload_of(common).within(device.kv_tokens), asked.be_tokens, asked.seed)
     capacity = Capacity.of(device, settings.limits, demand)
@@ -184,19 +184,19 @@ def _families(asked: WhatIsPlanned, common: SimulationTrial, offer: Offer) -> It
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _SimulationTask:
     """A simulation for one of the processes."""
 
     number: int
     trial: SimulationTrial
-    promise: Promise
+    promise: PromisesToKeep
     expected: Expected
 
 
-def _simulate(task: _Task) -> tuple[int, Outcome]:
+def _simulate(task: _SimulationTask) -> tuple[int, Outcome]:
     """Return the task's number, and what counts of its run: neither steps nor requests are kept."""
     simulation = Simulation(replace(settings_of(task.trial), record=False))
-    tally = Tally(task.promise, task.expected)
+    tally = RequestTally(task.promise, task.expected)
     simulation.clients.on_end = tally.hear
     with suppress(Hopeless):
         simulation.run()
@@ -212,8 +212,8 @@ class _Simulations:
         self,
         common: SimulationTrial,
         workload: Mixture,
-        promise: Promise,
-        simulated: RunAll[_Task, tuple[int, Outcome]],
+        promise: PromisesToKeep,
+        simulated: RunAll[_SimulationTask, tuple[int, Outcome]],
     ) -> None:
         self._common, self._rate, self._promise, self._simulated = common, workload.rate, promise, simulated
         self._expected = expected_requests(workload)
@@ -229,13 +229,13 @@ class _Simulations:
                 bar.show(self._num_done, total)
                 yield trials[number], outcome
 
-    def _task(self, number: int, trial: PlanTrial) -> _Task:
+    def _task(self, number: int, trial: PlanTrial) -> _SimulationTask:
         rate = None if trial.load == 1 else trial.load * self._rate
         asked = replace(_on(self._common, trial.deployment), seed=trial.seed, rate=rate)
-        return _Task(number, asked, self._promise, {} if trial.is_whole else self._expected)
+        return _SimulationTask(number, asked, self._promise, {} if trial.is_whole else self._expected)
 
 
-def _on(common: SimulationTrial, deployment: Deployment) -> SimulationTrial:
+def _on(common: SimulationTrial, deployment: PlannedDeployment) -> SimulationTrial:
     return replace(common, cluster=str(deployment.topology), profile=deployment.offer.device)
 
 

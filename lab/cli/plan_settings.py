@@ -9,7 +9,7 @@ from alignedserve.architectures.quantization import Quantization
 from alignedserve.config.config import Config, every_setting, load, of_preset, plain, settings
 from alignedserve.config.setting import leaves
 from alignedserve.core import ServiceClass
-from alignedserve.lab.planning.deployments import Deployment
+from alignedserve.lab.planning.deployments import PlannedDeployment
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import config_of
 from alignedserve.loads.workload import Mixture
@@ -33,7 +33,7 @@ _HUB = {  # a model of devices.py -> its id on the hub
 }
 
 
-def settings_text(trial: SimulationTrial, answer: Deployment, workload: Mixture) -> str:
+def settings_text(trial: SimulationTrial, answer: PlannedDeployment, workload: Mixture) -> str:
     """Return YAML with what differs from the defaults of the trial's preset. What no file can say is in comments."""
     import yaml
 
@@ -59,7 +59,7 @@ def check_accepted(path: Path) -> Config:
     return load({}, {}, path)
 
 
-def _of_answer(answer: Deployment) -> dict[str, Any]:
+def _of_answer(answer: PlannedDeployment) -> dict[str, Any]:
     """Return the settings of a deployment's hardware."""
     declared = every_setting()
     found: dict[str, Any] = {

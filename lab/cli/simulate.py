@@ -48,10 +48,7 @@ def _all(files: WhatIsWritten, planned: Sequence[SimulationTrial], jobs: int | N
         with ProgressBar(planned[0].name, sys.stderr) as progress:
             return [_run_trial(files, planned[0], alone=True, on_progress=progress.show)]
     found: dict[SimulationTrial, TrialRun] = {}
-    with (
-        ProgressBar("runs", sys.stderr) as progress,
-        side_by_side(partial(_run_of_many, files), jobs) as run_all,
-    ):
+    with ProgressBar("runs", sys.stderr) as progress, side_by_side(partial(_run_of_many, files), jobs) as run_all:
         for run in run_all(planned):
             found[run.trial] = run
             progress.show(len(found), len(planned))
@@ -111,12 +108,7 @@ def _check(files: WhatIsWritten, planned: Sequence[SimulationTrial]) -> None:
     """Refuse options that cannot work, before anything runs."""
     for trial in planned:
         settings_of(trial)
-    single = {
-        "--timeline": files.timeline,
-        "--record": files.record,
-        "--save": files.save,
-        "--page": files.page,
-    }
+    single = {"--timeline": files.timeline, "--record": files.record, "--save": files.save, "--page": files.page}
     if len(planned) > 1 and any(single.values()):
         flag = next(flag for flag, path in single.items() if path)
         raise SimulateError(f"{flag} takes a single run, these are {len(planned)}: --out writes files for each")

@@ -41,10 +41,7 @@ class WhatRuns:
     """The flags that say what `simulate` runs."""
 
     preset: str = flag(
-        "P",
-        f"how requests are scheduled: {', '.join(PRESETS)} (default: %(default)s)",
-        DEFAULT,
-        group="what runs",
+        "P", f"how requests are scheduled: {', '.join(PRESETS)} (default: %(default)s)", DEFAULT, group="what runs"
     )
     settings: tuple[str, ...] = flag_of(add_set, ())  # what --set and --policy say, each as path=value
     policy: str | None = flag_of(add_policy)

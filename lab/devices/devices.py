@@ -20,7 +20,7 @@ _GB = 1e9
 _USED = 0.9  # share of a GPU's memory that is used (vLLM's default)
 _LEAST = 2048  # tokens: with room for fewer, a device is refused
 _BF16 = 2  # bytes
-_MANY = 1 << 20  # weights, of which the bytes of one follow
+_MANY = 1 << 20  # weights: the bytes of one follow from theirs
 _QUANTIZATIONS = [quantization.value for quantization in Quantization]
 _MOST_RANKS = 8  # GPUs of a node
 
@@ -99,7 +99,7 @@ class Model:
         return self.layers - self.dense_layers if self.experts else 0
 
     def attention(self, heads: float, kv_heads: float) -> tuple[tuple[float, float], ...]:
-        """Return the inputs and outputs of each matrix of attention in a layer of so many heads."""
+        """Return the inputs and outputs of each matrix of attention in a layer with these numbers of heads."""
         hidden, values = self.hidden_size, heads * self.head_dim
         if self.kv_rank is None:
             return (hidden, values + 2 * kv_heads * self.head_dim), (values, hidden)
@@ -120,11 +120,11 @@ class Model:
         return self.kv_rank or self.head_dim
 
     def kept(self, kv_heads: float) -> float:
-        """Return how many numbers of a token a layer keeps, of so many heads of K and V."""
+        """Return how many numbers of a token a layer with `kv_heads` heads of K and V keeps."""
         return 2 * kv_heads * self.head_dim if self.kv_rank is None else self.compared
 
     def experts_read(self, tokens: float) -> float:
-        """Return how many experts of a layer so many tokens choose together, if each is as likely as any other."""
+        """Return how many experts of a layer `tokens` tokens choose together, if each is as likely as any other."""
         experts = self.experts or 0
         return experts * (1 - (1 - self.chosen / experts) ** tokens) if experts else 0.0
 

@@ -207,7 +207,7 @@ def from_profile(path: Path, seed: int = 0) -> Hardware:
     if missing:
         raise ProfileError(f"{path} has no measured copies: write it again with `alignedserve profile`")
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
-    kv_tokens = limits.num_pairs * limits.block_size
+    kv_tokens = limits.num_blocks * limits.block_size
     truth, links, subject = ProfileTruth(profile.model, seed), profile.links, profile.subject
     int8_in = _INT8_ON_CPU if subject.is_processor else _INT8_OVER_PCIE
     beside = not subject.is_processor and subject.tensor_parallel == 1

@@ -6,7 +6,7 @@ at least. Attention of decodes reads K and V; attention of prompts computes, eac
 whose keys it takes one after the other. How steps of prompts and decodes, and unequal lengths, slow attention down
 follows from no data sheet: these factors are those of a measured GPU, where the device does not give its own.
 Quantised weights take fewer bytes and the arithmetic of bf16, at the same shares of the peaks: nobody measured that.
-Nor did anybody measure mixtures, of which a step reads the experts that its tokens choose and computes those of each
+Nor did anybody measure mixtures, where a step reads the experts that its tokens choose and computes those of each
 token, or latent attention, where all heads share what is kept: there attention of decodes computes for longer than it
 reads, on some GPUs.
 
@@ -144,7 +144,7 @@ class Roofline:
         return 4 * model.layers * model.hidden_size * keys * self._flop_us if model.hidden_size <= keys else 0.0
 
     def _product_us(self, rows: float, inputs: float, outputs: float, byte: float, matrices: float = 1) -> float:
-        """Return the time to multiply rows, each with one of so many matrices of this shape."""
+        """Return the time to multiply rows, each with one of `matrices` matrices of this shape."""
         numbers, rows = inputs * outputs, rows + matrices * _WASTED
         return _KERNEL_US + hypot(byte * matrices * numbers * self._byte_us, 2 * rows * numbers * self._flop_us)
 

@@ -2,8 +2,8 @@
 
 After every event, for the core that handled it. Cores share no state, so the others cannot have changed:
 
-- pairs: each block pair of a worker is free, or taken once; if two requests may share a pair, each slot is taken once;
-  prefetched KV of a prefill worker takes no more than its share of pairs;
+- blocks: each block of a worker is free, or taken once; if two requests may share a block, each slot is taken once;
+  prefetched KV of a prefill worker takes no more than its share of blocks;
 - places: a decode worker has no attempt in two places;
 - pages: each page of the pool is free, leased to one holder, or part of entries; an entry has pages exactly as
   long as it waits or is out;
@@ -16,7 +16,7 @@ At every command, and when work begins and ends:
 
 - tokens: a client gets the next tokens of its request, no others, no token twice and none after the end;
 - ends once: a request is finished or refused once;
-- pairs: nothing is written to pairs of a full page that several requests may read;
+- blocks: nothing is written to blocks of a full page that several requests may read;
 - refusals: a request that is refused was never placed and never is; a best-effort request is refused only where
   something can be full;
 - leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
@@ -44,10 +44,10 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from alignedserve.core import Chunk, Decode, ServiceClass
+from alignedserve.core import Chunk, Decode, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.two_ended import slots_of
-from alignedserve.forms.orders import CompressPage, FoldKv, FormOrder
+from alignedserve.forms.orders import CompressPage, FoldKv
 from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
@@ -55,17 +55,7 @@ from alignedserve.lab.fuzzing.waste import WasteWatch
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import (
-    Command,
-    CopyIn,
-    CopyOut,
-    Deliver,
-    ReceiveKv,
-    Reject,
-    RunStep,
-    Send,
-    SendKv,
-)
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
 from alignedserve.simulator.machines.faults import Forge
@@ -73,14 +63,14 @@ from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 
-FEW_OPEN = 1000  # no run has so many requests
+FEW_OPEN = 1000  # open requests: no run has more
 STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in a row, each after 5 s
 
 
 class Rule(Enum):
     """What must hold; docs/reference/faults.md shows the comments."""
 
-    PAIRS = "pairs"  # each block pair of a worker is free or taken once (events of the worker)
+    BLOCKS = "blocks"  # each block of a worker is free or taken once (events of the worker)
     PLACES = "places"  # a decode worker has an attempt once (events of the worker)
     PAGES = "pages"  # a page is free, idle, leased to one, or entries'; entries have pages while they wait
     RESERVE = "reserve"  # best-effort requests and their leases have no page of the real-time reserve
@@ -120,7 +110,7 @@ class InvariantWatch(Witness):
     def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
         self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
-        self._all_pairs, self._block_size = list(range(scenario.limits.num_pairs)), scenario.limits.block_size
+        self._all_blocks, self._block_size = list(range(scenario.limits.num_blocks)), scenario.limits.block_size
         self._reserved = scenario.policy.reserved
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
@@ -164,7 +154,7 @@ class InvariantWatch(Witness):
                 for worker in self._workers():
                     self._check_lease(worker)
             case PrefillCore() | DecodeCore() as core:
-                self._check_pairs(process, core)
+                self._check_blocks(process, core)
                 self._check_lease(process)
         if process.num_refused and not self._has_forged:
             self._break(Rule.SPEECH, f"{process.member.name} drops what a member of its sender's role may not say")
@@ -172,9 +162,9 @@ class InvariantWatch(Witness):
         self._check_time()
 
     def works(self, process: Process, command: Command) -> None:
-        kept = process.core.kept_pairs if isinstance(process.core, PrefillCore | DecodeCore) else ()
+        kept = process.core.kept_blocks if isinstance(process.core, PrefillCore | DecodeCore) else ()
         if kept and (wrong := sorted(_written(command, self._block_size).intersection(kept))):
-            self._break(Rule.PAIRS, f"{process.member.name} writes to pairs {wrong} of full pages")
+            self._break(Rule.BLOCKS, f"{process.member.name} writes to blocks {wrong} of full pages")
         if isinstance(command, CopyOut):
             self._check_leased(process, command.pool, command.pages, "copies to")
         if isinstance(command, CompressPage):
@@ -182,17 +172,17 @@ class InvariantWatch(Witness):
 
     # --- A single core
 
-    def _check_pairs(self, process: Process, core: PrefillCore | DecodeCore) -> None:
-        if (pairs := sorted(core.pairs)) != self._all_pairs:
-            self._break(Rule.PAIRS, f"of {process.member.name} {_difference(pairs, self._all_pairs)}")
-        if isinstance(core, PrefillCore) and core.num_buffered_pairs > core.most_buffered_pairs:
-            self._break(Rule.PAIRS, f"{process.member.name} has {core.num_buffered_pairs} pairs of prefetched KV")
+    def _check_blocks(self, process: Process, core: PrefillCore | DecodeCore) -> None:
+        if (blocks := sorted(core.blocks)) != self._all_blocks:
+            self._break(Rule.BLOCKS, f"of {process.member.name} {_difference(blocks, self._all_blocks)}")
+        if isinstance(core, PrefillCore) and core.num_buffered_blocks > core.most_buffered_blocks:
+            self._break(Rule.BLOCKS, f"{process.member.name} has {core.num_buffered_blocks} blocks of prefetched KV")
         if isinstance(core, DecodeCore) and len(held := core.attempts) != len(set(held)):
             self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
         shared = slots_of(core.memory) if isinstance(core, DecodeCore) else None
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
             self._break(
-                Rule.PAIRS,
+                Rule.BLOCKS,
                 f"two requests share a slot of {process.member.name}: {_difference(sorted(slots), sorted(set(slots)))}",
             )
 
@@ -281,14 +271,14 @@ class InvariantWatch(Witness):
 
 
 def _written(command: Command, block_size: int) -> set[int]:
-    """Return the pairs to which a worker writes."""
+    """Return the blocks to which a worker writes."""
     match command:
         case RunStep(plan):
-            return {pair for part in plan.parts for pair in _written_by(part, block_size)}
-        case CopyIn(pairs=pairs, start=start):
-            return set(pairs[start // block_size :])
-        case ReceiveKv(pairs=pairs):
-            return set(pairs)
+            return {block for part in plan.parts for block in _written_by(part, block_size)}
+        case CopyIn(blocks=blocks, start=start):
+            return set(blocks[start // block_size :])
+        case ReceiveKv(blocks=blocks):
+            return set(blocks)
         case FoldKv(folds):
             return {into for into, *_ in folds}
     return set()
@@ -297,7 +287,7 @@ def _written(command: Command, block_size: int) -> set[int]:
 def _written_by(part: Chunk | Decode, block_size: int) -> Sequence[int]:
     start = part.start - part.kv.dropped
     end = start + (len(part.tokens) if isinstance(part, Chunk) else 1)
-    return part.kv.pairs[start // block_size : -(-end // block_size)]
+    return part.kv.blocks[start // block_size : -(-end // block_size)]
 
 
 def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:

@@ -174,7 +174,7 @@ class Scenario:
         )
 
     def with_policy(self, policy: Policy) -> Scenario:
-        """Return the scenario with this policy, and with so many pages that the largest request fits beside the
+        """Return the scenario with this policy, and with pages enough that the largest request fits beside the
         reserved ones: otherwise it would be rejected."""
         least, num_pages = least_pages(self.asks, self.limits), self.num_pages
         while num_pages - policy.reserved(num_pages) < least:
@@ -242,7 +242,7 @@ def lines(scenario: Scenario) -> list[str]:
     window = "" if limits.reach is None else f", all layers read the last {limits.reach} tokens"
     if (fold := limits.fold) is not None:
         read = f"the last {fold.sight.window}" if fold.sight.stretch is None else f"stretches of {fold.sight.stretch}"
-        window = f", some layers read {read} tokens: {fold.pairs} pairs are folded into one"
+        window = f", some layers read {read} tokens: {fold.blocks} blocks are folded into one"
     events = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
     events += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
     events += [(job.at, _job_line(job)) for job in scenario.jobs]
@@ -250,7 +250,7 @@ def lines(scenario: Scenario) -> list[str]:
     return [
         f"{scenario.topology}, nodes: {scenario.nodes}{sent}, gateways: {scenario.num_gateways}, "
         f"pages: {scenario.num_pages} of {limits.page_size}",
-        f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
+        f"each worker: {limits.num_blocks} blocks of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
         f"{limits.max_batch} requests{window}",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",

@@ -90,7 +90,7 @@ def _draw(seed: int, widen: Callable[[Scenario], Scenario]) -> Scenario:
     # Most faults happen while there is work; some before all members have joined, or when no work is left.
     start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
     faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
-    direct = drawn.direct and drawn.policy.pairs.why_not_direct is None
+    direct = drawn.direct and drawn.policy.block_use.why_not_direct is None
     return replace(drawn, faults=faults, direct=direct, look_ahead=_draw_look_ahead(drawn))
 
 
@@ -142,8 +142,8 @@ def _crowded(drawn: Scenario) -> Scenario:
         new = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 40))
         asks.append(replace(new, length=length, max_tokens=_MOST_OUTPUT, leaves_after_s=leaves_after_s))
     limits, max_batch, most = drawn.limits, draw.randint(3, 6), max(ask.most_tokens for ask in asks)
-    num_pairs = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
-    limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
+    num_blocks = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
+    limits = replace(limits, num_blocks=num_blocks, max_batch=max_batch, max_step_tokens=max_batch + 16)
     num_pages = least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
     policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
     if policy.blocks is Layout.BIDIRECTIONAL:
@@ -155,7 +155,7 @@ def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
     """Draw the limits of workers. Many have room for hardly more than the largest request."""
     block_size, max_batch = draw.choice((2, 8, 16)), draw.randint(1, 6)
     return WorkerLimits(
-        num_pairs=units_for(most_tokens, block_size) + draw.choice((0, 2, 16, 64)),
+        num_blocks=units_for(most_tokens, block_size) + draw.choice((0, 2, 16, 64)),
         block_size=block_size,
         page_size=block_size * draw.choice((1, 2, 4)),
         max_step_tokens=max_batch + draw.choice((1, 16, 64)),
@@ -240,13 +240,10 @@ def _piled_up(drawn: Scenario) -> Scenario:
         ask = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 60), length=length)
         asks.append(replace(ask, max_tokens=_MOST_OUTPUT, service=service, leaves_after_s=leaves_after_s))
     most, max_batch = max(ask.most_tokens for ask in asks), draw.randint(2, 4)
-    num_pairs = units_for(most, drawn.limits.block_size) * draw.choice((2, 4))
-    limits = replace(drawn.limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 64)
+    num_blocks = units_for(most, drawn.limits.block_size) * draw.choice((2, 4))
+    limits = replace(drawn.limits, num_blocks=num_blocks, max_batch=max_batch, max_step_tokens=max_batch + 64)
     policy = replace(
-        drawn.policy,
-        grouping=Grouping.ALIGNED,
-        blocks=Layout.PLAIN,
-        candidate_share=draw.choice((0.3, 1.0)),
+        drawn.policy, grouping=Grouping.ALIGNED, blocks=Layout.PLAIN, candidate_share=draw.choice((0.3, 1.0))
     )
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits, policy=policy)
     num_pages = least_pages(drawn.asks, limits) * draw.choice((4, 16))
@@ -266,8 +263,8 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
         ask = replace(like, number=number, at=at, after=None, num_prompt=draw.randint(1, 20), length=_MOST_OUTPUT)
         asks.append(replace(ask, max_tokens=_MOST_OUTPUT, service=service, leaves_after_s=leaves_after_s))
     block_size, max_batch = draw.choice((2, 4)), draw.randint(3, 6)
-    num_pairs = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
-    limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_pairs=num_pairs)
+    num_blocks = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
+    limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_blocks=num_blocks)
     limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
     policy = replace(drawn.policy, room=Room.GROWING, blocks=Layout.PLAIN)
     if policy.scheduler.is_accelgen:
@@ -306,7 +303,7 @@ def _with_hidden(drawn: Scenario) -> Scenario:
     policy = replace(policy, cache=draw.choice((Cache.HYBRID, Cache.KV, Cache.KV)))
     costs = replace(drawn.costs, hidden_token_s=10 ** draw.uniform(-7, -4))
     policy = policy if policy.problem is None else replace(policy, cache=Cache.KV)
-    return replace(drawn, policy=policy, costs=costs if policy.pairs.keeps_hidden else drawn.costs)
+    return replace(drawn, policy=policy, costs=costs if policy.block_use.keeps_hidden else drawn.costs)
 
 
 def _draw_queues(seed: int) -> Queues:
@@ -328,7 +325,7 @@ def _draw_compression(seed: int) -> Compression:
 
 
 def _draw_blocks(seed: int, policy: Policy) -> Policy:
-    """Draw the block layout, from a generator of its own: if memory grows, two requests may share a block pair."""
+    """Draw the block layout, from a generator of its own: if memory grows, two requests may share a block."""
     draw = Random(f"{seed}/blocks")
     shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
     return shared if shared.problem is None else policy

@@ -72,7 +72,7 @@ class WasteWatch:
         self._grace_s = CALM_GRACE_S + copies_s if self._is_calm else GRACE_S
         self._may_start: set[Attempt] = set()  # attempts that are lost, as their owners have heard, or asked for
         self._has_prefix: set[Attempt] = set()  # attempts for which a pool holds the beginning of the prompt
-        self._without_prefix: set[Attempt] = set()  # those of which it has taken it back
+        self._without_prefix: set[Attempt] = set()  # attempts whose beginning it has taken back
         self._pulled: dict[tuple[str, str, int], Attempt] = {}  # (holder that pulls, name that sends, number) ->
         self._need_not_come: set[tuple[str, Attempt]] = set()  # what members let go, gave to the pool, or are to drop
         self._odd_since: dict[_Odd, float] = {}
@@ -105,7 +105,7 @@ class WasteWatch:
                     self._may_start.add((request.id, request.attempt + 1))
 
     def sends(self, by: Member, command: SendKv) -> None:
-        if command.pairs or not self._is_calm:
+        if command.blocks or not self._is_calm:
             return
         attempt = self._pulled[command.to, by.name, command.number]
         is_open = self._clients[attempt[0]].outcome is RequestOutcome.OPEN

@@ -81,7 +81,7 @@ def some_with_windows(drawn: Scenario) -> Scenario:
     limits = replace(limits, reach=draw.choice((1, 2, 7, 20, 20, 60, 100)))
     if draw.random() < 0.5:
         held = max(limits.least_held(ask.most_tokens) for ask in drawn.asks)
-        limits = replace(limits, num_pairs=units_for(held, limits.block_size) + draw.choice((0, 2, 8)))
+        limits = replace(limits, num_blocks=units_for(held, limits.block_size) + draw.choice((0, 2, 8)))
     return replace(drawn, limits=limits)
 
 
@@ -91,9 +91,9 @@ def some_with_folds(drawn: Scenario) -> Scenario:
     draw, limits = Random(f"{drawn.seed}/pairs in one"), drawn.limits
     if draw.random() > 1 / 4 or limits.reach is not None or not drawn.policy.drops:
         return drawn
-    size, pairs = draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6))
+    size, blocks = draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6))
     sight = Sight(window=size) if draw.random() < 2 / 3 else Sight(stretch=size)
-    return replace(drawn, limits=replace(limits, fold=Fold(sight, pairs)))
+    return replace(drawn, limits=replace(limits, fold=Fold(sight, blocks)))
 
 
 def some_with_vectors(drawn: Scenario) -> Scenario:
@@ -126,7 +126,7 @@ def _policies() -> dict[str, Policy]:
 
 
 def _switched(drawn: Scenario) -> Scenario:
-    """Change one to three switches in every third run, as far as they mean something together."""
+    """Change one to three switches in every third run, where they mean something together."""
     draw = Random(f"{drawn.seed}/switches")
     if draw.random() > 1 / 3:
         return drawn
@@ -162,9 +162,9 @@ def _may_become(policy: Policy, scheduler: SchedulerName) -> bool:
 def _with_policy(drawn: Scenario, policy: Policy) -> Scenario:
     """Return the scenario with another policy: pages for the largest request, and a cost of hidden vectors if any."""
     draw, costs = Random(f"{drawn.seed}/hidden vectors"), drawn.costs
-    if policy.pairs.keeps_hidden and not costs.hidden_token_s:
+    if policy.block_use.keeps_hidden and not costs.hidden_token_s:
         costs = replace(costs, hidden_token_s=10 ** draw.uniform(-7, -4))
-    if not policy.pairs.keeps_hidden:
+    if not policy.block_use.keeps_hidden:
         costs = replace(costs, hidden_token_s=0.0)
     return replace(drawn.with_policy(policy), costs=costs)
 
@@ -212,7 +212,7 @@ def _with_copies_beside(drawn: Scenario) -> Scenario:
 def _on_nodes(drawn: Scenario) -> Scenario:
     """Spread every third run over several nodes if KV can travel between them."""
     draw = Random(f"{drawn.seed}/nodes")
-    may_travel = drawn.policy.pairs.why_not_direct is None and "colocated" not in drawn.topology
+    may_travel = drawn.policy.block_use.why_not_direct is None and "colocated" not in drawn.topology
     if draw.random() > 1 / 3 or not may_travel:
         return drawn
     return replace(drawn, nodes=draw.randint(2, _MOST_NODES), direct=True)

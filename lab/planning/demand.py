@@ -16,7 +16,7 @@ from random import Random
 from alignedserve.core import ServiceClass, WorkerLimits
 from alignedserve.cost.sums import added
 from alignedserve.lab.devices.hardware import Hardware
-from alignedserve.lab.planning.deployments import Family, Offer
+from alignedserve.lab.planning.deployments import DeploymentFamily, DeviceOffer
 from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.amounts import Fixed
 from alignedserve.loads.workload.lengths import RecordedLengths
@@ -109,7 +109,7 @@ class Capacity:
 
 
 def _balanced(device: Hardware, limits: WorkerLimits, demand: Demand, prompt: float) -> Iterator[float]:
-    """Yield what a worker does with steps of so many decodes and their share of prompt tokens."""
+    """Yield what a worker does with steps of some decodes and their share of prompt tokens."""
     prefix = round(demand.prompt + demand.output / 2)
     for decodes in _sizes(min(limits.max_batch, limits.num_tokens // max(1, prefix))):
         tokens = decodes * prompt / demand.output
@@ -141,23 +141,23 @@ def _chunks(tokens: float, prompt: float) -> list[tuple[int, int]]:
 # --- Families
 
 
-def family_of(offer: Offer, parted: bool, demand: Demand, capacity: Capacity) -> Family:
+def family_of(offer: DeviceOffer, parted: bool, demand: Demand, capacity: Capacity) -> DeploymentFamily:
     """Return the family with the sizes that the estimate gives."""
     if not demand.rate:
-        return Family(offer, 0.5 if parted else None, 2 if parted else 1, 2 if parted else 1)
+        return DeploymentFamily(offer, 0.5 if parted else None, 2 if parted else 1, 2 if parted else 1)
     share = capacity.decode / (capacity.prefill + capacity.decode) if parted else None
-    sized = Family(offer, share, 1, 1)
+    sized = DeploymentFamily(offer, share, 1, 1)
     least = _first(sized, demand.rate / _OPTIMISM, capacity)
-    return Family(offer, share, least, max(least, _first(sized, demand.rate / _USUAL, capacity)))
+    return DeploymentFamily(offer, share, least, max(least, _first(sized, demand.rate / _USUAL, capacity)))
 
 
-def _first(sized: Family, rate: float, capacity: Capacity) -> int:
-    """Return the smallest size that can do so many requests in a second."""
+def _first(sized: DeploymentFamily, rate: float, capacity: Capacity) -> int:
+    """Return the smallest size that can do `rate` requests in a second."""
     least = 1 if sized.prompt_share is None else 2
     return next((size for size in range(least, _ENOUGH) if _most(sized, size, capacity) >= rate), _ENOUGH)
 
 
-def _most(sized: Family, size: int, capacity: Capacity) -> float:
+def _most(sized: DeploymentFamily, size: int, capacity: Capacity) -> float:
     """Return the most that this size does: decode workers take prompts too, where they have time."""
     topology = sized.of_size(size).topology
     if topology.colocated:

@@ -12,7 +12,7 @@ from alignedserve.config.topology import Topology
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Offer:
+class DeviceOffer:
     """A device that can be had, and its price. A worker is one device."""
 
     device: str  # as --profile takes it
@@ -26,8 +26,8 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    offer: Offer
+class PlannedDeployment:
+    offer: DeviceOffer
     topology: Topology
 
     @property
@@ -44,7 +44,7 @@ class Deployment:
         return self.size * self.offer.price
 
     @property
-    def neighbours(self) -> tuple[Deployment, ...]:
+    def neighbours(self) -> tuple[PlannedDeployment, ...]:
         """Return the deployments with one worker fewer of a kind, and the one with one more of each kind."""
         prefill, decode = self.topology.prefill_workers, self.topology.decode_workers
         if self.topology.colocated:
@@ -53,7 +53,7 @@ class Deployment:
             sizes = [(prefill - 1, decode), (prefill, decode - 1), (prefill + 1, decode), (prefill, decode + 1)]
         least = 0 if self.topology.colocated else 1
         return tuple(
-            Deployment(self.offer, Topology(prompts, decodes))
+            PlannedDeployment(self.offer, Topology(prompts, decodes))
             for prompts, decodes in sizes
             if prompts >= least and decodes >= 1
         )
@@ -63,19 +63,19 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class DeploymentFamily:
     """Deployments of one device and one kind that differ in size. What a size keeps, a larger size keeps too."""
 
-    offer: Offer
+    offer: DeviceOffer
     prompt_share: float | None  # of the workers, for prompts alone; None: colocated
     least: int  # workers; fewer cannot do the work, by the estimate
     likely: int  # workers that are probably enough
 
-    def of_size(self, size: int) -> Deployment:
+    def of_size(self, size: int) -> PlannedDeployment:
         if self.prompt_share is None:
-            return Deployment(self.offer, Topology(0, size))
+            return PlannedDeployment(self.offer, Topology(0, size))
         prompts = min(size - 1, max(1, round(size * self.prompt_share)))
-        return Deployment(self.offer, Topology(prompts, size - prompts))
+        return PlannedDeployment(self.offer, Topology(prompts, size - prompts))
 
     @property
     def kind(self) -> str:

@@ -10,17 +10,11 @@ from dataclasses import dataclass
 from math import inf
 
 from alignedserve.core import ServiceClass
-from alignedserve.loads.figures.request_figures import (
-    attains,
-    has_finished,
-    keeps_jct,
-    keeps_tbt,
-    keeps_ttft,
-)
+from alignedserve.loads.figures.request_figures import attains, has_finished, keeps_jct, keeps_tbt, keeps_ttft
 from alignedserve.loads.records.distribution import ratio
 from alignedserve.loads.records.records import RequestRecord
 
-_HOPELESS = 5  # times as many broken promises as are allowed: a run with so many has failed
+_HOPELESS = 5  # times the broken promises that are allowed: a run with more has failed
 _FEW = 20  # broken promises, which end no run
 
 
@@ -66,7 +60,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PromisesToKeep:
     """The promises that a deployment has to keep."""
 
     attain: float  # share of the chats that keep their deadlines
@@ -123,13 +117,13 @@ def attainment_text(outcomes: Sequence[Outcome], service: ServiceClass) -> str:
 
 
 class Hopeless(Exception):
-    """The run has broken so many promises that it need not go on."""
+    """The run has broken too many promises to go on."""
 
 
-class Tally:
+class RequestTally:
     """Counts the requests of a run as they end."""
 
-    def __init__(self, promise: Promise, expected: Mapping[ServiceClass, int | None]) -> None:
+    def __init__(self, promise: PromisesToKeep, expected: Mapping[ServiceClass, int | None]) -> None:
         """Raise Hopeless at many broken promises of a class if it is `expected` how many requests come."""
         self._promise, self._expected = promise, expected
         self._counts = {service: Count() for service in ServiceClass}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignedserve.core import ServiceClass
-from alignedserve.lab.planning.deployments import Family
+from alignedserve.lab.planning.deployments import DeploymentFamily
 from alignedserve.lab.planning.outcome import NAMES, Outcome, least_attainment, total
 from alignedserve.lab.planning.report import Plan
 from alignedserve.lab.reports.plots import label_axis
@@ -41,7 +41,7 @@ def _draw_sizes(plan: Plan, axis: Axes) -> None:
     label_axis(axis, "attainment against size", "price of all workers, an hour", "share of requests in time")
 
 
-def _draw_family(family: Family, found: Mapping[int, list[Outcome]], colour: str, axis: Axes) -> None:
+def _draw_family(family: DeploymentFamily, found: Mapping[int, list[Outcome]], colour: str, axis: Axes) -> None:
     prices = [family.of_size(size).price for size in found]
     kept = [least_attainment(outcomes) for outcomes in found.values()]
     axis.plot(prices, kept, color=colour, label=str(family))

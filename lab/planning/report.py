@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from alignedserve.core import ServiceClass
-from alignedserve.lab.planning.deployments import Deployment, Family
+from alignedserve.lab.planning.deployments import DeploymentFamily, PlannedDeployment
 from alignedserve.lab.planning.outcome import (
     Outcome,
-    Promise,
+    PromisesToKeep,
     attainment_text,
     be_tokens_per_s,
     least_attainment,
@@ -38,7 +38,7 @@ class Plan:
     """A search that has ended, or that was interrupted."""
 
     search: Search
-    promise: Promise
+    promise: PromisesToKeep
     most: int  # workers
     question: Mapping[str, Any]  # as the user asked it
     took_s: float
@@ -102,12 +102,12 @@ def _family_rows(plan: Plan) -> Iterator[list[str]]:
             yield [str(family), *_cells(plan, family.of_size(size))]
 
 
-def _why_not(plan: Plan, family: Family) -> str:
+def _why_not(plan: Plan, family: DeploymentFamily) -> str:
     """Return why no size of the family was simulated."""
     if family.least > plan.most:
         return f"hopeless below {family.least:,} workers" if family.least < 10_000 else "too slow for the TBT"
     least = family.of_size(family.least)
-    return f"at least {least.topology}, {least.price:.2f} an hour: dearer"
+    return f"at least {least.topology}, {least.price:.2f} an hour: dearer than the answer"
 
 
 def _check_title(search: Search) -> str:
@@ -123,7 +123,7 @@ def _check_rows(plan: Plan) -> Iterator[list[str]]:
         yield [str(deployment.topology), *cells]
 
 
-def _cells(plan: Plan, deployment: Deployment) -> list[str]:
+def _cells(plan: Plan, deployment: PlannedDeployment) -> list[str]:
     outcomes = plan.search.outcomes(deployment)
     lacks = plan.promise.shortfalls(outcomes)
     return [str(deployment.topology), f"{deployment.price:.2f}", *_kept(outcomes), "; ".join(lacks) or "keeps all"]
@@ -165,12 +165,12 @@ def plan_document(plan: Plan) -> str:
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-def _family_tree(plan: Plan, family: Family) -> dict[str, Any]:
+def _family_tree(plan: Plan, family: DeploymentFamily) -> dict[str, Any]:
     sizes = sorted(plan.search.of_family(family))
     return {"device": family.offer.device, "kind": family.kind, "least": family.least, "simulated": sizes}
 
 
-def _deployment_tree(plan: Plan, deployment: Deployment) -> dict[str, Any]:
+def _deployment_tree(plan: Plan, deployment: PlannedDeployment) -> dict[str, Any]:
     outcomes = plan.search.outcomes(deployment)
     return {
         "device": deployment.offer.device,

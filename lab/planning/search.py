@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from alignedserve.lab.planning.deployments import Deployment, Family
-from alignedserve.lab.planning.outcome import Outcome, Promise
+from alignedserve.lab.planning.deployments import DeploymentFamily, PlannedDeployment
+from alignedserve.lab.planning.outcome import Outcome, PromisesToKeep
 
 _MOST_AT_ONCE, _LEAST_AT_ONCE = 4, 2  # families in a round of simulations; constants, so that cores do not change it
 _NEAR = 1.3  # times the cheapest: what is probably dearer waits until a price bounds it
@@ -29,7 +29,7 @@ _NEAR = 1.3  # times the cheapest: what is probably dearer waits until a price b
 class PlanTrial:
     """A simulation that the search wants."""
 
-    deployment: Deployment
+    deployment: PlannedDeployment
     seed: int
     is_whole: bool = False  # whether it may not end early where it is hopeless: it says by how much it fails
     load: float = 1.0  # times the workload's
@@ -37,12 +37,12 @@ class PlanTrial:
 
 class Search:
     def __init__(
-        self, families: Sequence[Family], promise: Promise, most: int, seed: int, fresh: Sequence[int]
+        self, families: Sequence[DeploymentFamily], promise: PromisesToKeep, most: int, seed: int, fresh: Sequence[int]
     ) -> None:
         """Search sizes of up to `most` workers with one seed, and check the answer with the fresh seeds."""
         self.families, self._promise, self._most = families, promise, most
         self.seed, self.fresh = seed, tuple(fresh)
-        self.found: dict[Deployment, dict[int, Outcome]] = {}  # by seed
+        self.found: dict[PlannedDeployment, dict[int, Outcome]] = {}  # by seed
         self._order = {family.offer: number for number, family in reversed([*enumerate(families)])}
 
     # --- What to simulate
@@ -74,7 +74,7 @@ class Search:
             if seed not in self.found.get(deployment, {})
         ]
 
-    def _next_size(self, family: Family) -> int | None:
+    def _next_size(self, family: DeploymentFamily) -> int | None:
         """Return the size to simulate next; None if nothing of the family can change the answer."""
         failing, holding = self._limits(family)
         top = min(self._highest(family), self._most if holding is None else holding - 1)
@@ -91,20 +91,20 @@ class Search:
             size = (failing + holding) // 2
         return min(top, max(failing + 1, size))
 
-    def _is_open(self, family: Family, size: int) -> bool:
+    def _is_open(self, family: DeploymentFamily, size: int) -> bool:
         failing, _ = self._limits(family)
         return size > failing and self.holds(family.of_size(size)) is None
 
-    def _limits(self, family: Family) -> tuple[int, int | None]:
+    def _limits(self, family: DeploymentFamily) -> tuple[int, int | None]:
         """Return the largest size that fails, and the smallest larger size that holds."""
         held = {size: self.holds(family.of_size(size)) for size in self._sizes(family)}
         failing = max([family.least - 1, *(size for size, holds in held.items() if holds is False)])
         return failing, min((size for size, holds in held.items() if holds and size > failing), default=None)
 
-    def _sizes(self, family: Family) -> range:
+    def _sizes(self, family: DeploymentFamily) -> range:
         return range(1 if family.prompt_share is None else 2, self._most + 1)
 
-    def _highest(self, family: Family) -> int:
+    def _highest(self, family: DeploymentFamily) -> int:
         """Return the largest size that is cheaper than the answer so far."""
         best = self.answer
         if best is None:
@@ -115,12 +115,12 @@ class Search:
     # --- What was found
 
     @property
-    def answer(self) -> Deployment | None:
-        """Return the cheapest deployment that keeps its promises, as far as was found."""
+    def answer(self) -> PlannedDeployment | None:
+        """Return the cheapest deployment that was found to keep its promises."""
         held = [deployment for deployment in self.found if self.holds(deployment)]
         return min(held, key=self._rank, default=None)
 
-    def _rank(self, deployment: Deployment) -> tuple[float, int, int, int]:
+    def _rank(self, deployment: PlannedDeployment) -> tuple[float, int, int, int]:
         """Rank by price; where that is the same, by the user's order and with few prefill workers first."""
         prompts = deployment.topology.prefill_workers
         return deployment.price, self._order[deployment.offer], prompts, deployment.size
@@ -129,22 +129,22 @@ class Search:
     def is_checked(self) -> bool:
         return self.answer is not None and not self._checking()
 
-    def outcomes(self, deployment: Deployment) -> list[Outcome]:
+    def outcomes(self, deployment: PlannedDeployment) -> list[Outcome]:
         """Return the outcomes that count: those of fresh seeds, where there are any."""
         found = self.found.get(deployment, {})
         return [found[seed] for seed in self.fresh if seed in found] or [found[seed] for seed in found]
 
-    def holds(self, deployment: Deployment) -> bool | None:
+    def holds(self, deployment: PlannedDeployment) -> bool | None:
         """Return whether the deployment keeps its promises; None if it is not known."""
         outcomes = self.outcomes(deployment)
         return not self._promise.shortfalls(outcomes) if outcomes else None
 
-    def of_family(self, family: Family) -> Mapping[int, list[Outcome]]:
+    def of_family(self, family: DeploymentFamily) -> Mapping[int, list[Outcome]]:
         """Return the outcomes of each size that was simulated."""
         found = {size: self.outcomes(family.of_size(size)) for size in self._sizes(family)}
         return {size: outcomes for size, outcomes in found.items() if outcomes}
 
 
-def _price(probe: tuple[Family, int]) -> float:
+def _price(probe: tuple[DeploymentFamily, int]) -> float:
     family, size = probe
     return family.of_size(size).price

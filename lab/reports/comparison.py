@@ -33,17 +33,17 @@ class ComparisonLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ComparedPresets:
     presets: tuple[str, ...]
     seeds: tuple[int, ...]
     lines: tuple[ComparisonLine, ...]
 
 
-def compare(runs: Sequence[TrialRun]) -> Comparison:
+def compare(runs: Sequence[TrialRun]) -> ComparedPresets:
     """Compare runs that differ only in preset and seed."""
     columns = by_preset(runs)
     seeds = tuple(sorted({run.trial.seed for run in runs}))
-    return Comparison(tuple(columns), seeds, tuple(_line(row, list(columns.values())) for row in COMPARED))
+    return ComparedPresets(tuple(columns), seeds, tuple(_line(row, list(columns.values())) for row in COMPARED))
 
 
 def _line(row: FigureRow, columns: Sequence[Sequence[TrialRun]]) -> ComparisonLine:
@@ -61,7 +61,7 @@ def _marked(cells: Sequence[Cell], better: Better) -> tuple[Cell, ...]:
     return tuple(Cell(cell.mean, cell.half_range, cell.mean == best) for cell in cells)
 
 
-def comparison_table(comparison: Comparison) -> list[list[str]]:
+def comparison_table(comparison: ComparedPresets) -> list[list[str]]:
     """Return the rows of the table as text, titles first, without figures that no preset has."""
     lines = [line for line in comparison.lines if any(cell.mean == cell.mean for cell in line.cells)]
     shown = [[line.row.label, *(_shown(line.row, cell) for cell in line.cells)] for line in lines]
@@ -72,7 +72,7 @@ def _shown(row: FigureRow, cell: Cell) -> str:
     return f"{row.unit.show(cell.mean, cell.half_range)}{' *' if cell.is_best else '  '}"
 
 
-def comparison_tree(comparison: Comparison) -> dict[str, Any]:
+def comparison_tree(comparison: ComparedPresets) -> dict[str, Any]:
     return {
         "presets": list(comparison.presets),
         "seeds": list(comparison.seeds),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Kind
 from alignedserve.errors import SimulateError
-from alignedserve.lab.reports.comparison import Comparison, ComparisonLine, compare
+from alignedserve.lab.reports.comparison import ComparedPresets, ComparisonLine, compare
 from alignedserve.lab.reports.step_figures import is_predicted, steps_of_kind
 from alignedserve.lab.reports.sweep import MARKS, Sweep, sweeps
 from alignedserve.lab.reports.trial import TrialRun
@@ -183,7 +183,7 @@ def plot_comparison(runs: Sequence[TrialRun], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _bars(comparison: Comparison, line: ComparisonLine, axis: Axes) -> None:
+def _bars(comparison: ComparedPresets, line: ComparisonLine, axis: Axes) -> None:
     found = [(preset, cell) for preset, cell in zip(comparison.presets, line.cells, strict=True) if isfinite(cell.mean)]
     factor, suffix = line.row.unit.value
     for preset, cell in found:

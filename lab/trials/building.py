@@ -14,7 +14,7 @@ from pathlib import Path
 
 from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config, every_setting, of_preset
-from alignedserve.config.presets import preset
+from alignedserve.config.presets import DEFAULT, preset
 from alignedserve.config.sources import hint, read_settings
 from alignedserve.config.topology import Topology
 from alignedserve.core import WorkerLimits
@@ -48,14 +48,14 @@ _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenObjects:
     """The objects that Python code gives of a run, in place of words in its trial."""
 
     workload: Mixture | None = None
     policy: PolicySource | None = None
 
 
-NOTHING_GIVEN = Given()
+NOTHING_GIVEN = GivenObjects()
 
 
 def trial_of(
@@ -76,7 +76,7 @@ def trial_of(
     )
 
 
-def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Settings:
+def settings_of(trial: SimulationTrial, given: GivenObjects = NOTHING_GIVEN) -> Settings:
     config, device, topology = config_of(trial, given.policy), device_of(trial), parse_cluster(trial.cluster)
     direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
     if trial.direct and topology.colocated:
@@ -84,7 +84,7 @@ def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Setting
     policy, limits = _policy_of(trial, config), _limits(trial, device, config)
     workload = workload_of(trial, given.workload)
     _check_foresight(workload, policy)
-    if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
+    if policy.block_use.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
     is_direct = direct if trial.direct is None else trial.direct
@@ -115,7 +115,7 @@ def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Setting
 
 
 def config_of(trial: SimulationTrial, own: PolicySource | None = None) -> Config:
-    """Return the configuration that a deployment would have, as far as a simulation knows its settings."""
+    """Return the configuration that a deployment would have; a simulation does not know all settings."""
     given = read_settings(trial.options, "--set", every_setting())
     given |= {} if own is None else {_POLICY: own}
     for path in given:
@@ -127,7 +127,7 @@ def config_of(trial: SimulationTrial, own: PolicySource | None = None) -> Config
     try:
         return of_preset(trial.preset, given, _GPUS)
     except ConfigError as error:
-        raise SimulateError(f"--preset {trial.preset}: {error}") from None
+        raise SimulateError(f"{'' if trial.preset == DEFAULT else f'--preset {trial.preset}: '}{error}") from None
 
 
 def _policy_of(trial: SimulationTrial, config: Config) -> Policy:

@@ -31,7 +31,7 @@ class Film:
         self._view, self._log = DeploymentView(), RequestLog()
         self._ended_tokens: Counter[ServiceClass] = Counter()  # of requests that are over
         self._promise: Slo | None = None  # of the first chat
-        self._num_ticks, self._every = 0, 1  # a picture is taken at every so many ticks
+        self._num_ticks, self._every = 0, 1  # ticks from one picture to the next
         self.pictures: list[bytes] = []  # as JSON
         simulation.on_figures = self._hear
         simulation.on_reject = self._refused

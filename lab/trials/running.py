@@ -9,7 +9,7 @@ from alignedserve.dashboard.page import recorded_page
 from alignedserve.errors import SimulateError
 from alignedserve.lab.fuzzing.recording import RunWriter, open_run
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial
-from alignedserve.lab.trials.building import NOTHING_GIVEN, Given, settings_of
+from alignedserve.lab.trials.building import NOTHING_GIVEN, GivenObjects, settings_of
 from alignedserve.lab.trials.filming import Film
 from alignedserve.loads.figures.tables import write
 from alignedserve.loads.records.records import RunRecord
@@ -20,7 +20,9 @@ def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
     return finished(Simulation(settings_of(trial)), on_progress)
 
 
-def run_filmed(trial: SimulationTrial, on_progress: OnProgress, page: Path, given: Given = NOTHING_GIVEN) -> RunRecord:
+def run_filmed(
+    trial: SimulationTrial, on_progress: OnProgress, page: Path, given: GivenObjects = NOTHING_GIVEN
+) -> RunRecord:
     """Run the trial and write the page that shows it, with a slider of its time."""
     simulation = Simulation(settings_of(trial, given))
     film = Film(simulation, trial.title)

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli.remote.options import BenchOptions
-from alignedserve.loads.workload.spec import read_workload
 from tests.bench.stub import Script, served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,26 +200,3 @@ def test_what_measures_nothing_takes_no_load(capsys: pytest.CaptureFixture[str],
     assert cli.main(["bench", "--from", str(tmp_path / "run.json")]) == 2
     assert "was not written by bench --json" in capsys.readouterr().err
     assert bench(capsys, "--batch")[2].endswith("no stream of this workload is best-effort (service=be)\n")
-
-
-PAGES = (ROOT / "docs" / "guides" / "measure.md", ROOT / "docs" / "reference" / "bench.md")
-COMMANDS = [
-    line.split() for page in PAGES for line in re.findall(r"^    alignedserve (bench .*)$", page.read_text(), re.M)
-]
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_the_commands_of_the_docs_are_understood(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The command is read, with its workload; what it would ask is not asked."""
-
-    def read(options: BenchOptions) -> int:
-        read_workload(options.workload)
-        return 7
-
-    monkeypatch.setattr("alignedserve.cli.remote.bench.run", read)
-    monkeypatch.setattr("alignedserve.cli.remote.bench.show", lambda _: 7)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(words) == 7

@@ -10,7 +10,7 @@ from time import perf_counter
 import pytest
 
 from alignedserve.bench.answer import StreamedAnswer
-from alignedserve.bench.connections import Address, Connections
+from alignedserve.bench.connections import Address, Connection, Connections
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 PIECE = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
@@ -87,6 +87,14 @@ def test_a_request_may_be_given_up(is_begun: bool) -> None:
     assert answer.failure.kind == ("the answer broke off" if is_begun else "no answer")
     assert answer.failure.text == "silent for 9 s"
     assert len(answer.token_at) == is_begun
+
+
+def test_a_connection_that_was_lost_is_not_open() -> None:
+    connection = Connection(perf_counter)
+    connection.connection_made(asyncio.Transport())
+    assert connection.is_open
+    connection.connection_lost(None)
+    assert not connection.is_open
 
 
 def test_what_is_no_http_is_broken() -> None:

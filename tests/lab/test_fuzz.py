@@ -1,4 +1,4 @@
-"""Seeded faults: some hundreds of seeds pass, the same everywhere; bugs are found, shrunk and replayed."""
+"""Seeded faults: the first seeds pass, the same everywhere; bugs are found, shrunk and replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, product
 from pathlib import Path
 
@@ -42,12 +42,13 @@ from tests.conftest import SOAK
 from tests.simulator import digests
 from tests.simulator.planted import PLANTS, Plant, planted
 
-# tests/mutants/results.md says which bugs the first 50 find. `make draws` adds seeds that no run has tried.
-NUM_SEEDS = 10_000 if SOAK else 50
+# tests/mutants/results.md says which bugs the first 50 find. `make draws` adds up to 60 that no run has tried.
+NUM_SEEDS = 10_000 if SOAK else 32
 PARTS = 10 if SOAK else 2
-NUM_DRAWN = max(NUM_SEEDS, 500)  # seeds of which only the scenarios are looked at
+NUM_DRAWN = max(NUM_SEEDS, 600)  # seeds of which only the scenarios are looked at
 DIGESTS = Path(__file__).parents[1] / "simulator" / "digests.json"
-OF_THE_FIRST = "import json; from tests.simulator.digests import now; print(json.dumps(now()))"
+FEW = (1, 527, 848)
+OF_THE_FIRST = f"import json; from tests.simulator.digests import now; print(json.dumps(now({FEW})))"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -57,8 +58,13 @@ def test_all_holds_in_every_seed(part: int) -> None:
         assert verdict.failure is None, f"alignedserve fuzz --seed {seed}"
 
 
+@cache
+def all_drawn() -> list[Scenario]:
+    return [draw_scenario(seed) for seed in range(NUM_DRAWN)]
+
+
 def test_the_seeds_are_of_every_kind() -> None:
-    scenarios = [draw_scenario(seed) for seed in range(NUM_DRAWN)]
+    scenarios = all_drawn()
     faults = Counter(type(fault) for scenario in scenarios for fault in scenario.faults)
     assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize, StoreAway}
     assert min(faults.values()) > NUM_DRAWN / 5
@@ -116,7 +122,9 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
         simulation.run()
         for process in simulation.world.processes:
             if isinstance(process.core, DecodeCore):
-                counts.update(aside=process.core.counts.evicted_aside, prefetched=process.core.counts.prefetched)
+                counts.update(
+                    aside=process.core.leaving.num_evicted_aside, prefetched=process.core.receiving.num_prefetched
+                )
                 counts.update(failed=process.core.log.faults.num_failed_transfers)
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0
 
@@ -156,7 +164,7 @@ class TestDigests:
             text=True,
             check=True,
         )
-        assert json.loads(done.stdout) == kept
+        assert json.loads(done.stdout) == {str(seed): kept[str(seed)] for seed in FEW}
 
 
 @pytest.mark.parametrize("seed", [3053, 3568, 4275, 5065, 5372, 9810, 11219324, 77120276])
@@ -196,7 +204,7 @@ def test_a_wide_seed_that_failed_once(seed: int) -> None:
 
 def test_every_option_of_a_policy_is_drawn() -> None:
     """Each value of an option, and more than one value of each switch and number; no deployment can use the oracle."""
-    policies = [draw_scenario(seed).policy for seed in range(2000)]
+    policies = [scenario.policy for scenario in all_drawn()]
     for field in (field for field in fields(Policy) if field.name != "own"):  # --policy gives that
         drawn = {getattr(policy, field.name) for policy in policies}
         kinds = {type(value) for value in drawn if isinstance(value, Enum)}
@@ -388,7 +396,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("keys", "to", "said"),
         [
-            (["limits", "num_pairs"], "many", "limits.num_pairs must be a whole number, not 'many'"),
+            (["limits", "num_blocks"], "many", "limits.num_blocks must be a whole number, not 'many'"),
             (["limits"], [], "limits must be an object, not []"),
             (["limits", "block_size"], None, "limits.block_size is missing"),
             (["asks"], {}, "asks must be a list, not {}"),

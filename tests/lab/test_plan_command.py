@@ -194,6 +194,7 @@ def test_the_picture_has_loads_beside_the_workloads_own(enough: Callable[..., li
         (("--device", f"{DEVICE}:free"), f"the price of {DEVICE} must be a number above 0"),
         (("--device", f"{DEVICE}:1", "--device", f"{DEVICE}:2"), f"--device {DEVICE} is given twice"),
         (("--device", "h100:3"), "--device h100 is a GPU alone: it needs --model, one of opt-6.7b"),
+        (("--device", "h100:3", "--model", ""), "--model"),
         (("--device", "nothing:3"), "--profile 'nothing' is neither a file"),
         (("--device", "l40s-llama-3.1-70b-tp1:1"), "Llama-3.1-70B does not fit on 1 x L40S"),
         (("--device", "rtx4090:1", "--model", "opt-175b"), "OPT-175B does not fit on 8 x RTX 4090"),

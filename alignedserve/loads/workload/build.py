@@ -57,7 +57,7 @@ class TraceFile:
 @dataclass(frozen=True)
 class Windows:
     window_s: float | None = setting(
-        None, "the seed draws windows of so many seconds; without it each seed has the trace as it is", above=0
+        None, "the seed draws windows of this length, in seconds; without it each seed has the trace as it is", above=0
     )
 
 

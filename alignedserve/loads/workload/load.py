@@ -109,7 +109,7 @@ class Load:
         return self._remember(load, load.ended(request, now, answer))
 
     def forget(self, request: str) -> None:
-        """Forget a request of which the end will not be reported."""
+        """Forget a request whose end will not be reported."""
         self._by_request.pop(request).forget(request)
 
     @cached_property

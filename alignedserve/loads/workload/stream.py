@@ -146,7 +146,7 @@ class Stream:
         return replace(self, clients=replace(self.clients, context=min(context, self.clients.context)))
 
     def at_once(self, most: int) -> Stream:
-        """Return so many of its requests at most, all at the start, whose clients stay and have one turn."""
+        """Return at most `most` of its requests, all at the start; their clients stay and have one turn."""
         in_record = [len(self.lengths.pairs)] if isinstance(self.lengths, RecordedLengths) else []
         clients, turns = replace(self.clients, leaving_share=0.0), replace(self.turns, turns=Fixed(1.0))
         lengths = self.lengths.of_one_turn() if isinstance(self.lengths, ChatLengths) else self.lengths

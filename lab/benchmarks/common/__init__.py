@@ -13,7 +13,7 @@ models.py        random weights of usual sizes
 one_pass.py      a model as the engine runs it, for all logits of a text in one pass
 report.py        command lines and JSON lines
 serving.py       deployments: started, asked for a stream of tokens, and their processes
-simulating.py    simulated runs, of which each must end without a problem
+simulating.py    simulated runs, where each must end without a problem
 slopes.py        whether a figure grows with time
 vllm_steps.py    steps of vLLM's engine, in a Python of its own
 """

@@ -1,7 +1,7 @@
 """Chats beside best-effort documents: one load for two backends, a deployment over HTTP and the simulator.
 
 Chats come at random times (prompts of 32-256 tokens, 16-96 out). Documents are always there, as many as the load says
-(512-1,024 in, 32-128 out), as requests (service_tier flex) or over HTTP as lines of one batch job, of which the job
+(512-1,024 in, 32-128 out), as requests (service_tier flex) or over HTTP as lines of one batch job: the job
 runner opens as many as it sees room for. Arrivals and lengths are the same for every run and for other servers (same
 seeds). Tokens are other ones in every run: what came before would be found in the cache.
 
@@ -51,7 +51,7 @@ LINES = 2_000  # of a batch: more than are done
 
 
 @dataclass(frozen=True)
-class Promise:
+class ChatPromise:
     name: str
     ttft_s: float
     tbt_s: float
@@ -65,11 +65,11 @@ class Promise:
         return not chat.gaps or percentile(chat.gaps, 99) <= self.tbt_s
 
 
-DEFAULT = Promise("default", 1.0, 0.1875, 99.0, 165.0)
+DEFAULT = ChatPromise("default", 1.0, 0.1875, 99.0, 165.0)
 
 
 @dataclass(frozen=True)
-class Load:
+class ChatLoad:
     rate: float  # chats in a second
     seconds: float  # of arrivals
     documents: int  # at once
@@ -78,7 +78,7 @@ class Load:
 
 
 @dataclass
-class Run:
+class ChatRun:
     seconds: float
     chats: list[Answer]
     documents: list[Answer]
@@ -104,10 +104,10 @@ class Run:
     def meanwhile_tokens_s(self) -> float:
         return self.meanwhile_tokens / self.meanwhile_s
 
-    def attained(self, promise: Promise) -> float:
+    def attained(self, promise: ChatPromise) -> float:
         return 100 * sum(map(promise.is_kept, self.chats)) / max(1, len(self.chats))
 
-    def in_time(self, promise: Promise) -> float:
+    def in_time(self, promise: ChatPromise) -> float:
         """Return the share of the chats' tokens in time; a lost chat counts the token that it still waited for."""
         on_time = sum(ttft <= promise.ttft_s for ttft in self.ttfts) + sum(gap <= promise.tbt_s for gap in self.gaps)
         lost = sum(not chat.is_whole for chat in self.chats)
@@ -115,22 +115,22 @@ class Run:
 
 
 class Backend(Protocol):
-    def run(self, load: Load, promise: Promise | None) -> Run:
+    def run(self, load: ChatLoad, promise: ChatPromise | None) -> ChatRun:
         """Play the load; without a promise there are no chats."""
 
 
 # --- Over HTTP
 
 
-class Served:
+class ChatClient:
     def __init__(self, url: str, vocabulary: int = VOCAB, priority: int | None = None) -> None:
         self.url, self._vocabulary, self._text = url, vocabulary, Random()
         self._best_effort = {"service_tier": "flex"} | ({} if priority is None else {"priority": priority})
 
-    def run(self, load: Load, promise: Promise | None) -> Run:
+    def run(self, load: ChatLoad, promise: ChatPromise | None) -> ChatRun:
         return asyncio.run(self.play(load, promise))
 
-    async def play(self, load: Load, promise: Promise | None) -> Run:
+    async def play(self, load: ChatLoad, promise: ChatPromise | None) -> ChatRun:
         began, documents = perf_counter(), list[Answer]()
         ends_at, draw = began + load.seconds, Random(SEED + 1)
         clients = [self._documents(load, documents, draw, ends_at) for _ in range(load.documents)]
@@ -139,14 +139,14 @@ class Served:
         await asyncio.gather(chats, *clients)
         since = began + COUNTED_FROM * load.seconds
         meanwhile = sum(since <= at < ends_at for document in documents for at in document.token_at)
-        return Run(perf_counter() - began, await chats, documents, meanwhile, ends_at - since)
+        return ChatRun(perf_counter() - began, await chats, documents, meanwhile, ends_at - since)
 
-    async def _documents(self, load: Load, ended: list[Answer], draw: Random, ends_at: float) -> None:
+    async def _documents(self, load: ChatLoad, ended: list[Answer], draw: Random, ends_at: float) -> None:
         while perf_counter() < ends_at:
             size, most = draw.randint(*load.document), draw.randint(*load.summary)
             ended.append(await ask(self.url, self.prompt(size), most, **self._best_effort))
 
-    async def chats(self, rate: float, promise: Promise | None, at: float, ends_at: float) -> list[Answer]:
+    async def chats(self, rate: float, promise: ChatPromise | None, at: float, ends_at: float) -> list[Answer]:
         draw, tasks = Random(SEED), list[asyncio.Task[Answer]]()
         while promise is not None and (at := at + draw.expovariate(rate)) < ends_at:
             size, most = draw.randint(*CHAT), draw.randint(*ANSWER)
@@ -159,10 +159,10 @@ class Served:
         return [self._text.randrange(3, self._vocabulary) for _ in range(size)]
 
 
-class ServedBatch(Served):
+class ServedBatch(ChatClient):
     """Documents are the lines of one batch, which is cancelled at the end of a run."""
 
-    async def play(self, load: Load, promise: Promise | None) -> Run:
+    async def play(self, load: ChatLoad, promise: ChatPromise | None) -> ChatRun:
         if not load.documents:
             return await super().play(load, promise)
         await asyncio.sleep(APART_S)
@@ -182,9 +182,9 @@ class ServedBatch(Served):
         lines = [Answer(began, 500) for _ in range(failed)]
         if after > before:
             lines.append(Answer(began, 200, after - before, token_at=[at]))
-        return Run(ended_at - at, answers, lines, after - before, ended_at - at)
+        return ChatRun(ended_at - at, answers, lines, after - before, ended_at - at)
 
-    def _line(self, load: Load, draw: Random) -> dict[str, Any]:
+    def _line(self, load: ChatLoad, draw: Random) -> dict[str, Any]:
         size, most = draw.randint(*load.document), draw.randint(*load.summary)
         prompt = self.prompt(size)
         return {"model": NAME, "prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
@@ -202,11 +202,7 @@ async def _usage(batches: Batches, batch: str, at: float) -> tuple[float, int]:
 
 class Simulated:
     def __init__(
-        self,
-        profile: Path,
-        seeds: Sequence[int],
-        options: tuple[str, ...] = (),
-        has_hog: bool = False,
+        self, profile: Path, seeds: Sequence[int], options: tuple[str, ...] = (), has_hog: bool = False
     ) -> None:
         self._profile, self._seeds, self._has_hog = profile, seeds, has_hog
         self._trial = SimulationTrial("aligned", profile=str(profile), options=options, gateway_ms=GATEWAY_MS)
@@ -217,9 +213,9 @@ class Simulated:
         other._trial = replace(self._trial, preset=preset)
         return other
 
-    def run(self, load: Load, promise: Promise | None) -> Run:
+    def run(self, load: ChatLoad, promise: ChatPromise | None) -> ChatRun:
         runs = [self._of_seed(load, promise, seed) for seed in self._seeds]
-        return Run(
+        return ChatRun(
             sum(run.seconds for run in runs),
             [chat for run in runs for chat in run.chats],
             [document for run in runs for document in run.documents],
@@ -229,7 +225,7 @@ class Simulated:
             sum(run.num_recomputed or 0.0 for run in runs) / len(runs),
         )
 
-    def _of_seed(self, load: Load, promise: Promise | None, seed: int) -> Run:
+    def _of_seed(self, load: ChatLoad, promise: ChatPromise | None, seed: int) -> ChatRun:
         streams = [_chats(load, promise)] if promise else []
         streams += [_documents(load)] if load.documents else []
         workload = save_load(self._profile.with_name("load.yaml"), load.seconds, *streams)
@@ -245,7 +241,7 @@ class Simulated:
         meanwhile = sum(since <= at < until for document in documents for at in document.token_at)
         preempted = sum(request.num_preempted for request in record.requests)
         answers = [[_answer(request) for request in requests] for requests in (chats, documents)]
-        return Run(
+        return ChatRun(
             record.duration_s, answers[0], answers[1], meanwhile, until - since, preempted, num_recomputed(record)
         )
 
@@ -256,13 +252,13 @@ def num_recomputed(record: RunRecord) -> int:
     return computed - sum(request.num_prompt for request in record.requests if request.token_at)
 
 
-def _chats(load: Load, promise: Promise) -> dict[str, Any]:
+def _chats(load: ChatLoad, promise: ChatPromise) -> dict[str, Any]:
     sizes = {"prompt": "{}-{}".format(*CHAT), "output": "{}-{}".format(*ANSWER), "max_tokens": ANSWER[1]}
     stream = {"name": "chat", "kind": "sizes", **sizes, "rate": load.rate}
     return stream | {"ttft_s": promise.ttft_s, "tbt_s": promise.tbt_s}
 
 
-def _documents(load: Load) -> dict[str, Any]:
+def _documents(load: ChatLoad) -> dict[str, Any]:
     prompt, output = ("{}-{}".format(*sizes) for sizes in (load.document, load.summary))
     sizes = {"prompt": prompt, "output": output, "max_tokens": load.summary[1]}
     closed = {"arrivals": "closed", "in_flight": load.documents, "jct_s": 600}
@@ -304,10 +300,10 @@ def backend(args: argparse.Namespace, *, is_batch: bool) -> Iterator[Backend]:
         if args.url:
             asyncio.run(ask(args.url, [3] * 20, 4))
             with hog() if args.hog else nullcontext():
-                yield (ServedBatch if is_batch else Served)(args.url, priority=args.priority)
+                yield (ServedBatch if is_batch else ChatClient)(args.url, priority=args.priority)
             return
         model = args.model or llama160m(folder / "model")
         with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
             asyncio.run(ask(deployment.url, [3] * 20, 4))  # what a first request warms up
             with hog() if args.hog else nullcontext():
-                yield (ServedBatch if is_batch else Served)(deployment.url)
+                yield (ServedBatch if is_batch else ChatClient)(deployment.url)

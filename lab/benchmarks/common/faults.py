@@ -19,7 +19,15 @@ import httpx
 
 from alignedserve.kvpool.arena.shared_files import ALONE
 from alignedserve.lab.benchmarks.common.report import report
-from alignedserve.lab.benchmarks.common.serving import NAME, Answer, Deployment, ask, parts_under, serve, serve_command
+from alignedserve.lab.benchmarks.common.serving import (
+    NAME,
+    Answer,
+    ServedDeployment,
+    ask,
+    parts_under,
+    serve,
+    serve_command,
+)
 from tests.planted import LOST_LOGS, Poison, lost_log, poisonous
 
 INNOCENTS, TOKENS = 20, 200
@@ -53,7 +61,7 @@ BEFORE = {
 
 
 @contextmanager
-def poisoned(model: str, topology: str) -> Iterator[tuple[Deployment, Poison]]:
+def poisoned(model: str, topology: str) -> Iterator[tuple[ServedDeployment, Poison]]:
     with tempfile.TemporaryDirectory() as folder:
         poison = Poison(Path(folder))
         environment = {**os.environ, **poison.environment}
@@ -67,7 +75,9 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
     return False
 
 
-async def attacked(deployment: Deployment, poison: Poison, how: str, watch: Awaitable[object] | None = None) -> Harm:
+async def attacked(
+    deployment: ServedDeployment, poison: Poison, how: str, watch: Awaitable[object] | None = None
+) -> Harm:
     """Send a poisonous request beside chats that stream, and watch what happens meanwhile."""
 
     async def num_tokens() -> float:
@@ -146,7 +156,7 @@ def measure_hang(model: str) -> None:
 # --- Logs, locks and memory
 
 
-def pid_of(deployment: Deployment, part: str) -> int | None:
+def pid_of(deployment: ServedDeployment, part: str) -> int | None:
     return next((pid for pid, name in parts_under(deployment.pid).items() if name == part), None)
 
 
@@ -156,7 +166,7 @@ def serves(url: str) -> bool:
     return False
 
 
-def outlives(deployment: Deployment, part: str) -> bool:
+def outlives(deployment: ServedDeployment, part: str) -> bool:
     """Kill the part, and return whether it comes back, and requests are served."""
     pid = pid_of(deployment, part)
     if pid is None:

@@ -75,7 +75,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Experts(Model):
+class ExpertModel(Model):
     """A mixture of experts, as Qwen3's: `inner` is the size of one expert."""
 
     experts: int = 128
@@ -98,7 +98,7 @@ MODELS = {
     "7b": Model("llama_7b_mha", kv_heads=32, inner=11_008, vocabulary=32_000),
     "8b": Model("llama_8b_gqa", kv_heads=8, inner=14_336, vocabulary=128_256),
     # Four layers of Qwen3-30B-A3B.
-    "moe": Experts("qwen3_moe_4_layers", kv_heads=4, inner=768, vocabulary=151_936, hidden=2048, layers=4),
+    "moe": ExpertModel("qwen3_moe_4_layers", kv_heads=4, inner=768, vocabulary=151_936, hidden=2048, layers=4),
     "tiny": Model("tiny", kv_heads=2, inner=128, vocabulary=2_048, hidden=64, heads=4, layers=2, head_dim=16),
 }
 

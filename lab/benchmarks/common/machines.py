@@ -29,7 +29,7 @@ class Machine:
     has_goals: bool = False  # goals for tokens in a second were set for this machine
 
 
-_LIMITS = WorkerLimits(num_pairs=910, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
+_LIMITS = WorkerLimits(num_blocks=910, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
 _ZEN4_TOKENS = (0.0, 6e-5, 1.3e-4, 4.1e-4, 5.1e-4, 5.3e-4, 5.5e-4)
 MACHINES: Mapping[str, Machine] = MappingProxyType(
     {
@@ -49,7 +49,7 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
             Coefficients(
                 fixed=0.0075, token=(3.0e-4,), work=1.5e-8, chunk=3e-4, cached=1e-6, decode=1.0e-4, prefix=1.1e-6
             ),
-            WorkerLimits(num_pairs=3600, block_size=16, page_size=64, max_step_tokens=512, max_batch=16),
+            WorkerLimits(num_blocks=3600, block_size=16, page_size=64, max_step_tokens=512, max_batch=16),
             Uncertainty(0.04, 0.12),
             has_goals=True,
         ),
@@ -69,7 +69,4 @@ def save_profile(path: Path, machine: Machine, speed: float = 1.0) -> None:
     points = tuple(Point(shape, cost.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(11.8e9, 2.3e-4), Route.ARENA_TO_DEVICE: Link(11.4e9, 2.3e-4)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
-    save(
-        Profile(subject, MeasuredMemory(machine.limits, kv_bytes=36_864), points, cost, links=links),
-        path,
-    )
+    save(Profile(subject, MeasuredMemory(machine.limits, kv_bytes=36_864), points, cost, links=links), path)

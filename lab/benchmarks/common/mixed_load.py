@@ -38,7 +38,7 @@ _WRONG: list[tuple[str, object, tuple[int, ...]]] = [
 
 
 @dataclass
-class Seen:
+class SeenByClients:
     """What clients have got since it was last taken."""
 
     ttfts: list[float] = field(default_factory=list)
@@ -57,12 +57,12 @@ class Seen:
 class MixedLoad:
     def __init__(self, url: str, rate: float, seed: int) -> None:
         self._url, self._rate, self._draw = url, rate, Random(seed)
-        self._seen = Seen()
+        self._seen = SeenByClients()
         self._chats: set[asyncio.Task[None]] = set()
 
-    def take(self) -> Seen:
+    def take(self) -> SeenByClients:
         """Return what was seen since the last call."""
-        seen, self._seen = self._seen, Seen()
+        seen, self._seen = self._seen, SeenByClients()
         return seen
 
     async def play(self) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 
-VOCAB = 8_000  # prompts draw from the first so many tokens
+VOCAB = 8_000  # prompts draw from this number of first tokens
 POSITIONS = {"llama160m": 4096, "opt125m": 2048, "gqa500m": 4096}
 
 

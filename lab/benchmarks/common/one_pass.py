@@ -54,10 +54,10 @@ class OnePass:
     def __call__(self, tokens: tuple[int, ...]) -> Tensor:
         """Return the logits of every token."""
         config = self._config
-        pairs = range(-(-len(tokens) // _BLOCK_SIZE))
+        blocks = range(-(-len(tokens) // _BLOCK_SIZE))
         dtype, vector = vector_of(self._kv_dtype, self._dtype, config.num_kv_heads, config.head_dim)
-        cache = torch.empty(config.num_layers, 2 * len(pairs), _BLOCK_SIZE, vector, dtype=dtype)
+        cache = torch.empty(config.num_layers, 2 * len(blocks), _BLOCK_SIZE, vector, dtype=dtype)
         cache.view(torch.uint8).fill_(0xFF)  # NaN, which shows if it is read
-        spans = Spans([Lie(len(tokens), len(tokens), pairs)], _BLOCK_SIZE)
+        spans = Spans([Lie(len(tokens), len(tokens), blocks)], _BLOCK_SIZE)
         attention = attention_of(spans, cache, self._kernels)
         return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)

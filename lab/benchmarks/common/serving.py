@@ -30,7 +30,7 @@ _TITLES = (
 
 
 @dataclass(frozen=True)
-class Deployment:
+class ServedDeployment:
     url: str
     pid: int  # of the launcher
     ready_s: float  # from its start until it served
@@ -48,7 +48,7 @@ def serve(
     environment: Mapping[str, str] | None = None,
     before: Sequence[str] = (),
     stderr: IO[Any] | None = None,
-) -> Iterator[Deployment]:
+) -> Iterator[ServedDeployment]:
     """Start a deployment, by a command that begins with `before`, and stop it at the end. It computes on the CPU, for
     which the loads are, unless a variable or a flag says otherwise."""
     command = [*before, *serve_command(model, *flags)]
@@ -64,7 +64,7 @@ def serve(
             urls = (found[0] for line in launcher.stdout if (found := re.findall(r"http://[\d.]+:\d+", line)))
             if (url := next(urls, None)) is None:
                 raise SystemExit("the deployment did not start: what it logged says why")
-            yield Deployment(url, launcher.pid, perf_counter() - began)
+            yield ServedDeployment(url, launcher.pid, perf_counter() - began)
         finally:
             launcher.send_signal(signal.SIGINT)
             launcher.wait()
@@ -104,8 +104,8 @@ class Answer:
 
 
 async def ask(url: str, prompt: list[int] | str, max_tokens: int, **more: Any) -> Answer:
-    """Stream one greedy answer of exactly so many tokens, without a client library: that would take its share of the
-    same cores."""
+    """Stream one greedy answer of exactly `max_tokens` tokens, without a client library: that would take its share of
+    the same cores."""
     address = urlparse(url)
     body: dict[str, Any] = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     body |= {

@@ -1,4 +1,4 @@
-"""Simulated runs of a load, each of which must end without a problem."""
+"""Simulated runs of a load; each must end without a problem."""
 
 from __future__ import annotations
 
