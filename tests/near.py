@@ -29,7 +29,10 @@ MAIN = ("main", "origin/main", "HEAD")
 OF_FOLDERS: Mapping[str, tuple[str, ...]] = {
     "kernels": ("tests/kernels/test_spans.py", "tests/kernels/test_elementwise.py", "tests/kernels/test_attention.py"),
     "docs": ("tests/house/test_pages.py", "tests/house/test_reading.py"),
+    "deploy/chart": ("tests/cluster/test_chart.py",),
     "deploy": ("tests/cluster/test_config.py", "tests/metrics/test_board.py"),
+    "alignedserve/dashboard": ("tests/gateway/test_page.py", "tests/end_to_end/test_dashboard.py"),
+    "alignedserve/gateway": ("tests/gateway/test_page.py", "tests/gateway/test_app.py"),
 }
 OF_ALL = ("tests/house/test_pages.py", "tests/house/test_structure.py")
 
@@ -83,7 +86,7 @@ def near(file: str) -> list[str]:
         beside = sorted((ROOT / path.parent).rglob("test_*.py"))
         return [str(test.relative_to(ROOT)) for test in beside if path.stem in test.read_text(encoding="utf-8")]
     if path.suffix != ".py" or ROOT / file not in modules().values():
-        return list(OF_FOLDERS.get(path.parts[0], OF_ALL))
+        return list(next((tests for folder, tests in OF_FOLDERS.items() if file.startswith(f"{folder}/")), OF_ALL))
     return near_tests(file)
 
 

@@ -12,7 +12,7 @@ from alignedserve.protocol.messages import ROUTER, Figures, Member, Message, Rep
 
 STOP = 0
 
-LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=2)
+LIMITS = WorkerLimits(num_blocks=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=2)
 
 
 def request(

@@ -20,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.folder import folder_of
+from alignedserve.architectures.gguf.places import kept_bytes
 from alignedserve.architectures.gguf.splits import SPLITS
 from alignedserve.architectures.model_source import DEMO_FOLDER, resolve
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -222,6 +223,11 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
     assert (folder / "config.json").stat().st_mtime_ns == written
     write(path, block_count=3)
     assert read_config(resolve(str(path))).num_layers == 3
+
+
+def test_numbers_that_are_not_quantised_are_kept_whole(tmp_path: Path) -> None:
+    folder = resolve(str(write(tmp_path / "a.gguf")))
+    assert [kept_bytes(folder, whole) for whole in (2, 4)] == [97 * 32 * 2, 97 * 32 * 4]
 
 
 def test_a_folder_may_hold_one_file(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_every_node_fetches_the_commit_that_the_launcher_found(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        (LocalEntryNotFoundError("long\nexplanation"), "cannot be reached, or HF_HUB_OFFLINE is set"),
+        (LocalEntryNotFoundError("long\nexplanation"), "HF_HUB_OFFLINE is set, and it was not fetched before"),
         (HFValidationError("x"), "cannot be a hub id"),
         (OSError("disk\nfull"), "OSError: disk full"),
     ],
@@ -126,7 +126,9 @@ def test_offline_the_real_client_is_refused_in_one_line(tmp_path: Path) -> None:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     last = done.stderr.strip().splitlines()[-1]
-    beginning = "alignedserve.errors.ModelError: org/name is not a local folder and cannot be fetched: the hub"
+    beginning = (
+        "alignedserve.errors.ModelError: org/name is not a local folder and cannot be fetched: HF_HUB_OFFLINE is set"
+    )
     assert last.startswith(beginning)
 
 

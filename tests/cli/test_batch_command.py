@@ -19,6 +19,7 @@ import pytest
 
 from alignedserve.cli.remote import batch as batch_command
 from alignedserve.cli.remote.options import BatchOptions, BatchSubmission
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
 
 HALF = b'{"custom_id": "c"}\n'  # the end of this file does not come
@@ -116,6 +117,15 @@ def test_submitted_waited_for_and_downloaded(
     assert [line.split()[1] for line in told.splitlines()] == ["validating", "in_progress"]
 
 
+def test_the_bar_shows_how_many_lines_have_ended(server: Server, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[tuple[int, int]]()
+    monkeypatch.setattr(ProgressBar, "show", lambda _, done, total: shown.append((done, total)))
+    some = {"total": 9, "completed": 3, "failed": 2}
+    server.batches = [(batch("in_progress") | {"request_counts": some}, {}), (batch("cancelled"), {})]
+    batch_command.submit(server.options, BatchSubmission(file, "2h", wait=True))
+    assert shown == [(5, 9), (0, 2)]
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -135,6 +145,30 @@ def test_failed_lines_are_an_error_whose_first_is_shown(
     server.batches = [(batch("completed", error_file_id="err") | {"request_counts": counts}, {})]
     assert batch_command.submit(server.options, BatchSubmission(file, "2h", wait=True)) == 1
     assert "2 lines failed; the first, 'a': too long by 7 tokens" in capsys.readouterr().err
+
+
+def test_who_stops_waiting_is_told_that_the_batch_goes_on(
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.batches = [(batch("in_progress"), {})]
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("alignedserve.cli.remote.batch.time.sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        batch_command.submit(server.options, BatchSubmission(file, "2h", wait=True))
+    assert "alignedserve batch cancel batch_1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("", "is no JSON"), ('{"url": 1,}', "is no JSON"), ("[]", "is no request"), ("{}", "names no url")],
+)
+def test_a_first_line_that_names_no_endpoint_is_refused(server: Server, tmp_path: Path, line: str, said: str) -> None:
+    (file := tmp_path / "lines.jsonl").write_text(line)
+    with pytest.raises(BatchError, match=said):
+        batch_command.submit(server.options, BatchSubmission(file, "2h"))
 
 
 def test_that_it_will_be_late_is_said_once_while_it_is_waited_for(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -291,6 +293,13 @@ def test_what_is_served_is_what_the_values_say(tmp_path: Path) -> None:
     assert (config.slo.ttft_ms, config.slo.tbt_ms) == (500, 50)
     assert (config.engine.max_step_tokens, config.server.max_queue_tokens) == (4096, 3_000_000)
     assert config.ray.place_s == 60, "settings outweigh what the chart has"
+
+
+def test_the_example_of_the_guide_is_taken(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
+    (values,) = re.findall(r"In `chats.yaml`:\n\n((?:    .*\n)+)", guide)
+    config = served(tmp_path, textwrap.dedent(values))
+    assert (str(config.topology), config.ray.gpus_per_worker, config.slo.ttft_ms) == ("2xcolocated", 1, 500)
 
 
 @pytest.mark.parametrize("values", VALUES)

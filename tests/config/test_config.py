@@ -263,7 +263,7 @@ _ON_RAY = {"launcher": "ray", "ray.address": "auto"}
                 "transport": "collective",
                 "topology": "1+1",
             },
-            "transport cannot be collective: KV that comes directly needs pairs of its own: schedule.blocks"
+            "transport cannot be collective: KV that comes directly needs blocks of its own: schedule.blocks"
             " bidirectional shares them: set it to host",
         ),
         (

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import times
+from tests.conftest import timed
 from tests.end_to_end.deployment import BACK_S, LOCAL, NONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
 
 
@@ -93,7 +95,8 @@ def _shares(item: pytest.Item) -> bool:
 def none_runs_unused(request: pytest.FixtureRequest, running: WorkerRequest) -> None:
     """End the shared deployments before a file that does not use them: at rest they take some percent of a core."""
     if not any(_shares(item) for item in request.session.items if item.path == request.path):
-        running.stop()
+        with timed(times.SHARED):
+            running.stop()
 
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)

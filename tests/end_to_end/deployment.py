@@ -151,7 +151,8 @@ class Deployment:
         return [pid for pid, command in self.processes().items() if part_of(command) == part]
 
     def wound(self, part: str) -> None:
-        """Kill the process of this part, and return when the launcher has started another process for it."""
+        """Kill the process of this part, once it runs, and return when the launcher has started another for it."""
+        wait_until(lambda: self.runs(part), BACK_S, self.log)  # where others serve, a test before may not wait for it
         old = self.pid(part)
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
@@ -294,7 +295,7 @@ def environment_of(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
     env |= {"PYTHONFAULTHANDLER": "1"}
     env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
     env |= {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu"}  # memory, timing and topologies are chosen for CPUs, also beside a GPU
-    env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
+    env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "1"}
     # Two threads of so small a model mostly wait for each other, beside other tests on the same cores.
     env |= {} if SOAK else {"ALIGNEDSERVE_ENGINE_THREADS": "1"}
     # a slow machine must not refuse requests here: tests/router covers refusals

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import pytest
 
 from tests.adapters import make_adapter, with_adapter
 from tests.conftest import SOAK
-from tests.end_to_end.client import held_out
+from tests.end_to_end.client import command, held_out
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, MODEL, NAME, TOPOLOGIES, Deployment, deployed, wait_until
 from tests.reference import Tally, compare, load
 
@@ -98,8 +96,7 @@ def _check_batch(deployment: Deployment, tmp_path: Path) -> None:
 
     lines, out = tmp_path / "lines.jsonl", tmp_path / "out.jsonl"
     lines.write_text("\n".join(map(line, (NAME, "sql", "law"))) + "\n")
-    command = [sys.executable, "-m", "alignedserve", "batch", "submit", str(lines), "--url", f"{deployment.url}/v1"]
-    done = subprocess.run([*command, "--wait", "--out", str(out)], capture_output=True, text=True, timeout=ANSWER_S)
+    done = command("batch", "submit", lines, "--url", f"{deployment.url}/v1", "--wait", "--out", out)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(row) for row in out.read_text().splitlines()]
     said = {row["custom_id"]: row["response"]["body"]["choices"][0]["token_ids"] for row in rows}

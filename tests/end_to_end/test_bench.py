@@ -71,11 +71,11 @@ def test_best_effort_requests_are_lines_of_a_batch_job(deployment: Deployment, t
 def test_a_batch_job_beside_chats_is_cancelled_when_they_have_ended(deployment: Deployment, tmp_path: Path) -> None:
     load = tmp_path / "load.json"
     chats = {"name": "chat", "prompt": 20, "output": 8, "rate": 5, "num_requests": 6}
-    papers = {"name": "papers", "service": "be", "prompt": 60, "output": 40, "num_requests": 3000}
+    papers = {"name": "papers", "service": "be", "prompt": 60, "output": 40, "num_requests": 1000}
     load.write_text(json.dumps({"streams": [chats, papers]}))
     run = measured(deployment, str(load), tmp_path, "--batch")
     assert run["classes"]["rt"]["requests.finished"] == 6
-    assert any("of its 3,000 lines had not ended: left out" in note for note in run["record"]["notes"])
+    assert any("of its 1,000 lines had not ended: left out" in note for note in run["record"]["notes"])
 
 
 @ON_ONE

@@ -20,7 +20,7 @@ from tests.end_to_end.deployment import ANSWER_S, LOCAL, MODEL, NAME, Deployment
 from tests.models import llama
 from tests.schemas import WORDS, schema
 
-NUM_SCHEMAS = 300 if SOAK else 12
+NUM_SCHEMAS = 300 if SOAK else 8
 AT_ONCE = 12
 CHAT = "/v1/chat/completions"
 PLACE = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import httpx
 import pytest
 
 from alignedserve.gateway.access.keys import Limits, Scope, make_key
+from tests.end_to_end.client import command
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.tracing.receiver import Receiver, receiving
 
@@ -121,9 +120,8 @@ def test_chats_and_lines_of_batches_are_traced(
     file.write_text(json.dumps(line))
     headers = {"Authorization": f"Bearer {keys[1]}"}
     httpx.post(f"{two.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=ANSWER_S).raise_for_status()
-    command = [sys.executable, "-m", "alignedserve", "batch", "submit", str(file), "--url", f"{two.url}/v1"]
-    command += ["--api-key", keys[1], "--wait"]
-    subprocess.run(command, check=True, capture_output=True, timeout=ANSWER_S)
+    submitted = command("batch", "submit", file, "--url", f"{two.url}/v1", "--api-key", keys[1], "--wait")
+    assert submitted.returncode == 0, submitted.stderr
     wait_until(lambda: receiver.classes() == {"rt", "be"}, ANSWER_S)
     assert set(receiver.spans()) == {"llm_request", "queue", "prefill", "decode"}
 

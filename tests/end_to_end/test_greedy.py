@@ -12,7 +12,7 @@ from tests.end_to_end.deployment import NONE_ON_RAY, Deployment
 
 pytestmark = shared_on(NONE_ON_RAY)
 
-REQUESTS = 400 if SOAK else 32
+REQUESTS = 400 if SOAK else 20
 
 
 def test_many_requests_at_once_equal_transformers(deployment: Deployment) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from tests.end_to_end.client import all_tokens, is_greedy, mixed
 from tests.end_to_end.deployment import deployed
 
-REQUESTS = 16
+REQUESTS = 10
 
 
 def test_with_int8_most_answers_are_those_without() -> None:

@@ -16,6 +16,7 @@ import pytest
 from alignedserve import LLM, Deployment, SamplingParams, Slo
 from alignedserve.api.llm import Prompt
 from alignedserve.errors import AskError, DeploymentError
+from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
 from tests.end_to_end.deployment import BACK_S, MARK, marked, wait_until
 from tests.smollm2 import smollm2
@@ -27,7 +28,8 @@ QUESTION = [{"role": "user", "content": "Say hello."}]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", dtype="float32", pool_memory_mb=256, profile_s=0) as started:
+    settings = {"engine.profile_s": 0, "engine.tune_s": 0, "engine.threads": 1}
+    with LLM("demo", dtype="float32", pool_memory_mb=256, settings=settings) as started:
         yield started
 
 
@@ -119,19 +121,20 @@ def test_a_deployment_that_cannot_start_says_why(model: str, flags: dict[str, An
 
 def environment_in(home: Path) -> dict[str, str]:
     """Return the environment of a script whose home is empty. Workers do not measure steps first, which takes long."""
-    return {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(home), "ALIGNEDSERVE_ENGINE_PROFILE_S": "0"}
+    settings = {"ALIGNEDSERVE_ENGINE_PROFILE_S": "0", "ALIGNEDSERVE_ENGINE_THREADS": "1"}
+    return {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(home), **settings}
 
 
 SLEEPS = """
 import sys, time
 from alignedserve import LLM
-llm = LLM("demo", pool_memory_mb=256)
+llm = LLM("demo", pool_memory_mb=256, settings={"engine.tune_s": 0})
 print("ready", flush=True)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("way", [signal.SIGKILL, *([signal.SIGINT] if SOAK else [])])
 def test_nothing_stays_when_its_process_ends(way: signal.Signals, tmp_path: Path) -> None:
     mark = f"python-api-{way.name}"
     environment = environment_in(tmp_path) | {MARK: mark}
@@ -144,10 +147,13 @@ def test_nothing_stays_when_its_process_ends(way: signal.Signals, tmp_path: Path
 
 
 def test_the_snippets_of_the_guide_run(tmp_path: Path) -> None:
+    """A deployment that they do not close ends with its process."""
     guide = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S))
     code = code.replace('Deployment("smollm2"', 'Deployment("demo"')  # loads in a fraction of the time
-    environment = environment_in(tmp_path)
+    assert "\nllm.close()\n" in code
+    code = code.replace("\nllm.close()\n", "\n")
+    environment = environment_in(tmp_path) | {MARK: (mark := "python-api-guide")}
     models = smollm2().parent.parent
     (tmp_path / ".cache" / "alignedserve").mkdir(parents=True)
     (tmp_path / ".cache" / "alignedserve" / "models").symlink_to(models)
@@ -155,3 +161,4 @@ def test_the_snippets_of_the_guide_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
     assert re.search(r"http://127\.0\.0\.1:\d+$", done.stdout, re.M)
+    wait_until(lambda: not marked(mark), BACK_S, lambda: str(marked(mark)))

@@ -89,22 +89,23 @@ class Noted:
 
 def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deployment) -> None:
     """Prefetched KV waits at the prefill workers until the next batch begins, and is pulled then."""
-    wanted, noted = [*documents(30, seed=11, outputs=(30, 80)), *mixed(6, seed=8)], Noted(three)
+    wanted, noted = [*documents(18, seed=11, outputs=(30, 80)), *mixed(4, seed=8)], Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_prefetched > 0
     assert three.metric("kv_transfers_failed_total") == 0
 
 
-@pytest.mark.parametrize(("transport", "end"), [("collective", "decode-0"), ("ipc", "prefill-0")])
+# test_ranks.py hands on by `collective` too.
+@pytest.mark.parametrize(("transport", "end"), [*([("collective", "decode-0")] if SOAK else []), ("ipc", "prefill-0")])
 def test_what_a_prefill_worker_that_decodes_hands_on_equals_transformers(transport: str, end: str) -> None:
     with deployed("--transport", transport, *CHECKED, *HURRIED, topology="1+1") as deployment:
-        wanted, noted = mixed(12, seed=8, outputs=(80, 200)), Noted(deployment)
+        wanted, noted = mixed(12, seed=8, outputs=(80, 160)), Noted(deployment)
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert noted.num_pulled > 0
         assert noted.num_asked_ahead == 0, "its memory is for requests of its own"
         assert deployment.metric("kv_transfers_failed_total") == 0
         noted = Noted(deployment)
-        check_beside_a_kill(deployment, mixed(12, seed=9, outputs=(80, 200)), end, lambda: noted.num_pulled > 2)
+        check_beside_a_kill(deployment, mixed(12, seed=9, outputs=(80, 160)), end, lambda: noted.num_pulled > 2)
 
 
 def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, has_begun: Callable[[], bool]) -> None:
@@ -130,17 +131,18 @@ def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, 
     check_greedy(asked, answers)
 
 
+# The short form kills one end while a batch is prefetched, and the other in a transfer.
 @two_by("collective")
-@pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("end", ["prefill-0", *(["decode-0"] if SOAK else [])])
 def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(two: Deployment, end: str) -> None:
     """Part of the batch has arrived, part is being copied, and part is not yet sent."""
     noted = Noted(two)
-    wanted = documents(18, seed=12, outputs=(30, 80))
+    wanted = documents(12, seed=12, outputs=(30, 80))
     check_beside_a_kill(two, wanted, end, lambda: noted.num_asked_ahead > 1)
 
 
 def check_a_kill_in_a_transfer(deployment: Deployment, end: str) -> None:
-    wanted = [*mixed(12, seed=9, outputs=(20, 60)), *documents(12, seed=14, outputs=(20, 60))]
+    wanted = [*mixed(8, seed=9, outputs=(20, 60)), *documents(8, seed=14, outputs=(20, 60))]
     noted = Noted(deployment)
     check_beside_a_kill(deployment, wanted, end, lambda: noted.num_pulled > 3)
 
@@ -164,7 +166,7 @@ def test_a_request_that_has_to_leave_for_want_of_memory_comes_back_as_it_was() -
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--set", "schedule.candidate_share=0.9")
     few = ("--transport", "collective", *APART, *CHECKED, *PATIENT, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:
-        wanted = documents(8, seed=13, prompts=(20, 60), outputs=(150, 250))
+        wanted = documents(6, seed=13, prompts=(20, 60), outputs=(150, 220))
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         log = deployment.whole_log()
         assert log.count("is to leave for prefill-0") > 0

@@ -19,8 +19,8 @@ from alignedserve.simulator.explaining import story_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 
-TIGHT = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
-CROWDED = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
+TIGHT = WorkerLimits(num_blocks=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
+CROWDED = WorkerLimits(num_blocks=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
 CROWD = read_workload(
     "coserve,first_s=1,chat.rate=60,chat.prompt=40,chat.output=40,chat.max_tokens=60,"
     "documents.in_flight=12,documents.prompt=60-200,documents.output=60"

@@ -24,6 +24,7 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.openapi import document
+from alignedserve.gateway.pages import docs_page
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.client import Delivered
@@ -38,9 +39,13 @@ PATIENT_S = 60.0  # seconds: longer than any request in these tests takes, howev
 
 @pytest.fixture(autouse=True, scope="session")
 def one_document() -> Iterator[None]:
-    """Make the OpenAPI document once: it takes nine tenths of the time of an application, and a thousand are made."""
+    """Make the OpenAPI document and its page once: they take most of the time of an application, and a thousand are
+    made."""
+    documents = cache(document)
+    pages = cache(lambda has_jobs: docs_page(documents(has_jobs)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gateway_app, "document", cache(document))
+        patch.setattr(gateway_app, "document", documents)
+        patch.setattr(gateway_app, "docs_page", lambda described: pages(described is documents(True)))
         yield
 
 

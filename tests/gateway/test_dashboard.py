@@ -99,8 +99,9 @@ async def until(happened: Any) -> None:
 class Page:
     """A page that is open in a browser."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, query: bytes = b"") -> None:
         self.connection = Connection(EVENTS, b"")
+        self.connection.scope["query_string"] = query
         self.connection.scope["method"] = "GET"
         self.connection.scope["headers"] = [(b"host", b"localhost")]
         connection = self.connection
@@ -183,6 +184,23 @@ def test_what_requests_felt_is_in_the_picture(text: TextModel) -> None:
     assert (ended["service"], ended["output_tokens"], ended["missed"]) == ("rt", 2, "")
     assert (refused["reason"], refused["why"]) == ("queue_full", "the queue is full")
     assert ended["id"] != refused["id"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_each_page_gets_the_time_range_that_it_asks_for(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner())
+
+    async def watched() -> list[float]:
+        pages = [Page(gateway), Page(gateway, b"slot_s=960")]
+        await until(lambda: all(page.pictures for page in pages))
+        for page in pages:
+            await page.close()
+        live(gateway).end()
+        return [page.pictures[-1]["slot_s"] for page in pages]
+
+    assert asyncio.run(watched()) == [10.0, 960.0]
+    refused = gateway.get(f"{EVENTS}?slot_s=7")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "slot_s")
 
 
 @pytest.mark.usefixtures("quick")

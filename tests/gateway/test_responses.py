@@ -78,7 +78,7 @@ def test_openais_client_gets_a_response_and_goes_on(gateway: Gateway) -> None:
     async def talks() -> None:
         async with sdk(gateway) as client:
             first = await client.responses.create(model=MODEL, input="Hi", instructions="Be brief.")
-            assert (first.output_text, first.status, first.store) == (HELLO, "completed", True)  # type: ignore[attr-defined]
+            assert (first.output_text, first.status, first.store) == (HELLO, "completed", True)
             assert first.usage is not None
             assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
             assert (first.temperature, first.tool_choice, first.tools) == (0.0, "auto", [])
@@ -134,7 +134,7 @@ def test_the_client_calls_a_function_and_answers(hermes: TextModel, tmp_path: Pa
     whole = Response.model_validate(ask(gateway, tools=[WEATHER]).json())
     message, call = whole.output
     assert (message.type, call.type) == ("message", "function_call")
-    assert (call.name, call.arguments) == ("weather", '{"city": "Rom"}')  # type: ignore[union-attr]
+    assert (call.name, call.arguments) == ("weather", '{"city": "Rom"}')
     events = events_of(ask(gateway, tools=[WEATHER], stream=True))
     parts = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert len(parts) > 2, "not all at once"
@@ -143,7 +143,7 @@ def test_the_client_calls_a_function_and_answers(hermes: TextModel, tmp_path: Pa
         "message",
         "function_call",
     ]
-    output = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}  # type: ignore[union-attr]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}
     for given in (
         {"previous_response_id": whole.id, "input": [output]},
         {"input": [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in whole.output), output]},

@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from alignedserve.fallbacks import Fallback, fell_back
+from alignedserve.core import Fallback
+from alignedserve.fallbacks import fell_back
 from alignedserve.protocol.figures import ProcessFigures
 from alignedserve.protocol.messages import Figures
 from alignedserve.text.text_model import TextModel

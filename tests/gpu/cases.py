@@ -33,12 +33,12 @@ def random_step(seed: int, dtype: torch.dtype) -> Step:
         (queries, queries + chance.choice((0, 7, 300, 2000))) for queries in chance.choices((1, 1, 2, 17, 150), k=6)
     ]
     counts = [-(-tokens // block_size) for _, tokens in lengths]
-    pairs = list(range(sum(counts) + 2))
-    chance.shuffle(pairs)
+    blocks = list(range(sum(counts) + 2))
+    chance.shuffle(blocks)
     lies = []
     for (queries, tokens), count in zip(lengths, counts, strict=True):
-        own = tuple(pairs.pop() for _ in range(count))
-        lies.append(Lie(queries, tokens, tuple(~pair if chance.random() < 0.4 else pair for pair in own)))
+        own = tuple(blocks.pop() for _ in range(count))
+        lies.append(Lie(queries, tokens, tuple(~block if chance.random() < 0.4 else block for block in own)))
     spans, kv_dim = Spans(lies, block_size), kv_heads * head_dim
     cache = torch.full((2 * (sum(counts) + 2), block_size, kv_dim), torch.nan, dtype=dtype)
     for span, (queries, tokens) in enumerate(lengths):

@@ -45,7 +45,7 @@ def exact() -> Iterator[None]:
 def test_chunks_and_decodes_say_what_transformers_says(name: str, tmp_path: Path) -> None:
     folder = MODELS[name](tmp_path / "model")
     driver, reference, tally = (
-        Driver(Engine(folder, num_pairs=40, dtype="float32", device=GPU), 1),
+        Driver(Engine(folder, num_blocks=40, dtype="float32", device=GPU), 1),
         load(folder),
         Tally(),
     )
@@ -58,7 +58,7 @@ def test_chunks_and_decodes_say_what_transformers_says(name: str, tmp_path: Path
 
 def test_a_model_that_transformers_runs_is_on_the_gpu_too(tmp_path: Path) -> None:
     folder = transformers_families.make(tmp_path / "model", "gpt2")
-    engine, tally = Engine(folder, num_pairs=40, dtype="float32", device=GPU), Tally()
+    engine, tally = Engine(folder, num_blocks=40, dtype="float32", device=GPU), Tally()
     assert engine.why_no_graphs == "transformers runs this model"
     driver = Driver(engine, 1)
     live = driver.start_either_way("r", prompt_of(1, 40), 20)
@@ -67,8 +67,8 @@ def test_a_model_that_transformers_runs_is_on_the_gpu_too(tmp_path: Path) -> Non
     tally.check()
 
 
-def captured(folder: Path, most: int = 6, num_pairs: int = 90) -> Engine:
-    engine = Engine(folder, num_pairs=num_pairs, dtype="float32", device=GPU, has_graphs=True)
+def captured(folder: Path, most: int = 6, num_blocks: int = 90) -> Engine:
+    engine = Engine(folder, num_blocks=num_blocks, dtype="float32", device=GPU, has_graphs=True)
     assert engine.why_no_graphs is None
     engine.capture(most, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0)
     return engine
@@ -94,15 +94,15 @@ def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) 
 
 
 def test_captured_requests_that_share_a_beginning_say_what_transformers_says(tmp_path: Path) -> None:
-    """Six requests read the same 9 pairs: a step names 60 pairs where the device has 20."""
+    """Six requests read the same 9 blocks: a step names 60 blocks where the device has 20."""
     folder = MODELS["gqa-untied"](tmp_path / "model")
-    driver, reference, tally = Driver(captured(folder, num_pairs=20), 1), load(folder), Tally()
+    driver, reference, tally = Driver(captured(folder, num_blocks=20), 1), load(folder), Tally()
     common = prompt_of(1, 9 * driver.engine.block_size)
     lives = [driver.start("r0", (*common, 0), 10)]
     driver.prefill(lives[0])
     for n in range(1, 6):
         own = driver.units_for(driver.engine.block_size)
-        lives.append(Live(f"r{n}", (*common, n), (*lives[0].pairs[:9], *own), done=len(common)))
+        lives.append(Live(f"r{n}", (*common, n), (*lives[0].blocks[:9], *own), done=len(common)))
         driver.prefill(lives[-1])
     for _ in range(9):
         driver.run(*lives, parts=[live.decode() for live in lives])
@@ -118,7 +118,7 @@ def test_quantised_weights_say_what_transformers_says_with_them_expanded(
 ) -> None:
     """Decodes are captured, after all that is measured was measured in a rehearsal."""
     folder = MODELS[name](tmp_path / "model")
-    engine = Engine(folder, num_pairs=90, dtype="float32", quantization=quantization, device=GPU, has_graphs=True)
+    engine = Engine(folder, num_blocks=90, dtype="float32", quantization=quantization, device=GPU, has_graphs=True)
     engine.rehearse()
     engine.capture(6, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0)
     driver, reference, tally = Driver(engine, 1), expanded_reference(folder, quantization), Tally()
@@ -132,7 +132,7 @@ def test_quantised_weights_say_what_transformers_says_with_them_expanded(
 @pytest.mark.parametrize("has_graphs", [False, True])
 def test_steps_that_are_begun_before_the_last_step_is_read_say_the_same(has_graphs: bool, tmp_path: Path) -> None:
     folder = MODELS["gqa-untied"](tmp_path / "model")
-    engine = captured(folder) if has_graphs else Engine(folder, num_pairs=90, dtype="float32", device=GPU)
+    engine = captured(folder) if has_graphs else Engine(folder, num_blocks=90, dtype="float32", device=GPU)
     assert engine.reads_later
     driver, reference, tally = Driver(engine, 1), load(folder), Tally()
     lives = [driver.start(f"r{n}", prompt_of(n, 30 + n), 20) for n in range(3)]
@@ -171,7 +171,7 @@ def test_a_step_waits_for_its_tokens_alone(tmp_path: Path) -> None:
 
 
 def test_a_step_without_memory_fails_and_the_next_step_runs(tmp_path: Path) -> None:
-    driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
+    driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_blocks=90, dtype="float32", device=GPU), 1)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.prefill(live)
     torch.cuda.empty_cache()
@@ -200,7 +200,7 @@ def all_that_is_left() -> list[torch.Tensor]:
 
 def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tmp_path: Path) -> None:
     """Other threads copy the blocks then, on streams of their own. The GPU is kept busy before the chunk."""
-    driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
+    driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_blocks=90, dtype="float32", device=GPU), 1)
     driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiles the kernels
     driver.engine.cache.fill_(torch.nan)
     torch.cuda.synchronize()
@@ -209,14 +209,14 @@ def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tm
     driver.engine.step(StepPlan(1, (live.chunk(20),)))
     aside = torch.cuda.Stream(GPU)
     with torch.cuda.stream(aside):
-        written = driver.engine.cache[:, 2 * live.pairs[0] : 2 * live.pairs[0] + 2].clone()
+        written = driver.engine.cache[:, 2 * live.blocks[0] : 2 * live.blocks[0] + 2].clone()
     aside.synchronize()
     assert written.isfinite().all()
 
 
 def test_pages_that_are_under_way_at_once_arrive(tmp_path: Path) -> None:
     """Pages are pinned, the last page is not full, and steps run meanwhile."""
-    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=60, dtype="float32", device=GPU)
+    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_blocks=60, dtype="float32", device=GPU)
     engine.cache.copy_(torch.randn(engine.cache.shape, generator=torch.Generator().manual_seed(1)))
     tokens = prompt_of(1, 5 * PAGE + 7)
     page_bytes = 2 * PAGE * engine.config.kv_dim * engine.config.num_layers * 4
@@ -237,7 +237,7 @@ def test_pages_that_are_under_way_at_once_arrive(tmp_path: Path) -> None:
 
 
 def test_kv_comes_back_from_pages_as_it_went(tmp_path: Path) -> None:
-    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=40, dtype="float32", device=GPU)
+    engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_blocks=40, dtype="float32", device=GPU)
     driver = Driver(engine, 1)
     tokens = prompt_of(1, 2 * PAGE)
     live = driver.start("r", tokens, 2)
@@ -245,11 +245,11 @@ def test_kv_comes_back_from_pages_as_it_went(tmp_path: Path) -> None:
     page_bytes = 2 * PAGE * engine.config.kv_dim * engine.config.num_layers * 4
     arena = Arena.create(tmp_path / "arena", pages=4, payload_bytes=page_bytes, page_size=PAGE, incarnation=1)
     copier = PageCopier(engine.cache, arena, PAGE, verify=True)
-    pairs = live.pairs[: 2 * PAGE // engine.block_size]
-    copier.copy_out(pairs, (0, 1), tokens)
+    blocks = live.blocks[: 2 * PAGE // engine.block_size]
+    copier.copy_out(blocks, (0, 1), tokens)
     elsewhere = driver.units_for(2 * PAGE)
     assert copier.copy_in((0, 1), elsewhere, tokens)
-    for before, after in zip(pairs, elsewhere, strict=True):
+    for before, after in zip(blocks, elsewhere, strict=True):
         assert torch.equal(engine.cache[:, 2 * before : 2 * before + 2], engine.cache[:, 2 * after : 2 * after + 2])
     copier.close()
 

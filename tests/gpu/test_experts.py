@@ -97,7 +97,7 @@ def test_nothing_waits_to_learn_which_experts_run(rows: int) -> None:
 
 
 def test_no_step_waits_until_experts_are_measured(tmp_path: Path) -> None:
-    engine = Engine(MODELS["mixtral"](tmp_path / "model"), num_pairs=90, dtype="bfloat16", device=GPU)
+    engine = Engine(MODELS["mixtral"](tmp_path / "model"), num_blocks=90, dtype="bfloat16", device=GPU)
     engine.rehearse()
     known = len(_by_expert.cache)
     assert known >= 4, "gate and up, and down, for a row alone and for more"
@@ -110,5 +110,5 @@ def test_no_step_waits_until_experts_are_measured(tmp_path: Path) -> None:
 
 def test_quantised_experts_are_why_steps_are_not_captured(tmp_path: Path) -> None:
     folder = MODELS["mixtral"](tmp_path / "model")
-    engine = Engine(folder, num_pairs=40, dtype="bfloat16", quantization=Quantization.INT8, device=GPU)
+    engine = Engine(folder, num_blocks=40, dtype="bfloat16", quantization=Quantization.INT8, device=GPU)
     assert "quantised weights run one after another" in (engine.why_no_graphs or "")

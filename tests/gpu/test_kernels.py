@@ -119,13 +119,13 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
         pages = Int8Pages(8, 64, 1024, dtype, of_device, device)
         payload, cache = memoryview(bytearray(pages.layout.size)), torch.zeros(4, 4, 64, 1024, device=device).to(dtype)
         assert pages.write(rows, payload)
-        pages.expand(payload, cache, slots + 64)  # the K of pair 1
+        pages.expand(payload, cache, slots + 64)  # the K of block 1
         torch.cuda.synchronize()
         told.append(cache.cpu())
     got, expected = (cache.float().unflatten(1, (2, 2)) for cache in told)
     wide = rows.float().unflatten(0, (4, 2))  # K and V of each layer
     level = (wide.amax(2, keepdim=True) - wide.amin(2, keepdim=True)) / 255
-    assert torch.equal(got[:, 0], expected[:, 0]), "of pair 0 nothing is written"
+    assert torch.equal(got[:, 0], expected[:, 0]), "of block 0 nothing is written"
     assert bool(((got[:, 1] - expected[:, 1]).abs() <= level + 0.01 * expected[:, 1].abs()).all())
 
 
@@ -139,9 +139,9 @@ def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: 
         pytest.skip(f"none is here: {'; '.join(why_not)}")
     lengths = ((1, 300), (20, 270), (1, 5), (3, 600), (1, 512), (1, 4000))
     counts = [-(-tokens // page) for _, tokens in lengths]
-    pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
+    blocks = random.Random(0).sample(range(sum(counts)), sum(counts))
     lies = [
-        Lie(n, tokens, tuple(pairs.pop() for _ in range(c))) for (n, tokens), c in zip(lengths, counts, strict=True)
+        Lie(n, tokens, tuple(blocks.pop() for _ in range(c))) for (n, tokens), c in zip(lengths, counts, strict=True)
     ]
     spans = Spans(lies, page)
     generator = torch.Generator().manual_seed(0)

@@ -22,7 +22,7 @@ from tests.models import MODELS
 def test_no_step_waits_until_something_is_measured(tmp_path: Path) -> None:
     engine = Engine(
         MODELS["gqa-untied"](tmp_path / "model"),
-        num_pairs=90,
+        num_blocks=90,
         dtype="bfloat16",
         quantization=Quantization.INT4,
         device=GPU,

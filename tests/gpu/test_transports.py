@@ -24,7 +24,7 @@ from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 from alignedserve.transport.turns import communicators_on
 
-LAYERS, PAIRS, BLOCK, KV_DIM = 4, 600, 16, 256
+LAYERS, BLOCKS, BLOCK, KV_DIM = 4, 600, 16, 256
 TOKENS = tuple(range(3000))  # several chunks, of 16 MB each
 EACH = -(-len(TOKENS) // BLOCK)
 ANSWER_S = 120.0
@@ -33,7 +33,7 @@ ANSWER_S = 120.0
 def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
     device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
-    cache = torch.empty((LAYERS, 2 * PAIRS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
+    cache = torch.empty((LAYERS, 2 * BLOCKS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
     by = {"maps": CudaMaps(device)} if by_ipc else {"communicators": communicators_on(device)}
     blocks = DeviceBlocks(cache)
@@ -83,15 +83,15 @@ def test_what_is_sent_is_there(by_ipc: bool, gpu: int) -> None:
         ours.send(asdict(member("decode-0", transport)))
         sent = torch.from_numpy(ours.recv())
         outcomes: queue.Queue[Outcome] = queue.Queue()
-        there = tuple(range(PAIRS - 1, PAIRS - 1 - EACH, -1))
+        there = tuple(range(BLOCKS - 1, BLOCKS - 1 - EACH, -1))
         for number in (1, 2, 3):
             ours.send(number)
             transport.start(ReceiveKv(number, "prefill-0.1", there, TOKENS), outcomes.put)
             assert outcomes.get(timeout=ANSWER_S) == KvReceived(number, "prefill-0.1", intact=True)
             assert ours.recv()
         got, whole = cache.cpu(), len(TOKENS) // BLOCK
-        for here, pair in zip(range(whole), there, strict=False):
-            assert torch.equal(got[:, 2 * pair : 2 * pair + 2], sent[:, 2 * here : 2 * here + 2])
+        for here, block in zip(range(whole), there, strict=False):
+            assert torch.equal(got[:, 2 * block : 2 * block + 2], sent[:, 2 * here : 2 * here + 2])
     finally:
         transport.close()
         peer.kill()

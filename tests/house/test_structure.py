@@ -70,7 +70,7 @@ def test_the_page_of_folders_is_made_of_the_sources() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
-# `kv` of a request is its block pairs, and their form. Whoever else wants some asks a memory (worker/device.py).
+# `kv` of a request is its blocks, and their form. Whoever else wants some asks a memory (worker/device.py).
 WRITES_KV = ("worker/step/blocks.py", "decode_worker/memory/", "forms/memory/")
 
 

@@ -287,11 +287,13 @@ def test_a_batch_with_removed_bytes_ends_all_the_same(text: TextModel, hello: tu
     async def check() -> None:
         async with service.client() as client:
             storage = await service.storage()
-            begun, fresh = [await submit(client, b"\n".join([line("a"), line("b", "slow")])) for _ in range(2)]
+            begun, fresh, gone = [await submit(client, b"\n".join([line("a"), line("b", "slow")])) for _ in range(3)]
             await asyncio.to_thread(storage.blobs.remove, fresh["input_file_id"])
+            await storage.store.remove_file("ann", gone["input_file_id"])
             async with service.running():
-                failed = await ended(client, fresh["id"])
-                assert [problem["code"] for problem in failed["errors"]["data"]] == ["file_not_found"]
+                for lacking in (fresh, gone):
+                    failed = await ended(client, lacking["id"])
+                    assert [problem["code"] for problem in failed["errors"]["data"]] == ["file_not_found"]
                 await until(client, begun["id"], lambda state: state["request_counts"]["completed"] == 1)
                 await asyncio.to_thread(storage.blobs.remove, begun["input_file_id"])
                 await client.post(f"/v1/batches/{begun['id']}/cancel")

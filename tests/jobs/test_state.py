@@ -236,6 +236,19 @@ def test_without_room_few_lines_wait_and_with_room_many_run() -> None:
     assert wide.most_open == 64
 
 
+def test_after_a_refusal_each_line_that_ends_allows_one_more_until_all_may_be_open_again() -> None:
+    system = System({"a": 500}, places=32)
+    system.add(job("a"))
+    for _ in range(20):
+        system.step()
+    refused = system.ends_at.popitem()[0]
+    system.told(LineEnded(*refused, LineOutcome.REFUSED, retry_after_s=0.0))
+    system.most_open = 0
+    for _ in range(20):
+        system.step()
+    assert system.most_open == 64
+
+
 @pytest.mark.parametrize("line_s", [0.0, 1.0])
 def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_few(line_s: float) -> None:
     """Lines of one token never count as running: a window of eight would leave a large system idle."""

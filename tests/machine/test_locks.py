@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve import locks
 from alignedserve.errors import ArenaError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.ledger import Ledger
@@ -186,3 +187,19 @@ def test_a_turn_that_does_not_come_is_not_waited_for_for_ever(
     assert "no turns are taken" in caplog.text
     with held_by_another(tmp_path), one_at_a_time(tmp_path) as is_alone:  # a neighbour, as it was before
         assert is_alone
+
+
+def test_a_long_wait_is_told_once_and_a_short_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locks, "_LOOK_S", 0.0)
+    for told_s, times in ((600.0, 0), (0.0, 1)):
+        answers = iter((True, True, True, False))
+
+        def lock(_fd: int, _how: int) -> None:
+            if next(answers):  # noqa: B023
+                raise BlockingIOError
+
+        caplog.clear()
+        locks.take(0, tmp_path / "lock", 600.0, told_s, lock)
+        assert len(caplog.records) == times

@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     drawn.add_argument("--least", type=int, default=LEAST, metavar="NUMBER", help="how many of each folder, at least")
     drawn.add_argument("--seed", type=int, help="of the draw; that of the published score where it is not given")
     drawn.add_argument("--compiled", type=int, metavar="NUMBER", help="how many of the C++ kernels, instead")
+    drawn.add_argument("--more", action="store_true", help="only those that follow the published ones in the draw")
     drawn.add_argument("--again", action="store_true", help="only those that survived when the score was published")
     by_hand = parser.add_argument_group("written by hand")
     by_hand.add_argument("--seeds", type=int, default=5000, help="most seeds for a mutant that no unit test kills")
@@ -68,8 +69,14 @@ def _sample(options: argparse.Namespace) -> int:
     for folder, files in folders.items():
         before = published.rows.get(folder)
         is_wanted = any(part == folder if part in folders else part in folder for part in options.only)
-        if (is_wanted or not options.only) and (before or not options.again):
-            drawn[folder] = published.tried_again(files) if options.again else draw(files, numbers[folder], seed)
+        if is_wanted or not options.only:
+            mutants = published.tried_again(files) if options.again else []
+            if not options.again or options.more:
+                known = before.mutants if options.more and before else 0
+                new = draw(files, numbers[folder], seed)[known:]
+                mutants += [mutant for mutant in new if not (known and published.has_survived(mutant))]
+            if mutants or not (before or options.again):
+                drawn[folder] = mutants
     # Folders that are named are tried together, and otherwise those of one part of the product: they share tests.
     for _, together in groupby(drawn, lambda folder: "" if options.only else part_of(folder)):
         some = {folder: drawn[folder] for folder in together}
@@ -77,7 +84,7 @@ def _sample(options: argparse.Namespace) -> int:
         found |= tried([mutant for mutant in found if mutant.name not in EQUIVALENT], _say)
         for folder, mutants in some.items():
             row, survivors = score.row_of(folder, lines[folder], {mutant: found[mutant] for mutant in mutants})
-            if options.again:
+            if options.again or options.more:
                 row, survivors = published.after(row, survivors, {mutant.name for mutant in mutants})
             now = now.with_folder(row, survivors)
             written = written.with_folder(row, survivors)

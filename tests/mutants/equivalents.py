@@ -19,6 +19,8 @@ EQUIVALENT: dict[str, str] = {
     ),
     "alignedserve/engine/sampling/edits.py | _Seen.__init__ | constant +1 | 2": "a third row that nothing uses",
     "alignedserve/engine/models/encoder.py | Encoder._run | constant -1 | 0": "the only text is the first and the last",
+    "kernels/library.py | _loaded | statement left out | "
+    "library.as_kernel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]": "ctypes passes bytes as pointers anyway",
     "kernels/csrc/attention.cpp | - | < to <= | "
     "for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())": (
         "the part after the last begins where the line ends: no unit is in it"

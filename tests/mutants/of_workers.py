@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _OFFERING, _DECODE, _WORKER = "alignedserve/worker/offering.py", "decode_worker", "alignedserve/worker"
 
-_NAMED = f"{_WORKER}/step/named_blocks.py"
+_NAMED = f"{_WORKER}/step/blocks.py"
 
 SHARED_PAGES = (
     Mutant(
@@ -49,14 +49,14 @@ SHARED_PAGES = (
         _NAMED,
         "del self._named[page.name]",
         "",
-        "A request reads a page whose pairs were given to others.",
+        "A request reads a page whose blocks were given to others.",
     ),
 )
 
 PREFILL = (
     Mutant(
         "spoiled pages not named",
-        "prefill_worker/running_prompts.py",
+        "alignedserve/worker/arriving.py",
         "self._pool.tell_spoiled(pages)",
         "list[Command]()",
         "The pool does not hear that pages do not hold what their names say.",
@@ -115,7 +115,7 @@ PREFILL = (
         "prefill_worker/buffering.py",
         "buffer.is_over",
         "buffer in self._buffers",
-        "Pairs of prefetched KV are free while a copy or a transfer uses them.",
+        "Blocks of prefetched KV are free while a copy or a transfer uses them.",
     ),
     Mutant(
         "an early pull finds nothing",
@@ -156,11 +156,11 @@ DECODE = (
         "The pool keeps the pages of a request whose copy was not intact.",
     ),
     Mutant(
-        "pairs of a bad copy lost",
+        "blocks of a bad copy lost",
         f"{_DECODE}/joining.py",
         'self._memory.release(running)\nself._notes.note("lost", running.key)',
         'self._notes.note("lost", running.key)',
-        "Block pairs are never free again.",
+        "Blocks are never free again.",
     ),
     Mutant(
         "partial page counts as known",
@@ -184,14 +184,14 @@ DECODE = (
         "An older attempt runs beside the one that joins.",
     ),
     Mutant(
-        "pairs freed while they are sent",
+        "blocks freed while they are sent",
         _OFFERING,
         "if departure.number is None:\n"
         "    self.remove(departure)\n"
         "else:\n"
         "    self._here.move(departure.running, State.ABANDONED)",
         "self.remove(departure)",
-        "Pairs of a request that leaves and is cancelled are free while they are sent.",
+        "Blocks of a request that leaves and is cancelled are free while they are sent.",
     ),
     Mutant(
         "retiring worker takes offers",
@@ -260,19 +260,19 @@ DECODE = (
 
 WORKER = (
     Mutant(
-        "pairs freed during a step",
+        "blocks freed during a step",
         f"{_WORKER}/device.py",
-        "if not self._steps.leave(pairs):\n    self.give(pairs)",
-        "self.give(pairs)",
-        "Pairs of a request that is dropped are free while a step writes to them.",
+        "if not self._steps.leave(blocks):\n    self.give(blocks)",
+        "self.give(blocks)",
+        "Blocks of a request that is dropped are free while a step writes to them.",
     ),
     Mutant(
-        "pairs freed a step too early",
+        "blocks freed a step too early",
         f"{_WORKER}/in_flight.py",
-        "free = [pairs for last, pairs in self._left if last <= plan.number]\n"
-        "self._left = [(last, pairs) for last, pairs in self._left if last > plan.number]",
-        "free = [pairs for last, pairs in self._left]\nself._left = []",
-        "With a step planned ahead, pairs are free while that step writes to them.",
+        "free = [blocks for last, blocks in self._left if last <= plan.number]\n"
+        "self._left = [(last, blocks) for last, blocks in self._left if last > plan.number]",
+        "free = [blocks for last, blocks in self._left]\nself._left = []",
+        "With a step planned ahead, blocks are free while that step writes to them.",
     ),
     Mutant(
         "step after a failed one counts",
@@ -283,21 +283,21 @@ WORKER = (
     ),
     Mutant(
         "answer to an earlier ask taken",
-        f"{_WORKER}/page_writer.py",
+        f"{_WORKER}/pool.py",
         "if lease.number != self._asks:\n    return False",
         "",
         "A worker counts pages as its own that it gave back with its next ask.",
     ),
     Mutant(
         "copies to a lost pool forgotten",
-        f"{_WORKER}/page_writer.py",
+        f"{_WORKER}/pool.py",
         "pool is None or pool.holder in self._copies_before.values()",
         "pool is None",
         "A pool that came back leases pages to others to which a copy still writes.",
     ),
     Mutant(
         "unwanted copy handed on",
-        f"{_WORKER}/page_writer.py",
+        f"{_WORKER}/pool.py",
         "for copy in dropped:\n    copy.wanted = False",
         "",
         "A request that was dropped while it was copied is committed.",
@@ -333,8 +333,8 @@ WORKER = (
     Mutant(
         "seated chat's own pages are taken off",
         f"{_WORKER}/step/device_pages.py",
-        "0 if self._blocks is None or running.pairs else self._blocks.num_read_once(self._found(running))",
-        "len(running.pairs) if running.pairs or self._blocks is None else "
+        "0 if self._blocks is None or running.blocks else self._blocks.num_read_once(self._found(running))",
+        "len(running.blocks) if running.blocks or self._blocks is None else "
         "self._blocks.num_read_once(self._found(running))",
         "A chat that has a seat finds less memory in the place of documents than they give back.",
     ),

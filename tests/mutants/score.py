@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.mutants.drawing import files_by_folder, is_core
 from tests.mutants.equivalents import EQUIVALENT
 from tests.mutants.operators import changes
-from tests.mutants.planted import Planted
+from tests.mutants.planted import SOURCE, Planted
 from tests.mutants.results import commit
 from tests.mutants.trying import KILLED, SURVIVED, TIMED_OUT, Tried
 
@@ -54,13 +54,15 @@ class Score:
         return list({mutant.name: mutant for mutant in all_of_them if self.has_survived(mutant)}.values())
 
     def after(self, row: Row, survivors: Sequence[str], tried: Set[str]) -> tuple[Row, list[str]]:
-        """Return a folder's row and survivors, where some that had survived were tried again. Of the others, whose code
-        is another by now, nothing is known: they go on as survivors."""
-        before = self.rows[row.folder]
-        others = [line for line in self.survivors.get(row.folder, ()) if line[3:].partition("`: ")[0] not in tried]
+        """Return a folder's row and survivors, where more were tried, or some that had survived were tried again. Of
+        survivors whose code is another by now nothing is known: they go on as survivors."""
+        before = self.rows.get(row.folder, Row(row.folder, 0, 0, 0, 0, 0, 0, ""))
+        lines = self.survivors.get(row.folder, ())
+        others = [line for line in lines if line[3:].partition("`: ")[0] not in tried]
+        mutants = before.mutants + row.mutants - (len(lines) - len(others))
         killed, timed_out = before.killed + row.killed, before.timed_out + row.timed_out
         survived, equivalent = row.survived + len(others), before.equivalent + row.equivalent
-        row = replace(row, mutants=before.mutants, killed=killed, timed_out=timed_out, survived=survived)
+        row = replace(row, mutants=mutants, killed=killed, timed_out=timed_out, survived=survived)
         return replace(row, equivalent=equivalent), [*survivors, *others]
 
     def with_folder(self, row: Row, survivors: Iterable[str]) -> Score:
@@ -131,7 +133,9 @@ def text(score: Score) -> str:
             "Mutants drawn at random from all product Python, each tried against tests that may run it; tests that",
             "start whole deployments and the fuzzer's seeds are left out. Written by",
             f"`python -m tests.mutants --sample 600 --seed {score.seed} --write`, which fails where it finds less. A",
-            "smaller number tries the first of the same mutants. `--compiled 16` tries those of the C++ kernels.",
+            "smaller number tries the first of these, `--more` those that a folder lacks, `--compiled 16` those of",
+            "the C++ kernels. A folder's commit is that of its last run.",
+            f"{sum(row.mutants for row in rows)} of 600 are tried so far.",
             "",
             f"| {' | '.join(field.name.replace('_', ' ') for field in fields(Row)[:-1])} | score | commit |",
             "|---" * (len(fields(Row)) + 1) + "|",
@@ -151,14 +155,19 @@ def read(path: Path = SCORE) -> Score:
     rows, survivors, seed = dict[str, Row](), dict[str, list[str]](), 0
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         cells = line.strip("| ").split(" | ")
-        if line.startswith("| ") and len(cells) == 9 and cells[1].isdigit():
+        if line.startswith("| ") and len(cells) == 9 and cells[1].isdigit() and _is_there(cells[0]):
             lines, mutants, killed, timed_out, survived, equivalent = map(int, cells[1:7])
             rows[cells[0]] = Row(cells[0], lines, mutants, killed, timed_out, survived, equivalent, cells[8])
-        elif line.startswith("- `"):
-            survivors.setdefault(str(Path(line[3:].partition(" | ")[0]).parent), []).append(line)
+        elif line.startswith("- `") and (folder := str(Path(line[3:].partition(" | ")[0]).parent)) in rows:
+            survivors.setdefault(folder, []).append(line)
         elif named := re.search(r"--seed (\d+)", line):
             seed = int(named[1])
     return Score(rows, {folder: tuple(lines) for folder, lines in survivors.items()}, seed)
+
+
+def _is_there(folder: str) -> bool:
+    """Return whether a folder has files: one that is gone may have left those that Python compiled."""
+    return any(path.is_file() for path in (SOURCE / folder).glob("*"))
 
 
 def write(score: Score, path: Path = SCORE) -> None:

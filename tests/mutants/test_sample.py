@@ -208,6 +208,21 @@ def test_of_those_that_are_tried_again_the_found_ones_count_with_the_rest() -> N
     assert now == (_row("router", killed=91, survived=2), ["- `b`: passes 9 tests", lines[2]])
 
 
+def test_what_is_drawn_later_counts_with_the_rest() -> None:
+    before = Score({"router": _row("router", killed=90, survived=1)}, {"router": ("- `a`: passes 1 tests",)}, 57)
+    now = before.after(_row("router", killed=4, survived=1), ["- `b`: passes 9 tests"], {"b", "killed"})
+    assert now == (_row("router", killed=94, survived=2), ["- `b`: passes 9 tests", "- `a`: passes 1 tests"])
+    first = before.after(_row("kernels", killed=1, survived=0), [], {"c"})
+    assert first == (_row("kernels", killed=1, survived=0), [])
+
+
+def test_a_folder_that_is_gone_is_not_read(tmp_path: Path) -> None:
+    survivors = {"router": ("- `router/a.py | b`: passes 1 tests",), "no/folder": ("- `no/folder/a.py | b`: passes 1",)}
+    write(Score({name: _row(name, 1, 1) for name in survivors}, survivors, 57), tmp_path / "score.md")
+    found = read(tmp_path / "score.md")
+    assert [*found.rows, *found.survivors] == ["router", "router"]
+
+
 def test_survivors_are_found_again_wherever_they_stand_in_their_files() -> None:
     drawn = draw([_MUTANT.file], 5, seed=3)
     survived = {"alignedserve/protocol": tuple(f"- `{mutant.name}`: passes 1 tests" for mutant in drawn[1:3])}

@@ -20,7 +20,7 @@ from alignedserve.worker.step.view import PlannedStep, Seating, StepContext, Ste
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.ratchets.requests import LENGTHS, lengths, request
 
-BLOCK, STEP_TOKENS, PAIRS = 16, 2048, 32_768
+BLOCK, STEP_TOKENS, BLOCKS = 16, 2048, 32_768
 # About an RTX PRO 6000 with Llama-3.1-8B: 11 ms for a step, 40 us for a prompt token, 0.1 us for a token of a prefix.
 COST = CostModel({kind: Coefficients(fixed=0.011, token=(4e-5,), decode=2e-5, prefix=1e-7, work=1e-9) for kind in Kind})
 TIMES = StepTimes(0.03, 0.09)
@@ -53,7 +53,7 @@ def choice(
     policy = scheduler.policy
     at = StepContext(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
     by_chunk = policy.room is Room.CHUNKS
-    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, bool)
+    seating = Seating(blocks, BLOCKS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, bool)
     prompts: list[WorkerRequest] = []
     for prompt in list(islice(waiting if policy.is_plain else (), 8)):  # the worker seats them in the order of arrival
         prompt.kv = KvForm(blocks.take(-(-prompt.num_tokens // BLOCK)) or ())
@@ -63,13 +63,13 @@ def choice(
     for prompt in found.admitted:
         waiting.remove(prompt)
     for prompt in (*prompts, *found.admitted):
-        blocks.give(prompt.pairs)  # as if the prompt's step had run
+        blocks.give(prompt.blocks)  # as if the prompt's step had run
     return found
 
 
 def choose(policy: Policy, num_waiting: int, num_decodes: int, steps: int) -> None:
     """Choose so many steps; as many new prompts arrive between two of them as the first finished, as on a worker."""
-    requests, now, waiting, blocks = drawn(seed=1), 0.0, WaitingPrompts(policy), Blocks(PAIRS)
+    requests, now, waiting, blocks = drawn(seed=1), 0.0, WaitingPrompts(policy), Blocks(BLOCKS)
     slo = Slo(ttft_s=1.0, tbt_s=0.1875)
     chats = (replace(next(requests), service=ServiceClass.RT, slo=slo) for _ in range(num_decodes))
     decodes = [running(chat, policy, now, 20) for chat in chats]

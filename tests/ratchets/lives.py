@@ -72,8 +72,8 @@ class Deployment:
         backlog = Backlog(self._draw.random(), 1e-4, self._draw.random() / 2)
         self.receive(prefill, Progress(backlog=backlog))
         self.receive("pool-0", Progress(committed=(key,)))
-        self.receive(decode, Progress(joined=(key,), free_pairs=1000))
-        self.receive(decode, Progress(ended=(key,), lengths=(20,), free_pairs=1000))
+        self.receive(decode, Progress(joined=(key,), free_blocks=1000))
+        self.receive(decode, Progress(ended=(key,), lengths=(20,), free_blocks=1000))
         if self._draw.random() < 1 / _REPORTS:
             self._report(decode)
 
