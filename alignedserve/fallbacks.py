@@ -8,16 +8,10 @@ gateways with the figures of the process (shell/process.py), and stands there in
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+
+from alignedserve.core import Fallback
 
 log = logging.getLogger("alignedserve.fallbacks")
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    what: str  # that does not work as it should; a label of the metric, so one of few names
-    why: str
-    instead: str  # what happens in its place
 
 
 _found: dict[str, Fallback] = {}  # by what does not work; one process has one of everything that may fail

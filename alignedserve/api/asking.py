@@ -31,6 +31,10 @@ class ServerCalls:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._verify = not self._url.startswith("http:")  # reading all certificates takes longer than a question
 
+    @property
+    def url(self) -> str:
+        return self._url
+
     def model(self) -> str:
         """Return the name of the first model that the server lists."""
         with self._plainly(), self._client() as http:

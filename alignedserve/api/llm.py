@@ -76,6 +76,9 @@ class LLM:
         self._asking = ServerCalls(url or cast(Deployment, self.deployment).url, api_key)
         self._model = str(model) if url is not None and model is not None else self._asking.model()
 
+    def __repr__(self) -> str:
+        return f"LLM({self._model!r}, at {self._asking.url})"
+
     @property
     def weights(self) -> dict[str, str]:
         """Return how each worker keeps the weights of the model, and how far that is from plain ones where it quantised

@@ -26,7 +26,7 @@ class SamplingParams:
     ignore_eos: bool | None = None
     max_tokens: int | None = 16  # as in vLLM; None: as many as the context holds
     min_tokens: int | None = None
-    logprobs: int | None = None  # of each token, and of so many that were likeliest
+    logprobs: int | None = None  # of each token, and of this number of the likeliest ones
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     skip_special_tokens: bool | None = None

@@ -76,7 +76,7 @@ class ModelConfig:
         return self.num_heads * self.compared_dim
 
     def kv_bytes(self, tokens: int, dtype: str, kept: KvDtype = KvDtype.AUTO) -> int:
-        """Return the bytes of K and V of so many tokens in all layers, computed in `dtype` and kept as `kept`."""
+        """Return the bytes of K and V of `tokens` tokens in all layers, computed in `dtype` and kept as `kept`."""
         return self.num_layers * 2 * tokens * kept.vector_bytes(self.num_kv_heads, self.head_dim, DTYPE_BYTES[dtype])
 
     def step_bytes(self, tokens: int, batch: int, dtype: str) -> int:
@@ -194,7 +194,7 @@ class ModelConfig:
             return "this model cannot compute K and V again from hidden vectors"
         if self.hidden_size > self.kv_dim:
             return (
-                f"a hidden vector has {self.hidden_size} numbers and a vector block holds {self.kv_dim} for a token:"
+                f"a hidden vector has {self.hidden_size} numbers and half a block holds {self.kv_dim} for a token:"
                 f" {self.hidden_size} instead of {2 * self.kv_dim} for K and V together"
             )
         return None

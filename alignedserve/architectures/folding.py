@@ -11,18 +11,18 @@ from alignedserve.core import Fold, Sight
 
 @dataclass(frozen=True)
 class LayerFold:
-    """Gives each layer that reads all the room of some layers that do not: there lie K and V of its older pairs.
+    """Gives each layer that reads all the room of some layers that do not: there lie K and V of its older blocks.
 
-    layers of a pair   0 window   1 window   2 reads all   3 window   4 window   5 reads all
-    folded: pair of    1          2          0             1          2          0           rooms 2 0 1, and 5 3 4
+    layers of a block   0 window   1 window   2 reads all   3 window   4 window   5 reads all
+    folded: block of    1          2          0             1          2          0           rooms 2 0 1, and 5 3 4
     """
 
     fold: Fold
-    rooms: dict[int, tuple[int, ...]]  # layer that reads all -> layers in whose room its pairs lie, its own first
+    rooms: dict[int, tuple[int, ...]]  # layer that reads all -> layers in whose room its blocks lie, its own first
 
 
 def fold_of(sights: Sequence[Sight | None], positions: int) -> LayerFold | None:
-    """Return how layers are folded of which some have a sight, and the others read all; None where that spares
+    """Return how layers are folded where some have a sight and the others read all; None where that spares
     nothing."""
     whole = [layer for layer, sight in enumerate(sights) if sight is None]
     narrow = [layer for layer, sight in enumerate(sights) if sight is not None]

@@ -23,7 +23,7 @@ class KvDtype(str, Enum):
 
     @property
     def why_not_hidden(self) -> str | None:
-        """Return why the blocks of KV have no room for hidden vectors; None where they have, as far as this decides."""
+        """Return why the blocks of KV have no room for hidden vectors; None where this dtype does not forbid it."""
         return "KV is kept in int8, and hidden vectors are not" if self is KvDtype.INT8 else None
 
     def vector_bytes(self, heads: int, head_dim: int, whole: int) -> int:

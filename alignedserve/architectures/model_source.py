@@ -186,7 +186,8 @@ def _fetch(model: str, with_weights: bool) -> Path:
     except RevisionNotFoundError:
         why = f"the hub has no revision {revision} of it"
     except LocalEntryNotFoundError:
-        why = "the hub cannot be reached, or HF_HUB_OFFLINE is set, and it was not fetched before"
+        is_offline = os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+        why = f"{'HF_HUB_OFFLINE is set' if is_offline else 'the hub cannot be reached'}, and it was not fetched before"
     except HFValidationError:
         why = "this cannot be a hub id"
     except Exception as error:  # errors of the hub's client, its HTTP library and the disk

@@ -24,8 +24,8 @@ class Quantization(str, Enum):
         return {"int8": 8, "int4": 4}.get(self.value)
 
     def num_bytes(self, layers: int, embedding: int, head: int, whole: int) -> int:
-        """Return the bytes of weights: so many numbers in layers, in an embedding of its own, and in the head; each
-        has `whole` bytes where it stays as it is."""
+        """Return the bytes of all weights. The arguments count the numbers in layers, in an embedding of its own, and
+        in the head; a number that is not quantised has `whole` bytes."""
         match self:
             case Quantization.NONE:
                 return (layers + embedding + head) * whole

@@ -52,7 +52,7 @@ def _instead(folder: Path) -> str:
 
 
 def count_numbers(folder: Path) -> int:
-    """Count the numbers in all floating-point tensors, of which a few may not be needed."""
+    """Count the numbers in all floating-point tensors; a few of them may not be needed."""
     if (folder / PLACES).is_file():
         return sum(place.numbers for place in read_places(folder).values())
     return sum(map(_count_in, weight_files(folder)))
@@ -73,7 +73,7 @@ def count_tables(folder: Path, shape: tuple[int, int]) -> int:
 
 
 def largest_numbers(folder: Path, bits: int) -> int:
-    """Return the numbers of the largest tensor, where packed numbers have so many bits."""
+    """Return the numbers of the largest tensor; a packed number has `bits` bits."""
     if (folder / PLACES).is_file():
         return max(place.numbers for place in read_places(folder).values())
     tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).items()]

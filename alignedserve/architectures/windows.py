@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.architectures.given import Given
 
 _IN_ALL_LAYERS = {"ministral", "ministral3", "phimoe", "starcoder2"}  # by model_type
-# Of the families whose older files name no types: every so many layers one has no window.
+# Families whose older files name no types: every fourth layer of cohere2 has no window.
 _PATTERN = {"cohere2": 4}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 

@@ -216,7 +216,7 @@ def _shared_memory() -> Finding:
     if wanted is None:
         available = usage.free if found is None else found.available
         comes_to = pool_mb_within(wanted_pool_mb(config), usage.free, available)
-        what += f", of which the KV pool would take {comes_to} (kvpool.memory_mb), and next to nothing for an encoder"
+        what += f"; the KV pool would take {comes_to} of it (kvpool.memory_mb), and next to nothing for an encoder"
         if usage.free < 2 * SHARED_RECORDS:
             how = "too little to serve anything: start the container with --shm-size=2g"
             return Finding(str(_SHM), Presence.MISSING, what, how)

@@ -78,7 +78,7 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
     limits, tune_s = room.limits, config.engine.tune_s
     engine = Engine(
         folder,
-        num_pairs=limits.num_pairs,
+        num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         dtype=room.dtype,
         kv_dtype=room.kv_dtype,

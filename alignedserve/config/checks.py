@@ -57,7 +57,7 @@ def _check_policy(config: Config) -> None:
     engine, policy = config.engine, config.policy
     if policy.problem is not None:
         raise ConfigError(f"schedule: {policy.problem}")
-    if engine.kv_dtype is KvDtype.INT8 and policy.pairs.keeps_hidden:
+    if engine.kv_dtype is KvDtype.INT8 and policy.block_use.keeps_hidden:
         raise ConfigError(
             "engine.kv_dtype int8 leaves no room for hidden vectors, which schedule.cache hybrid keeps in the blocks of"
             " KV: set one of them to its default"

@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from alignedserve.config.checks import check_together
-from alignedserve.config.choices import (
-    Launcher,
-    TransportName,
-)
+from alignedserve.config.choices import Launcher, TransportName
 from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import DEFAULT, preset
 from alignedserve.config.sections import (
@@ -56,8 +53,8 @@ class Config:
     served_model_name: str | None = common(None, "name of the model in the API; by default as it was given")
     lora: LoraFolders | None = common(
         None,
-        "adapters (LoRA) in PEFT's format, by the names that requests choose as their model: NAME=FOLDER, which every"
-        " node sees; the flag may be given again",
+        "NAME=FOLDER of an adapter (LoRA) in PEFT's format, in a folder that every node has; requests choose it by NAME"
+        " as their model; the flag may be given again",
     )
     reasoning_parser: str = setting(
         AUTO, "family of the model's reasoning; by default as its chat template shows, none: answers are not parted"
@@ -97,7 +94,7 @@ class Config:
     @property
     def why_host(self) -> str | None:
         """Return why KV goes through the pool, whatever else a machine has; None where KV may go directly."""
-        return self.policy.pairs.why_not_direct
+        return self.policy.block_use.why_not_direct
 
     @property
     def lends(self) -> bool:

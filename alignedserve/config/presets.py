@@ -112,8 +112,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {"schedule.scheduler": "best_fit"},
         ),
         "shortest": Preset(
-            "the default with the shortest remaining first, strictly",
-            {"schedule.scheduler": "shortest"},
+            "the default with the shortest remaining first, strictly", {"schedule.scheduler": "shortest"}
         ),
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output", _FCFS
@@ -251,7 +250,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "Apt-Serve: memory to the requests pending longest for it, as KV or hidden vectors; steps of one type",
             _APT_SERVE,
             source="Apt-Serve §4.2, §5",
-            differs="hidden becomes KV by projection, where the paper computes it again; a pair for each seated "
+            differs="hidden becomes KV by projection, where the paper computes it again; a block for each seated "
             "request stays free. Models without hidden vectors need --set schedule.cache=kv, which is "
             "apt-serve-kv. How its ablation FCFS keeps hidden vectors the paper does not say: vllm-fcfs keeps "
             "none",
@@ -297,6 +296,6 @@ DEFAULT = "aligned"
 
 def preset(name: str) -> Preset:
     if name not in PRESETS:
-        meant = hint(name, PRESETS) or f": there are {', '.join(PRESETS)}"
+        meant = hint(name, PRESETS) or " (see alignedserve presets)"
         raise ConfigError(f"there is no preset {name!r:.40}{meant}")
     return PRESETS[name]

@@ -75,8 +75,7 @@ class ServerConfig:
         "Without keys, clients may also reach the server by the names in these origins",
     )
     metrics_prefix: MetricsPrefix = setting(
-        MetricsPrefix.ALIGNEDSERVE,
-        "what the names of metrics begin with; vllm: for boards and routers that read those",
+        MetricsPrefix.ALIGNEDSERVE, "what the names of metrics begin with; vllm: for boards and routers that read those"
     )
     otlp_endpoint: str | None = setting(
         None,
@@ -329,18 +328,14 @@ class ScheduleConfig:
         "prefill workers that can send KV hold the KV of the next batch and of requests that had to leave",
     )
     candidate_share: float = experiment(
-        DEFAULT_POLICY.candidate_share,
-        "most of a prefill worker's device cache that such KV takes",
-        least=0,
-        most=1,
+        DEFAULT_POLICY.candidate_share, "most of a prefill worker's device cache that such KV takes", least=0, most=1
     )
     helps: bool = experiment(
-        DEFAULT_POLICY.helps,
-        "decode workers take prompts that pile up, and prefill workers decode, too",
+        DEFAULT_POLICY.helps, "decode workers take prompts that pile up, and prefill workers decode, too"
     )
     refuse_ttfts: float = setting(
         DEFAULT_POLICY.refuse_ttfts,
-        "in a burst, refuse a chat that would wait for others for more than so many times its ttft; 0 refuses none",
+        "in a burst, refuse a chat that would wait for others for more than this multiple of its ttft; 0 refuses none",
         least=0,
     )
     checkpoints: float = experiment(
@@ -410,8 +405,7 @@ class JobsConfig:
         "sqlite", "where jobs are kept: sqlite, a redis:// or redis+sentinel:// URL, or off for no files and batches"
     )
     directory: str | None = setting(
-        None,
-        "data folder of sqlite and files; by default $XDG_DATA_HOME/alignedserve/jobs/MODEL-PORT",
+        None, "data folder of sqlite and files; by default $XDG_DATA_HOME/alignedserve/jobs/MODEL-PORT"
     )
     files: str | None = setting(
         None, "URL of the folder for the files' bytes, as fsspec has them; a folder in the data folder by default"

@@ -32,7 +32,7 @@ class Kind(str, Enum):
     REPLACED = "replaced"  # its owner sent a later attempt
     # Noted by workers
     QUEUED = "queued"  # number: prompts that wait before it; tokens: to be computed
-    BEHIND = "behind"  # number: other prompts of which a part ran while it waited; tokens: of them; why: by class
+    BEHIND = "behind"  # number: other prompts that ran in part while it waited; tokens: of them; why: by class
     BESIDE = "beside"  # number: other requests that decoded while it waited; seconds: of that; why: by class
     SEATED = "seated"  # it has memory; tokens: found in the cache
     CHUNK = "chunk"  # number: of the step; tokens; seconds: that the step took; expected_s: as was predicted

@@ -59,11 +59,7 @@ def _moment(moment: Moment, pid: int, zero: float) -> TraceEvent:
 
 def _step(step: Step, pid: int, zero: float) -> TraceEvent:
     kinds = [*(["prefill"] if step.prompt_tokens else []), *(["decode"] if step.decodes else [])]
-    args: dict[str, float] = {
-        "step": step.number,
-        "prompt tokens": step.prompt_tokens,
-        "decodes": step.decodes,
-    }
+    args: dict[str, float] = {"step": step.number, "prompt tokens": step.prompt_tokens, "decodes": step.decodes}
     if isfinite(step.predicted_s):
         args["predicted ms"] = round(step.predicted_s * 1e3, 3)
     place = {"name": " and ".join(kinds), "cat": "step", "pid": pid, "tid": _STEPS}

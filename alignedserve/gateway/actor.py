@@ -47,7 +47,7 @@ from alignedserve.tracing.traces import traces_to
 log = logging.getLogger("alignedserve.gateway")
 
 CUT_OFF_S = 1.0  # time for the answers that tell clients that they are cut off
-_MOST_CONNECTIONS = 4096  # of a gateway, if the system allows so many open files
+_MOST_CONNECTIONS = 4096  # of a gateway, where the system allows this number of open files
 DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
 _MIB = 1 << 20
 
@@ -229,7 +229,7 @@ def run(part: Part, on_start: OnStart) -> None:
         dashboard.hear(figures)
 
     owner.on_figures = hear
-    others = siblings(part, app.state.metrics.text)
+    others = siblings(part, lambda _: app.state.metrics.text())
     app.state.scrapes.owners = others.ask_all
     pictures = request_pictures(part, app.state.metrics.log, owner.now)
     dashboard.all_requests = pictures.of_all

@@ -28,7 +28,7 @@ class ExplainRoutes:
     def __init__(self, client: OwnerClient) -> None:
         self._client = client
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()  # (caller, its own name) -> request
-        self._asked: dict[str, Bucket] = {}  # by caller, of which there are few
+        self._asked: dict[str, Bucket] = {}  # by caller; there are few
 
     def remember(self, caller: Caller, name: str | None, request: str) -> None:
         """Remember the name that a client, or a proxy before us, has given a request."""

@@ -118,7 +118,7 @@ def docs_page(document: Mapping[str, Any]) -> str:
         path = name.partition(" ")[2]
         title = next(title for title, begins in _GROUPS.items() if path.startswith(begins))
         groups[title].append(_operation(name, operation))
-    routes = "".join(f"<h2>{title}</h2>{''.join(its)}" for title, its in groups.items() if its)
+    routes = "".join(f"<div class=group><h2>{title}</h2>{''.join(its)}</div>" for title, its in groups.items() if its)
     bodies = "".join(
         f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_fields(schema)}</details>'
         for name, schema in document["components"]["schemas"].items()
@@ -126,9 +126,8 @@ def docs_page(document: Mapping[str, Any]) -> str:
     errors = operations[0][1]["responses"].items()  # those of all routes
     rows = [f"<tr><td>{status}</td><td>{escape(error['description'])}</td></tr>" for status, error in errors]
     refusals = f'<div class="scroll"><table>{"".join(rows[1:])}</table></div>'
-    return html_page(
-        "API", f"{_ABOUT}{routes}<h2>Bodies</h2>{bodies}<h2>Errors of any route</h2>{refusals}{_part('docs')}"
-    )
+    bodies = f"<div class=group><h2>Bodies</h2>{bodies}</div>"
+    return html_page("API", f"{_ABOUT}{routes}{bodies}<h2>Errors of any route</h2>{refusals}{_part('docs')}")
 
 
 def _operation(name: str, operation: Mapping[str, Any]) -> str:

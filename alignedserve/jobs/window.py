@@ -1,4 +1,4 @@
-"""Decide how many lines may be open at once: as many as the system has room for, as far as the job runner can see.
+"""Decide how many lines may be open at once: as many as the job runner finds room for in the system.
 
 An open line *waits* until it has its second token: the first token comes from the step of its prompt, and a line with
 a second token has a place on a decode worker. As many lines may wait as run, and FIRST if none runs. So a worker that

@@ -23,7 +23,7 @@ _UNLIKE = {"memory", "object_store_memory"}  # these differ a little between mac
 class NodeType:
     name: str
     resources: Resources
-    most: int  # so many nodes at most
+    most: int  # nodes of this type, at most
 
 
 def node_types(path: str) -> list[NodeType]:

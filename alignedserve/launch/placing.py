@@ -76,11 +76,7 @@ class Placing:
         offered = {resource for node in self._all for resource in node.total}
         named = {NAMED[role]: 1.0} if NAMED[role] in offered else {}
         gpus = {"GPU": self.gpus_per_worker} if role in WORKERS and self.gpus_per_worker else {}
-        return {
-            "CPU": float(role in WORKERS),
-            **gpus,
-            **named,
-        }  # a pool computes little
+        return {"CPU": float(role in WORKERS), **gpus, **named}  # a pool computes little
 
     @property
     def has_pools(self) -> bool:

@@ -34,7 +34,7 @@ def change(workers: Iterable[tuple[Role, str]], leaving: Collection[str], order:
 
 
 def check(config: Config, order: LauncherOrder) -> None:
-    """Raise ControlError if there cannot be so many workers."""
+    """Raise ControlError if the deployment cannot have this number of workers."""
     if config.topology.colocated and order.prefill is not None:
         raise ControlError("the deployment is colocated: it has only decode workers, which run the prompts too")
     if order.prefill is not None and order.prefill < 1:

@@ -50,7 +50,7 @@ def memory() -> MachineMemory | None:
 
 
 def allow_open_files(wanted: int) -> int:
-    """Raise this process's limit of open files to so many, as far as the system lets it; return the limit then."""
+    """Raise this process's limit of open files to `wanted`, or to what the system allows; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft == resource.RLIM_INFINITY or soft >= allowed:

@@ -433,7 +433,7 @@ def _acquittal(opened: OwnedRequest) -> Command:
 
 
 def _in_frames(requests: Sequence[Request], most: int, is_last: bool = True) -> list[Command]:
-    """Return the Declare messages for these requests, at most so many in each: their prompts might not fit into one
+    """Return the Declare messages for these requests, at most `most` in each: their prompts might not fit into one
     frame. Without requests one empty message says so."""
     starts = range(0, max(1, len(requests)), most)
     frames = [tuple(requests[at : at + most]) for at in starts]

@@ -81,12 +81,7 @@ class Guard:
     """Asks one policy. `stopwatch` returns seconds: a core has no clock of its own."""
 
     def __init__(
-        self,
-        name: str,
-        policy: OwnPolicy,
-        stopwatch: Callable[[], float],
-        failures: Failures,
-        limit: Limit = _NO_LIMIT,
+        self, name: str, policy: OwnPolicy, stopwatch: Callable[[], float], failures: Failures, limit: Limit = _NO_LIMIT
     ) -> None:
         self.name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
         self._ask, self._problem = getattr(policy, policy.method), policy.problem

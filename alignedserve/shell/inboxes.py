@@ -30,7 +30,7 @@ def remove_sockets(deployment: str, beginning: str = "") -> None:
 
 
 def remove_dead_sockets() -> None:
-    """Remove the sockets of deployments of which the launcher was killed too."""
+    """Remove the sockets of deployments whose launcher was killed too."""
     if dead := [path for path in _sockets(PREFIX) if not _is_heard(path)]:
         time.sleep(_YOUNG_S)
         for path in dead:

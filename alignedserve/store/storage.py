@@ -233,7 +233,7 @@ def _is_same(theirs: str, ours: str) -> bool:
 
 
 def _make_folders(jobs: JobsConfig, folder: Path) -> Blobs:
-    """Make the folders of the store, as far as there are any, and return the files."""
+    """Make the folders of the store, where it has any, and return the files."""
     if jobs.store == SQLITE or jobs.files is None:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds what clients sent

@@ -96,7 +96,7 @@ def call_syntax(
 
 
 def _starts_with_text(marker: str, begins: str, ends: str, several: bool, writer: Writer) -> list[str]:
-    """Return the rules of a text with calls, each of which has the marker and both ends of its own."""
+    """Return the rules of a text with calls; each call has the marker and its own two ends."""
     token = writer.text(marker)
     lead = f"lead[lazy]: TEXT {token}" if token.startswith('"') else f"lead: TEXT {token}"
     rounds = "round* rest" if several else "round | rest"

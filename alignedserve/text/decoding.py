@@ -24,7 +24,7 @@ class IncrementalDecoder:
     """
 
     MOST, KEPT = 32, 16  # tokens of a window that does not end with a character: when it moves, what it keeps
-    HELD = 3  # an unfinished character has at most so many bytes, and each may decode to one �
+    HELD = 3  # bytes of an unfinished character at most; each may decode to one �
 
     def __init__(self, decode: Callable[[Sequence[int]], str], special_ids: Iterable[int] = ()) -> None:
         self._decode = decode

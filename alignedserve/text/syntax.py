@@ -161,7 +161,7 @@ def closed(schema: Any) -> Any:
 
     JSON Schema leaves objects open, so a weak model may write properties of its own until its length ends the answer.
     An object stays as it is where it names no properties, speaks of others itself (`additionalProperties` and such), or
-    is a part of an `allOf` with several members, each of which names only some of the properties."""
+    is a part of an `allOf` with several members, where each names only some of the properties."""
     return _closed(schema, frozenset(_shared_references(schema)))
 
 

@@ -114,7 +114,7 @@ class TextModel:
         return encode(self.tokenizer, text, add_special_tokens=with_special)
 
     def encoding(self, first: str, second: str | None, with_special: bool) -> Encoding:
-        """Return the tokens of a text, or of a pair of texts, with which of them are special and of which text."""
+        """Return the tokens of a text, or of a pair of texts; each says whether it is special, and its text."""
         return self.tokenizer.encode_batch(
             [first if second is None else (first, second)], add_special_tokens=with_special
         )[0]

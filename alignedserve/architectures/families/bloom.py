@@ -16,7 +16,7 @@ from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 from alignedserve.architectures.stored_form import stored_form
 
-_BF16_BITS = 8  # bits of a number, the first of which is not stored
+_BF16_BITS = 8  # bits of a number; the first is not stored
 
 
 class LayerOrder(Enum):

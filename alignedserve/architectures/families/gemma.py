@@ -134,7 +134,7 @@ def _rope(text: Given, section: Given, theta: float) -> Rope:
 
 
 def _windows(text: Given, every: int) -> tuple[int | None, ...]:
-    """Return the window of each layer; where the file names no types, every so many layers one has none."""
+    """Return the window of each layer; where the file names no types, every `every`-th has none."""
     layers = text.whole("num_hidden_layers", _GEMMA2["num_hidden_layers"])
     types = text.get("layer_types") or [_SLIDING if (layer + 1) % every else _FULL for layer in range(layers)]
     return by_type(text, layers, types, text.whole("sliding_window", 4096))

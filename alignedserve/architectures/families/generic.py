@@ -24,9 +24,7 @@ _INNER = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 
 # Key that is not null or false -> what it says of a model, which is refused before its weights are read.
-_REFUSED = {
-    "is_encoder_decoder": "it has an encoder",
-}
+_REFUSED = {"is_encoder_decoder": "it has an encoder"}
 
 # Families, by model_type, and kinds of layers, that keep a state which each token changes.
 _OF_STATES = {
@@ -57,7 +55,7 @@ _STATES = {"conv", "linear_attention", "mamba", "mamba2", "recurrent"}
 @dataclass(frozen=True, kw_only=True)
 class GenericConfig(ModelConfig):
     architecture: str  # the class that transformers runs
-    widest: int  # the widest part of a layer, as far as config.json says
+    widest: int  # the widest part of a layer that config.json names
 
     @property
     def inner_size(self) -> int:

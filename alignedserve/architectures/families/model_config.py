@@ -9,12 +9,7 @@ from pathlib import Path
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_mpt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
-from alignedserve.architectures.families.gemma import (
-    read_gemma,
-    read_gemma2,
-    read_gemma3,
-    read_gemma3_with_images,
-)
+from alignedserve.architectures.families.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma3_with_images
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.glm import read_glm, read_glm4
 from alignedserve.architectures.families.gpt_neox import read_gpt_neox

@@ -19,7 +19,7 @@ class Family:
     names: Mapping[str, str]  # of tensors outside layers, without their last part, and what transformers calls them
     layer: str  # what transformers calls a layer
     in_layer: Mapping[str, str]
-    rows: Callable[[Facts, str, int], Rows | None] | None = None  # the order of a tensor of this name, with so many
+    rows: Callable[[Facts, str, int], Rows | None] | None = None  # (facts, name, rows) -> order of the rows
     norms_more: float = 0.0  # how much more than in transformers the weights of norms are
 
 

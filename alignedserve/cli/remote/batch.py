@@ -41,7 +41,12 @@ def submit(options: BatchOptions, asked: BatchSubmission) -> int:
         print(batch["id"], flush=True)
         if not asked.wait:
             return 0
-        batch = _waited(server, batch["id"])
+        try:
+            batch = _waited(server, batch["id"])
+        except KeyboardInterrupt:
+            there = "" if options.url == BatchOptions().url else f" --url {options.url}"
+            print(f"the batch goes on: `alignedserve batch cancel {batch['id']}{there}` ends it", file=sys.stderr)
+            raise
         print(_line(batch))
         _complain(batch)
         if failed := _num_failed(batch):
@@ -180,8 +185,12 @@ def _endpoint_of(file: Path) -> str:
         first = opened.readline().removeprefix(b"\xef\xbb\xbf")
     try:
         return str(json.loads(first)["url"])
-    except (ValueError, LookupError, TypeError):
-        raise BatchError(f"{file}: its first line names no url: name one with --endpoint") from None
+    except (LookupError, TypeError) as error:
+        is_object = isinstance(error, KeyError)
+        wrong = "names no url: name one with --endpoint" if is_object else "is no request: each is an object of JSON"
+        raise BatchError(f"{file}: its first line {wrong}") from None
+    except ValueError as error:
+        raise BatchError(f"{file}: its first line is no JSON: {error}") from None
 
 
 # --- The server

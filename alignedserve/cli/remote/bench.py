@@ -201,7 +201,7 @@ class _BenchRun:
             await self._before(server, self._options.warm_up)
 
     async def _before(self, server: _BenchedServer, number: int) -> LoadTest:
-        """Ask requests that do not count, so many of each stream at once."""
+        """Ask `number` requests of each stream at once; they do not count."""
         with ProgressBar(f"{server.url} before", sys.stderr) as bar:
             return await self._played(server, _first(self._workload, number), -1 - self._options.seed - number, bar)
 
@@ -278,7 +278,7 @@ class _BenchRun:
 
 
 def _first(workload: Mixture, number: int) -> Mixture:
-    """Return so many requests of each stream, all at once."""
+    """Return the first `number` requests of each stream, all at once."""
     return Mixture(tuple(stream.at_once(number) for stream in workload.streams))
 
 

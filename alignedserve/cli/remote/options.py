@@ -40,7 +40,7 @@ class ChatOptions:
 class StatusOptions:
     url: str = _url("address of the deployment", HERE)
     api_key: str | None = flag_of(_add_key)
-    wait: float = last("S", "wait until it is ready, at most so many seconds", 0.0, type=zero_or_more)
+    wait: float = last("S", "wait at most S seconds until it is ready", 0.0, type=zero_or_more)
     json: bool = switch("as JSON, for programs")
 
 
@@ -92,12 +92,12 @@ class BenchOptions:
     )
     rounds: int = flag(
         "N",
-        "so many loads in turns on each server, each with a seed of its own (default: %(default)s)",
+        "run N loads on each server in turns, each with its own seed (default: %(default)s)",
         1,
         type=whole(1),
     )
     warm_up: int = flag(
-        "N", "so many requests of each stream before, which do not count (default: %(default)s)", 4, type=whole(0)
+        "N", "first ask N requests of each stream that do not count (default: %(default)s)", 4, type=whole(0)
     )
     timeout: float = flag(
         "S", "a request ends when its server is silent for so long (default: %(default)g)", 600.0, type=above_zero

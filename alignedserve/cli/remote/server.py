@@ -63,7 +63,8 @@ def answered(http: httpx.Client, path: str, **params: str) -> httpx.Response:
     except httpx.HTTPError as error:
         raise StatusError(f"nothing answers at {http.base_url}: {error}") from error
     if answer.status_code != httpx.codes.OK:
-        raise StatusError(f"{http.base_url} answers {answer.status_code} to {path}: {said_by(answer)}")
+        key = " (--api-key)" if answer.status_code == httpx.codes.UNAUTHORIZED else ""
+        raise StatusError(f"{http.base_url} answers {answer.status_code} to {path}: {said_by(answer)}{key}")
     return answer
 
 

@@ -67,12 +67,7 @@ class BodyMeter:
     """Measures the requests of one body; each is known by the number of its choice."""
 
     def __init__(
-        self,
-        metrics: RequestMetrics,
-        record: HttpRecord,
-        tier: str,
-        now: Callable[[], float],
-        tab: Tab,
+        self, metrics: RequestMetrics, record: HttpRecord, tier: str, now: Callable[[], float], tab: Tab
     ) -> None:
         self._metrics, self._record, self._tier, self._now, self._tab = metrics, record, tier, now, tab
         self._meters: dict[int, RequestMeter] = {}

@@ -64,7 +64,7 @@ class AnswerEnding:
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
-    min_tokens: int = 0  # before so many tokens no stop string counts
+    min_tokens: int = 0  # before this number of tokens no stop string counts
     is_empty: bool = False  # whether the answer shows the prompt only
 
 

@@ -60,11 +60,7 @@ class _Rules:
 
 
 def make_requests(
-    body: ChatRequest | CompletionRequest,
-    promise: ServicePromise,
-    origin: Origin,
-    text: TextModel,
-    max_model_len: int,
+    body: ChatRequest | CompletionRequest, promise: ServicePromise, origin: Origin, text: TextModel, max_model_len: int
 ) -> tuple[Request, ...]:
     """Return a request for each choice, those of the first prompt first.
 

@@ -513,10 +513,7 @@ def _kind_of_prompt(prompt: Any) -> str:
     return "ids" if isinstance(prompt, list) else "text"
 
 
-Prompt = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")],
-    Discriminator(_kind_of_prompt),
-]
+Prompt = Annotated[Annotated[str, Tag("text")] | Annotated[ListOf[TokenId], Tag("ids")], Discriminator(_kind_of_prompt)]
 
 
 def kind_of_prompts(prompt: Any) -> str:

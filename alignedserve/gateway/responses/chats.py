@@ -12,14 +12,7 @@ from typing import Any
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.tools import as_function
 from alignedserve.gateway.openai.types import ChatRequest, SampledRequest, text_of
-from alignedserve.gateway.responses.items import (
-    CallItem,
-    Item,
-    ItemReference,
-    MessageItem,
-    OutputItem,
-    ReasoningItem,
-)
+from alignedserve.gateway.responses.items import CallItem, Item, ItemReference, MessageItem, OutputItem, ReasoningItem
 from alignedserve.gateway.responses.types import AllowedResponseTools, NamedResponseTool, ResponseRequest
 
 _SAME = (*SampledRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs", "max_reasoning_tokens")

@@ -32,10 +32,7 @@ class ResponseKeeper:
     """The responses that this deployment keeps; none, if it has no store."""
 
     def __init__(
-        self,
-        open_storage: OpenStorage | None,
-        config: JobsConfig,
-        runner_away_s: Callable[[], float] = lambda: 0.0,
+        self, open_storage: OpenStorage | None, config: JobsConfig, runner_away_s: Callable[[], float] = lambda: 0.0
     ) -> None:
         """`runner_away_s` returns for how long there has been no job runner."""
         self._open_storage, self._config, self.runner_away_s = open_storage, config, runner_away_s

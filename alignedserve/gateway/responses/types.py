@@ -148,7 +148,7 @@ class ResponseRequest(SampledRequest):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    max_tool_calls: int | None = Field(None, ge=1)  # of tools that run on the server, of which there are none
+    max_tool_calls: int | None = Field(None, ge=1)  # of tools that run on the server: there are none
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
     include: ListOf[str] | None = Field(None, max_length=32)
     text: TextOptions | None = None

@@ -50,19 +50,14 @@ def score_answer(body: ScoreRequest, rule: PooledRule, requests: Sequence[Reques
 def rerank_answer(
     body: RerankRequest, rule: PooledRule, requests: Sequence[Request], vectors: Sequence[bytes]
 ) -> Answer:
-    """Return the documents, the most relevant first, of which documents about as relevant keep their order."""
+    """Return the documents, the most relevant first; documents about as relevant keep their order."""
     ranked = sorted(enumerate(_scores(body, rule, vectors)), key=lambda scored: -scored[1])
     shown, texts = body.return_documents is not False, body.texts
     results = [
         {"index": place, **({"document": {"text": texts[place]}} if shown else {}), "relevance_score": score}
         for place, score in ranked[: body.top_n or None]
     ]
-    return {
-        "id": _id("rerank", requests),
-        "model": body.model,
-        "results": results,
-        "usage": _usage(requests),
-    }
+    return {"id": _id("rerank", requests), "model": body.model, "results": results, "usage": _usage(requests)}
 
 
 def _scores(body: ScoreRequest | RerankRequest, rule: PooledRule, vectors: Sequence[bytes]) -> list[float]:

@@ -204,11 +204,7 @@ class CallReader:
     """Reads one output. Equal text gives equal calls and equal text, however it is cut into pieces."""
 
     def __init__(
-        self,
-        form: CallFormat,
-        tools: Mapping[str, Schema],
-        most: int | None = None,
-        hidden: Sequence[str] = (),
+        self, form: CallFormat, tools: Mapping[str, Schema], most: int | None = None, hidden: Sequence[str] = ()
     ) -> None:
         """`tools` maps the names of functions to the schemas of their parameters. After `most` calls nothing follows.
 

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from alignedserve.text.calls.scanning import NoCall, Reading, Schema, Tape
-from alignedserve.text.calls.values import (
-    coerced,
-    is_text,
-    is_unicode,
-    parameter_types,
-    python_value,
-    to_json,
-)
+from alignedserve.text.calls.values import coerced, is_text, is_unicode, parameter_types, python_value, to_json
 
 _MOST_HEADER = 256  # characters between a name and its arguments
 # What a schema of parameters may say besides; any other word rules several parameters together.
@@ -43,7 +36,7 @@ class GrammarWriter(Protocol):
 
 
 class CallLayout(ABC):
-    """The way in which one call is written; by default as JSON between two texts, of which the first has the name."""
+    """The way in which one call is written; by default as JSON between two texts; the first has the name."""
 
     @abstractmethod
     def read(self, tape: Tape, marker: str) -> Reading[None]:
