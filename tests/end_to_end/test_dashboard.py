@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.running import run_filmed
 from tests.browser import Browser, Page, chromium
 from tests.chromium import program
-from tests.end_to_end.client import all_tokens, mixed
-from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
+from tests.end_to_end.client import Wanted, all_tokens, mixed
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.test_explain import chat
 
 SHOWN_S = 5.0  # a dead worker shows within this time
@@ -114,14 +115,15 @@ def test_each_reason_names_requests_that_tell_their_story(watched: Deployment, p
     page.value("document.querySelector('#story').close()")
 
 
-def test_a_longer_time_range_comes_in_longer_slots(page: Page) -> None:
+def test_a_longer_time_range_comes_in_longer_slots(watched: Deployment, page: Page) -> None:
+    asked = Wanted((5, 6, 7), 4, stream=False).body
+    httpx.post(f"{watched.url}/v1/completions", json=asked, timeout=ANSWER_S).raise_for_status()
     for slot_s, words in ((960, "last 24 hours"), (10, "last 15 minutes")):
         page.value(f"byId('range').value = {90 * slot_s}; byId('range').dispatchEvent(new Event('change'))")
         page.until(f"shown.slot_s === {slot_s}")
-        page.until("shown.requests.slots.some(slot => slot.rt.tokens > 0)")
+        page.until("sum(slotsOf(shown), 'rt', 'tokens') > 0")
         assert words in page.text("#slow h2")
         assert page.value("slotsOf(shown).length") == 90
-        assert page.value("sum(slotsOf(shown), 'rt', 'tokens')") > 0
 
 
 def test_the_charts_tell_values_to_a_mouse(page: Page) -> None:
@@ -221,3 +223,17 @@ def test_the_pages_of_the_front_need_nothing_else(watched: Deployment, browser: 
         assert "Batch jobs" not in page.text("body")
         assert page.errors == []
         assert [url for url in page.requests if not url.startswith((watched.url, "data:"))] == []
+
+
+def test_the_pages_of_the_front_ask_and_fit_a_small_screen(watched: Deployment, browser: Browser) -> None:
+    with browser.page(f"{watched.url}/", 400, 800) as page:
+        page.until("document.getElementById('model').value === 'demo'")
+        page.value("document.getElementById('words').value = 'Hi'; document.getElementById('ask').requestSubmit()")
+        page.until("document.getElementById('times').textContent.includes('first token after')")
+        assert page.value("document.querySelectorAll('#chat .user, #chat .assistant').length") == 2
+        assert page.value("document.documentElement.scrollWidth") <= 400
+    with browser.page(f"{watched.url}/docs", 400, 800) as page:
+        form = "document.querySelector('form[data-call=\"GET /v1/models\"]')"
+        page.value(f"{form}.requestSubmit()")
+        page.until(f"{form}.querySelector('pre').textContent.includes('demo')")
+        assert page.value("document.documentElement.scrollWidth") <= 400
