@@ -96,7 +96,6 @@ class OnThisMachine(Keeper):
         super().__init__(config, specs, machine)
         self._servers = dict(servers or {})
         self._adopts = bool(servers)
-        self._known = {server.pid for server in self._servers.values()}
         self._processes: dict[str, _PartProcess] = {}
 
     def start(self, spec: PartSpec) -> None:
@@ -145,10 +144,7 @@ class OnThisMachine(Keeper):
             except ForkServerGone:
                 if part.is_over:
                     return None
-                if self._servers.pop(is_worker, None) is not None:
-                    server.close()
-                    self._known.discard(server.pid)
-                    say("a fork server has ended: parts are started without it, and each loads its own libraries")
+                self._give_up(is_worker)
         return subprocess.Popen(
             module_command("alignedserve.launch.start", spec.name),  # the name is for readers of `ps`
             stdin=subprocess.PIPE,
@@ -156,16 +152,28 @@ class OnThisMachine(Keeper):
             start_new_session=True,  # Ctrl-C reaches the launcher only
         )
 
+    def _give_up(self, is_worker: bool) -> None:
+        """Start such parts without the fork server, which has ended."""
+        server = self._servers.get(is_worker)
+        if server is not None:
+            server.close()
+            if self._servers.pop(is_worker, None) is not None:
+                say("a fork server has ended: parts are started without it, and each loads its own libraries")
+
     def _bury_orphans(self) -> None:
         """Wait for ended processes that a part had started: this process has adopted them."""
         if not self._adopts:
             return
-        known = self._known | {part.pid for part in [*self._processes.values()]}
+        servers = {server.pid: is_worker for is_worker, server in [*self._servers.items()]}
+        parts = {part.pid for part in [*self._processes.values()]}
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if ended.si_pid in known:  # another thread waits for it
+                if ended.si_pid in parts:  # another thread waits for it, and comes here then
                     return
-                os.waitpid(ended.si_pid, 0)
+                if ended.si_pid in servers:  # nobody waits for it, and those that ended later come behind it
+                    self._give_up(servers[ended.si_pid])
+                else:
+                    os.waitpid(ended.si_pid, 0)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:
