@@ -17,7 +17,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+INSTALL = (*PIP, "--quiet", "install")
 # uv's flag for each setting of pip that names a place; a setting may hold several values.
 FLAGS = {
     "index-url": "--default-index",
@@ -25,6 +26,11 @@ FLAGS = {
     "find-links": "--find-links",
     "trusted-host": "--allow-insecure-host",
 }
+
+
+def pip_lists() -> str:
+    """Return what pip is configured with. With --quiet it would print nothing."""
+    return subprocess.run([*PIP, "config", "list"], check=False, capture_output=True, text=True).stdout
 
 
 def pip_settings(listed: str) -> dict[str, str]:
@@ -54,7 +60,7 @@ def find_uv() -> str | None:
     if found := shutil.which("uv"):
         return found
     if not beside.exists():
-        subprocess.run([*PIP, "install", "uv"], check=False, capture_output=True)
+        subprocess.run([*INSTALL, "uv"], check=False, capture_output=True)
     return str(beside) if beside.exists() else None
 
 
@@ -63,8 +69,7 @@ def install_by_uv(wanted: list[str]) -> bool:
     uv = find_uv()
     if uv is None:
         return False
-    listed = subprocess.run([*PIP, "config", "list"], check=False, capture_output=True, text=True).stdout
-    settings = pip_settings(listed)
+    settings = pip_settings(pip_lists())
     certificates = {"SSL_CERT_FILE": settings["cert"]} if "cert" in settings else {}
     command = [uv, "pip", "install", "--quiet", "--python", sys.executable, *uv_arguments(settings), *wanted]
     return subprocess.run(command, check=False, env=certificates | dict(os.environ)).returncode == 0
@@ -75,7 +80,7 @@ def main(wanted: list[str]) -> int:
     if install_by_uv(wanted):
         return 0
     print("uv could not install the packages: installing them by pip", file=sys.stderr)
-    return subprocess.run([*PIP, "install", *wanted], check=False).returncode
+    return subprocess.run([*INSTALL, *wanted], check=False).returncode
 
 
 if __name__ == "__main__":

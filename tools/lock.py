@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from install import PIP, find_uv, pip_settings, uv_arguments
+from install import find_uv, pip_lists, pip_settings, uv_arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "deploy" / "locks"
@@ -33,13 +33,12 @@ _LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)(?: ;.*?)? \\$", re.M)
 
 def lock(name: str, uv: str) -> None:
     """Write one lock."""
-    listed = subprocess.run([*PIP, "config", "list"], check=False, capture_output=True, text=True).stdout
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as bounds:
         bounds.write(f"{torch()}\n")
         bounds.flush()
         extras = [word for extra in EXTRAS[name] for word in ("--extra", extra)]
         command = [uv, "pip", "compile", "--quiet", "--upgrade", "--generate-hashes", "--no-header", "--no-annotate"]
-        command += [*uv_arguments(pip_settings(listed)), *OF[name], *extras, "--constraint", bounds.name]
+        command += [*uv_arguments(pip_settings(pip_lists())), *OF[name], *extras, "--constraint", bounds.name]
         made = subprocess.run([*command, "pyproject.toml"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     asked = {_plain(wanted.name) for wanted in _wanted(EXTRAS[name])} - {"torch"}
     kept = [entry for entry in entries(made.stdout) if _is_kept(entry, asked)]

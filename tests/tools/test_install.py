@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from install import pip_settings, uv_arguments
+import pytest
+from install import pip_lists, pip_settings, uv_arguments
 
 LISTED = """\
 :env:.find-links='/wheels'
@@ -22,3 +23,8 @@ def test_what_pip_is_configured_with_goes_to_uv() -> None:
         *("--find-links", "/wheels", "--no-index"),
     ]
     assert list(uv_arguments({})) == ["--index-strategy", "unsafe-best-match"]
+
+
+def test_pip_is_asked_what_it_is_configured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels")
+    assert pip_settings(pip_lists())["find-links"] == "/wheels"
