@@ -181,7 +181,7 @@ class Prefixes(CorePart):
         """Forget what was known of a prompt that has gone on if the pool keeps nothing for it; release what it keeps
         for a prompt that is not here any more."""
         having = (*self._here.occupants(), *self._queue.waiting)
-        here = [running for running in having if running.key == attempt]
+        here = [running for running in having if running.key == attempt and running.state is not State.ABANDONED]
         if not pages:
             for running in here:
                 self._writer.forget_parts(running)  # they come after what is to be written now

@@ -202,6 +202,17 @@ def test_an_answer_for_a_request_that_has_left_is_given_back(worker: PrefillCore
     assert prefix(worker, 4, 5) == [RELEASE]
 
 
+def test_so_is_one_for_a_request_that_was_cancelled_while_its_kv_leaves(worker: PrefillCore) -> None:
+    worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
+    worker.handle(TimerFired("refresh"), REFRESH_S)
+    (plan,) = plans(worker.handle(TimerFired("refresh"), 2 * REFRESH_S))
+    worker.handle(StepDone(StepResult(plan.number, (("long", 7),))), 0.0)
+    commands = worker.handle(said("pool-0", LeasePages((1, 2, 3), 1)), 0.0)
+    assert any(isinstance(command, CopyOut) for command in commands), commands
+    worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
+    assert prefix(worker, 4, 5) == [RELEASE]
+
+
 def test_of_what_was_taken_back_while_it_was_copied_all_is_copied_again(worker: PrefillCore) -> None:
     committing(worker)
     worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
