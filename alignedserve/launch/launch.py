@@ -16,7 +16,7 @@ from alignedserve.config.choices import DeviceKind, Launcher
 from alignedserve.config.config import Config
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
-from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.keeper import say
 from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
@@ -74,5 +74,5 @@ def _serve_here(config: Config, servers: ForkServers) -> int:
                 return serve_on_ray(config, specs, machine)
             return OnThisMachine(config, specs, machine, servers).run()
         finally:
-            remove_stale(Path(config.kvpool.directory), PREFIX)
+            remove_ended(Path(config.kvpool.directory), PREFIX, specs[0].deployment)
             remove_sockets(specs[0].deployment)

@@ -30,7 +30,7 @@ from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
-from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
 from alignedserve.launch.keeper import Keeper, NewPlace, PartTask, say
 from alignedserve.launch.node_types import NodeType, may_come
@@ -144,7 +144,7 @@ class OnRay(Keeper):
         """`machine` is this one where Ray is the deployment's own; `types` are those of a cluster's nodes to come."""
         super().__init__(config, specs, machine)
         self._ray, self._ending = ray, ending
-        self._groups, self._types = groups, types
+        self._groups, self._types, self._deployment = groups, types, specs[0].deployment
         self._actors: dict[str, Any] = {}
         self._places: dict[str, _NodePlace] = {}
         ending.left = self._alive.copy
@@ -271,10 +271,11 @@ class OnRay(Keeper):
 
     def _clean(self) -> None:
         """Remove what no process holds any more from the shared memory of the nodes."""
-        clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_stale)
+        clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_ended)
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         runs = [
-            clean.options(scheduling_strategy=self._on(node)).remote(self._config.kvpool.directory) for node in nodes
+            clean.options(scheduling_strategy=self._on(node)).remote(self._config.kvpool.directory, self._deployment)
+            for node in nodes
         ]
         self._ray.wait(runs, num_returns=len(runs), timeout=AT_ONCE_S / 2 if self._is_hurried else CLEAN_S)
 
@@ -452,5 +453,5 @@ def _start(ray: Any, processes: int) -> None:
         raise AlignedServeError(f"Ray does not start: {error}") from error
 
 
-def _remove_stale(directory: str) -> None:
-    remove_stale(Path(directory), PREFIX)
+def _remove_ended(directory: str, deployment: str) -> None:
+    remove_ended(Path(directory), PREFIX, deployment)

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,8 @@ from alignedserve.locks import LockHeld, NotPrivate, locked, private_folder
 
 ALONE = "shared-memory.lock"
 _ALONE_S = 60.0  # for the lock of some system calls
+_ENDING_S = 5.0  # Ray's processes see the end of their node by themselves
+_LOOK_S = 0.05
 _MIB = 1 << 20
 _FILLED_AT_ONCE = 1 << 30  # bytes: about half a second
 
@@ -63,6 +66,17 @@ def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
     with alone(directory):
         files = [path for path in directory.iterdir() if path.name.startswith(prefix) and path.is_file()]
         return tuple(path for path in sorted(files) if _remove_if_stale(path))
+
+
+def remove_ended(directory: Path, prefix: str, ending: str) -> None:
+    """Remove what is stale with the first prefix, and wait until nothing is left with the second: processes that hold
+    such files are ending now."""
+    until = time.monotonic() + _ENDING_S
+    while True:
+        remove_stale(directory, prefix)
+        if time.monotonic() > until or not any(path.name.startswith(ending) for path in directory.iterdir()):
+            return
+        time.sleep(_LOOK_S)
 
 
 class Use(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
 from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import PageKind
-from alignedserve.kvpool.arena.shared_files import HolderLock, check_space, is_held, remove_stale
+from alignedserve.kvpool.arena.shared_files import HolderLock, check_space, is_held, remove_ended, remove_stale
 
 NAME = "alignedserve-test-node0"
 CONTENTS = Contents(PageKind.KV, length=5, token_hash=2**64 - 3)
@@ -329,6 +330,19 @@ def test_what_a_process_maps_is_not_stale(tmp_path: Path) -> None:
         worker.wait()
         assert remove_stale(tmp_path, "other-") == ()
         assert remove_stale(tmp_path, "alignedserve-") == (tmp_path / NAME,)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_ending_process_maps_is_removed_once_it_has_ended(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    with process(tmp_path, ATTACH) as worker:
+        with ThreadPoolExecutor() as threads:
+            removed = threads.submit(remove_ended, tmp_path, "alignedserve-", NAME)
+            with pytest.raises(TimeoutError):
+                removed.result(timeout=0.2)
+            worker.kill()
+            removed.result()
+        worker.wait()
     assert list(tmp_path.iterdir()) == []
 
 

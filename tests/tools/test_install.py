@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from install import pip_lists, pip_settings, uv_arguments
 
 LISTED = """\
