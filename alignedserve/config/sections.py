@@ -368,12 +368,18 @@ class ScaleConfig:
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """The start of the parts."""
+    """The start of the parts, and the watch over them."""
 
     quiet_s: float = setting(
         120.0,
         "how long a part that starts may stand still before the start has failed, in seconds; as long as weights are "
         "read, kernels tried or steps captured, a start may take any time",
+        above=0,
+    )
+    still_s: float = setting(
+        30.0,
+        "how long a loop of a part that runs may stand still before its process is ended and started again, in "
+        "seconds; a process of which the launcher hears nothing is ended after a third more",
         above=0,
     )
 

@@ -18,7 +18,7 @@ from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_blocks
-from alignedserve.executor.step_watch import StepWatch
+from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
@@ -47,7 +47,7 @@ class RankParts(Generic[AnEngine]):
         Ranks would begin such copies at different steps."""
         return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
 
-    def hands(self, say: Say = say_nothing, look_ahead: int = 0, watch: StepWatch | None = None) -> EngineHands:
+    def hands(self, say: Say = say_nothing, look_ahead: int = 0, watch: WorkWatch | None = None) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
         num_slots = limits.num_blocks * limits.block_size if spec.acts_as is Role.DECODE else 0
         return EngineHands(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from alignedserve.core import FormOrder
-from alignedserve.engine.copying.aside import AsideCopies
+from alignedserve.engine.copying.aside import AsideCopies, Watch, unwatched
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.pace import CopyPace
@@ -38,11 +38,13 @@ class PoolCopies:
         cudart: Cudart | None,
         pace: CopyPace,
         num_on_host: int,
+        watch: Watch = unwatched,
     ) -> None:
-        """Pin the arena where there is a `cudart`; have room on the host for `num_on_host` tokens."""
+        """Pin the arena where there is a `cudart`; have room on the host for `num_on_host` tokens; `watch` each piece
+        of a copy beside the steps."""
         self._engine, self._cudart = engine, cudart
         self._arena_path, self._page_size, self._verify = arena_path, page_size, verify
-        self._aside = AsideCopies(page_size, pace, engine.device, partial(end_where_lost, engine.device))
+        self._aside = AsideCopies(page_size, pace, engine.device, partial(end_where_lost, engine.device), watch)
         self._forms = FormHands(lambda: engine.form, engine.cache, num_on_host, engine.fold, self._rewrite)
         self._copier: PageCopier | None = None  # of the present pool's arena
         self._pool = ""  # the holder of that arena

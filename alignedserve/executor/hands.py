@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from alignedserve.core import Role, StepPlan, StepResult
+from alignedserve.core import FormOrder, Role, StepPlan, StepResult
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart
 from alignedserve.engine.engine import Engine
@@ -20,7 +20,7 @@ from alignedserve.engine.in_order import DeviceQueue
 from alignedserve.engine.sampling.reading import Begun
 from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
-from alignedserve.executor.step_watch import StepWatch
+from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event, Post, StepDone, SyntaxReady
@@ -44,16 +44,18 @@ class EngineHands:
         num_on_host: int = 0,
         say: Say = say_nothing,
         look_ahead: int = 0,
-        watch: StepWatch | None = None,
+        watch: WorkWatch | None = None,
     ) -> None:
         """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; have room on the host for
-        `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of steps."""
+        `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of work."""
         self._engine, self._say = engine, say
         self._in_order = DeviceQueue(engine.device) if look_ahead else None
-        self._watch = watch or StepWatch()
+        self._watch = watch or WorkWatch()
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or CopyPace()
-        self._copies = PoolCopies(engine, arena_path, page_size, verify, cudart, self._pace, num_on_host)
+        self._copies = PoolCopies(
+            engine, arena_path, page_size, verify, cudart, self._pace, num_on_host, self._watch.beside
+        )
 
     def close(self) -> None:
         """Finish the work that is under way, but for copies beside the steps, and begin no other."""
@@ -72,10 +74,14 @@ class EngineHands:
         self._meanwhile(partial(self._part_from, member))
 
     def _meanwhile(self, work: Callable[[], None]) -> None:
+        def watched() -> None:
+            with self._watch.between("the mapping of memory"):
+                work()
+
         if self._in_order is not None:
-            self._in_order.meanwhile(work)
+            self._in_order.meanwhile(watched)
         else:
-            work()
+            watched()
 
     def _meet(self, member: Member) -> None:
         if member.role is Role.POOL or member.transport:
@@ -158,7 +164,9 @@ class EngineHands:
                 return StepDone(result, perf_counter() - began)
         if isinstance(command, Copying):
             self._say(command)
-            return self._copies.perform(command)
+            tokens = 0 if isinstance(command, FormOrder) else len(command.tokens)
+            with self._watch.between(f"a copy of {tokens} tokens", tokens):
+                return self._copies.perform(command)
         raise TypeError(f"a worker cannot perform {command}")
 
     # --- Another rank

@@ -19,7 +19,7 @@ from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes, steps_ahead
-from alignedserve.executor.step_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, StepWatch
+from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
 from alignedserve.machine.whole_file import one_at_a_time
 from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
@@ -45,10 +45,11 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         part.member = replace(part.member, transport=transport.address)
         profile = _known_profile(part, engine, capacity)
         on_gpu = engine.device.type != "cpu"
-        watch = StepWatch(
+        watch = WorkWatch(
             least_s=UNKNOWN_S if not profile else ON_GPU_S if on_gpu else LEAST_S,
             first_s=UNKNOWN_S if on_gpu or not profile else LEAST_S,
             still_s=max(LEAST_S, 2 * config.wire.death_s),
+            copying=profile.copying if profile else FREE_COPIES,
         )
         hands = built.hands(say, look_ahead, watch)
         setup = WorkerSetup(
@@ -64,7 +65,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         shell = part.shell(make(setup), hands, hands.begin_aside)
         on_start(shell)
         try:
-            part.run(shell, late_s=watch.late_s)
+            part.run(shell, late_s=watch.late_s, is_busy=lambda: watch.is_busy)
         finally:
             faulthandler.cancel_dump_traceback_later()
             hands.close()
@@ -95,4 +96,5 @@ def run_rank(place: Place) -> None:
         assert built.team is not None, "a worker's only rank is rank 0"
         with closing(built.hands()) as hands:
             place.signs.stage(Stage.RUNS)
+            place.watch.begin()
             follow(built.team, hands, _MOST_ORDER_BYTES)

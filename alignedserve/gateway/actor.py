@@ -39,6 +39,7 @@ from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.messages import Figures
 from alignedserve.shell.event_loop import run_loop
 from alignedserve.shell.listener import bind
+from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
 from alignedserve.text.text_model import TextModel
@@ -119,8 +120,8 @@ class Gateway:
     def stop(self) -> None:
         self._halt.say()
 
-    def run(self) -> None:
-        run_loop(self._serve())
+    def run(self, watch: LoopWatch) -> None:
+        run_loop(self._serve(), watch)
 
     async def _serve(self) -> None:
         async with self._siblings.listening(), self._pictures.listening(), self._budgets.kept():
@@ -236,4 +237,4 @@ def run(part: Part, on_start: OnStart) -> None:
     gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets)
     on_start(gateway)
     with closing(traces), owner.running():
-        gateway.run()
+        gateway.run(part.watch)

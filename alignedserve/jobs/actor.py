@@ -519,7 +519,7 @@ def run(part: Part, on_start: OnStart) -> None:
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
     with contextlib.closing(traces), owner.running():
-        run_loop(_serve(runner, siblings(part, lambda _: metrics.text()), pictures, budgets))
+        run_loop(_serve(runner, siblings(part, lambda _: metrics.text()), pictures, budgets), part.watch)
 
 
 async def _serve(runner: JobRunner, others: Siblings, pictures: RequestPictures, budgets: Budgets) -> None:

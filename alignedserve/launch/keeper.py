@@ -45,7 +45,7 @@ GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends before it runs, or sooner after that, has died quickly
 MOST_QUICK_DEATHS = 3  # in a row: then a part pauses before it starts again, or ends a deployment that never served
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0  # each pause is twice the pause before
-LOOK_S = 0.5  # between two looks at parts that are starting
+LOOK_S, LOOK_AGAIN_S = 0.5, 2.0  # between two looks at parts, while one is starting and when all run
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Keeper(ABC):
         first = self._specs[0]
         address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
         self._signs = SignInbox(address, self._keys.parts, self._events.put)
-        self._starts = Starts(config.launch.quiet_s, time.monotonic())
+        self._starts = Starts(config.launch.quiet_s, time.monotonic(), config.launch.still_s)
         self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
         self._asked_to_stop: HeardOrder | None = None
         self._is_hurried = False  # by a second signal
@@ -208,19 +208,25 @@ class Keeper(ABC):
         return ExitCode.STOPPED
 
     def _next(self) -> _KeeperEvent | None:
-        """Return the next event. While a part is starting, one comes in time to look at it."""
-        waits_s = math.inf if self._starts.is_over else LOOK_S
+        """Return the next event. One comes in time to look at the parts."""
+        waits_s = LOOK_AGAIN_S if self._starts.is_over else LOOK_S
         if self._due:
             waits_s = min(waits_s, max(0.0, self._due[0].at - time.monotonic()))
         try:
-            return self._events.get(timeout=None if waits_s == math.inf else waits_s)
+            return self._events.get(timeout=waits_s)
         except queue.Empty:
             is_due = bool(self._due) and self._due[0].at <= time.monotonic()
             return heapq.heappop(self._due).event if is_due else _TimeToLook()
 
     def _look(self) -> int | None:
         """Show how far the start is, and end what stands still: everything where no request was served yet, or else the
-        part, which starts again."""
+        part, which starts again. A part that runs and is silent is ended too."""
+        if (silent := self._starts.silent(time.monotonic())) is not None:
+            self._screen.clear()
+            part, silent_s = silent
+            say(f"{part} runs and has given no sign of life for {silent_s:.0f} s: it is ended, and starts again")
+            self._starts.end(part)
+            self.end(part)
         if self._starts.is_over:
             self._screen.clear()
             return None

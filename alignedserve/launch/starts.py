@@ -1,4 +1,4 @@
-"""Follow the parts that are starting by their signs of life: which one is slowest, and which one stands still.
+"""Follow the parts by their signs of life: which one is slowest to start, and which one stands still or is silent.
 
 A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. A part that waits
 for others may stand still as long as anything moves. Before the deployment takes requests, a start also fails when no
@@ -7,19 +7,32 @@ part at all moves for `quiet_s`: then all may wait for something that does not c
     decode-0   reads weights ──────────────▶ measures steps ──▶ runs      its sign changes: it may take an hour
     decode-1   reads weights ──▶ waits for its turn ··············▶       waits for decode-0, which moves
     prefill-0  reads weights, 3.1 of 16.1 GB ····· quiet_s ·····▶ ended
+
+A part that runs goes on giving signs while its loops turn (shell/loop_watch.py). One that is silent for longer than
+its own watch would wait cannot end itself: it was stopped, or code that is not Python keeps Python's lock.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from alignedserve.signs import Sign, Stage
+
+SILENT = 4 / 3  # of `still_s`, until a part that runs is silent for too long
+_MOST_PASSED_S = 4.0  # between two looks: in more than that the launcher stood still itself
 
 
 @dataclass
 class _Starting:
     sign: Sign
     moved_at: float
+
+
+@dataclass
+class _Running:
+    incarnation: int
+    silent_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,30 +50,38 @@ class Still:
 
 
 class Starts:
-    """The newest life of each part that is starting."""
+    """The newest life of each part that starts or runs."""
 
-    def __init__(self, quiet_s: float, now: float) -> None:
-        self._quiet_s = quiet_s
+    def __init__(self, quiet_s: float, now: float, still_s: float = math.inf) -> None:
+        self._quiet_s, self._silent_s = quiet_s, SILENT * still_s
         self._starting: dict[str, _Starting] = {}
+        self._running: dict[str, _Running] = {}
+        self._looked_at = now  # at what runs
         self._moved_at = now  # when anything moved
         self.is_open = False
 
     def begin(self, part: str, incarnation: int, now: float) -> None:
         """A life of the part is ordered; its process may have to wait for a place."""
+        self._running.pop(part, None)
         self._move(Sign(part, incarnation, Stage.PLACE), now)
 
     def hear(self, sign: Sign, now: float) -> None:
-        """Note a sign of a part that is starting. One of an earlier life, or the same again, tells nothing."""
+        """Note a sign of a part. One of an earlier life, or the same again of a part that starts, tells nothing."""
+        running = self._running.get(sign.part)
+        if running is not None and running.incarnation == sign.incarnation:
+            running.silent_s = 0.0
         known = self._starting.get(sign.part)
         if known is None or known.sign.incarnation != sign.incarnation or known.sign == sign:
             return
         self._move(sign, now)
         if sign.stage is Stage.RUNS:
             del self._starting[sign.part]
+            self._running[sign.part] = _Running(sign.incarnation)
 
     def end(self, part: str) -> None:
-        """The part's process has ended."""
+        """The part's process has ended, or is ended."""
         self._starting.pop(part, None)
+        self._running.pop(part, None)
 
     def open(self) -> None:
         """The deployment takes requests."""
@@ -69,6 +90,16 @@ class Starts:
     def _move(self, sign: Sign, now: float) -> None:
         self._starting[sign.part] = _Starting(sign, now)
         self._moved_at = now
+
+    def silent(self, now: float) -> tuple[str, float] | None:
+        """Return the part that has been silent for longest, and for how long, if that is too long."""
+        passed_s, self._looked_at = min(now - self._looked_at, _MOST_PASSED_S), now
+        for running in self._running.values():
+            running.silent_s += passed_s
+        part = max(self._running, key=lambda part: self._running[part].silent_s, default=None)
+        if part is None or self._running[part].silent_s < self._silent_s:
+            return None
+        return part, self._running[part].silent_s
 
     @property
     def is_over(self) -> bool:

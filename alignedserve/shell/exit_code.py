@@ -15,4 +15,4 @@ class ExitCode(IntEnum):
     CAST_OUT = 4
     RANK_LOST = 5
     DEVICE_LOST = 6
-    STEP_HUNG = 7
+    WORK_HUNG = 7

@@ -27,6 +27,7 @@ from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.inboxes import inbox, remove_sockets
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
+from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
 from alignedserve.signs import NO_SIGNS, Signs, Stage
@@ -95,6 +96,7 @@ class Place:
         self.spec, self.signs = spec, signs
         self.config: Config = parse(spec.config)
         self.incarnation = spec.incarnation
+        self.watch = LoopWatch(self.config.launch.still_s, signs.advance)
 
     @property
     def shared_memory(self) -> Path:
@@ -134,8 +136,15 @@ class Part(Place):
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
         return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives, self.policy.own.failures)
 
-    def run(self, shell: Shell, first: list[Command] | None = None, late_s: Callable[[], float] = lambda: 0.0) -> None:
-        """Run the shell until it is stopped. `late_s` is asked before each heartbeat, in the thread that sends it."""
+    def run(
+        self,
+        shell: Shell,
+        first: list[Command] | None = None,
+        late_s: Callable[[], float] = lambda: 0.0,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run the shell until it is stopped. `late_s` is asked before each heartbeat, in the thread that sends it;
+        while `is_busy`, the shell may stand still."""
         pulse = None
         if self.spec.role is not Role.ROUTER:
             beat = Heartbeat(self.member)
@@ -144,8 +153,10 @@ class Part(Place):
             pulse = Pulse(*said_by, beat, to, interval_s, self._keys, lambda _: replace(beat, late_s=late_s()))
         self.signs.stage(Stage.RUNS)
         try:
-            shell.run(first or [])
+            with self.watch.over("turn loop", shell.wake, is_busy) as turns:
+                shell.run(first or [], turns)
         finally:
+            self.watch.end()
             if pulse is not None:
                 pulse.stop()
             self.links.close()

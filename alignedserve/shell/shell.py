@@ -50,8 +50,8 @@ class Shell(TurnLoop):
         self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess(failures)
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 
-    def run(self, first: Iterable[Command] = ()) -> None:
-        """Run the part until `stop`, or until the router has cast it out.
+    def run(self, first: Iterable[Command] = (), turns: Callable[[], None] = lambda: None) -> None:
+        """Run the part until `stop`, or until the router has cast it out; call `turns` at each turn.
 
         The whole system is read from here: every process is this loop around a core. A turn (`TurnLoop.turn`) hears
         the events, fires the timers that are due and begins one piece of work; the core decides in `handle` what
@@ -59,6 +59,7 @@ class Shell(TurnLoop):
         """
         self.perform(first)
         while self.alive:
+            turns()
             has_more = bool(self._work or self._posted)
             patience_s = 0.0 if has_more else self._patience_s()
             events = self._arrived(patience_s)
@@ -67,6 +68,10 @@ class Shell(TurnLoop):
     def post(self, posted: Event | Exception) -> None:
         """Deliver an event of this process, or end the process with an exception. Any thread may call this."""
         self._posted.append(posted)
+        self._links.wake()
+
+    def wake(self) -> None:
+        """Have a turn taken soon. Any thread may call this."""
         self._links.wake()
 
     def stop(self) -> None:

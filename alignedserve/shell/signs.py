@@ -1,7 +1,7 @@
 """The way of signs of life from the parts that start to their launcher, which has an inbox for nothing else.
 
 A part's newest sign is what counts, so it is sent a few times a second at most, whatever there was to say meanwhile.
-The last, that the part runs, is sent some times: a connection that breaks loses what is on its way.
+One that runs goes on giving signs, as long as its loops turn (loop_watch.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import zmq
@@ -20,7 +19,6 @@ from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.signs import Sign, Stage
 
 _EACH_S = 0.2  # least time between two signs of a part
-_LAST_S = (1.0, 5.0, 20.0)  # pauses after which the last sign is sent once more
 _MOST_BYTES = 4096  # of a sign, encrypted
 _KINDS: dict[str, type] = {Sign.__name__: Sign}
 
@@ -51,19 +49,11 @@ class SignSender:
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._keys.show(socket)
         socket.connect(self._launcher)
-        sent = None
-        while sent is None or sent.stage is not Stage.RUNS:
+        while True:
             self._has_changed.wait()
             self._has_changed.clear()
-            sent = self._sign
-            socket.send(pack(sent))
+            socket.send(pack(self._sign))
             time.sleep(_EACH_S)
-        for pause_s in _LAST_S:
-            time.sleep(pause_s)
-            with suppress(zmq.Again):  # the launcher is gone
-                socket.send(pack(sent), zmq.NOBLOCK)
-        socket.close(linger=None)  # the last sign goes out behind our back
-        context.term()
 
 
 class SignInbox:

@@ -12,13 +12,14 @@ STILL_S = 0.6
 PROGRAM = """
 import asyncio, logging, os, sys, threading, time
 from alignedserve.shell.event_loop import run_loop
+from alignedserve.shell.loop_watch import LoopWatch
 logging.basicConfig(format="%(message)s")
 
 async def main():
     {main}
     print("ended", flush=True)
 
-run_loop(main(), {still_s})
+run_loop(main(), LoopWatch({still_s}))
 """
 
 

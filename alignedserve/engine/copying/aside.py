@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import torch
@@ -32,19 +33,29 @@ log = logging.getLogger("alignedserve.engine")
 Copy: TypeAlias = CopyIn | CopyOut
 Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
 MapAhead: TypeAlias = Callable[[int], int | None]  # maps some memory from a place on, and returns where to go on
+Watch: TypeAlias = Callable[[str], AbstractContextManager[None]]  # over a piece of a copy
 
 _MAPS_AGAIN_S, _LOOKS_AGAIN_S = 0.005, 0.1  # after a piece of the arena; after steps that ran
+
+
+def unwatched(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class AsideCopies:
     """The copies of one worker that go on beside its steps."""
 
     def __init__(
-        self, page_size: int, pace: CopyPace, device: torch.device = CPU, failed: Callable[[], None] = lambda: None
+        self,
+        page_size: int,
+        pace: CopyPace,
+        device: torch.device = CPU,
+        failed: Callable[[], None] = lambda: None,
+        watch: Watch = unwatched,
     ) -> None:
-        """`failed` is called in the copying thread when a copy has failed."""
+        """`failed` is called in the copying thread when a copy has failed, and `watch` for each piece of a copy."""
         self._page_size, self._pace, self._device = page_size, pace, device
-        self._failed = failed
+        self._failed, self._watch = failed, watch
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
         self._pool = ""  # the pool that holds the copier's arena
@@ -132,7 +143,7 @@ class AsideCopies:
             copier = self._copier
         turns, start = _turns(copier, copy)
         for _ in range(copier.num_turns(units_for(len(copy.tokens) - start, self._page_size))):
-            with self._pace.turn(), self._changed:
+            with self._watch(f"copy {copy.number} beside the steps"), self._pace.turn(), self._changed:
                 if self._copier is not copier or not next(turns):
                     return False
         return True

@@ -13,7 +13,7 @@ from subprocess import PIPE
 import pytest
 
 from alignedserve.core import StepPlan
-from alignedserve.executor.step_watch import LEAST_S, UNKNOWN_S, StepWatch
+from alignedserve.executor.work_watch import LEAST_S, UNKNOWN_S, WorkWatch
 from alignedserve.shell.exit_code import ExitCode
 
 STEP = StepPlan(1)
@@ -23,9 +23,9 @@ LOOK_S = 0.5
 class Watched:
     """A watch that looks each half second of a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: StepWatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: WorkWatch) -> None:
         self.now, self.watch, self.ended = time.monotonic(), watch, list[int]()
-        monkeypatch.setattr("alignedserve.executor.step_watch.monotonic", lambda: self.now)
+        monkeypatch.setattr("alignedserve.executor.work_watch.monotonic", lambda: self.now)
         monkeypatch.setattr("os._exit", self.ended.append)
         monkeypatch.setattr("signal.setitimer", lambda *_: None)
         self.watch.late_s()
@@ -41,7 +41,7 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch, StepWatch())
+    return Watched(monkeypatch, WorkWatch())
 
 
 def test_a_step_is_late_after_half_of_its_limit_and_ends_the_process_at_its_limit(watched: Watched) -> None:
@@ -50,7 +50,7 @@ def test_a_step_is_late_after_half_of_its_limit_and_ends_the_process_at_its_limi
     assert watched.passes(2 * LOOK_S) > LEAST_S / 2
     assert watched.ended == []
     watched.passes(LEAST_S / 2)
-    assert watched.ended[0] == ExitCode.STEP_HUNG
+    assert watched.ended[0] == ExitCode.WORK_HUNG
 
 
 def test_a_step_may_take_twenty_times_as_long_as_predicted(watched: Watched) -> None:
@@ -83,7 +83,7 @@ def test_a_process_that_stood_still_is_not_late_for_that(watched: Watched) -> No
 
 
 def test_the_first_step_may_take_longer_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, StepWatch(first_s=UNKNOWN_S))
+    watched = Watched(monkeypatch, WorkWatch(first_s=UNKNOWN_S))
     watched.watch.begins(STEP)
     assert watched.passes(UNKNOWN_S / 2) == 0
     watched.watch.ends()
@@ -95,9 +95,9 @@ def test_the_first_step_may_take_longer_where_kernels_are_compiled(monkeypatch: 
 WITH_A_STEP = """
 import os, re, signal, sys, threading, time
 from alignedserve.core import StepPlan
-from alignedserve.executor import step_watch
-from alignedserve.executor.step_watch import StepWatch
-watch = StepWatch(still_s=0.2, first_s={limit_s})
+from alignedserve.executor import work_watch
+from alignedserve.executor.work_watch import WorkWatch
+watch = WorkWatch(still_s=0.2, first_s={limit_s})
 watch.begins(StepPlan(1))
 def look():
     while True:
@@ -117,7 +117,7 @@ def test_a_step_that_keeps_pythons_lock_ends_the_process() -> None:
 
 
 FREEZES = """
-step_watch._MOST_PASSED_S = 0.1  # so that a look that comes late on a busy machine does not count for seconds either
+work_watch._MOST_PASSED_S = 0.1  # so that a look that comes late on a busy machine does not count for seconds either
 os.kill(os.getpid(), signal.SIGSTOP)
 print("still here", flush=True)
 """
