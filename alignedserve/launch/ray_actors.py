@@ -18,19 +18,20 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.kvpool.arena.shared_files import remove_ended
+from alignedserve.launch.bounded_calls import BoundedCalls
 from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
 from alignedserve.launch.keeper import Keeper, NewPlace, PartTask, say
 from alignedserve.launch.node_types import NodeType, may_come
@@ -46,6 +47,8 @@ from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import PartSpec, Stoppable
 
 log = logging.getLogger("alignedserve.parts")
+
+T = TypeVar("T")
 
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
 LOOK_S = 0.5  # between two looks at the nodes of a cluster
@@ -145,6 +148,7 @@ class OnRay(Keeper):
         super().__init__(config, specs, machine)
         self._ray, self._ending = ray, ending
         self._groups, self._types, self._deployment = groups, types, specs[0].deployment
+        self._calls, self._is_ending = BoundedCalls("Ray"), False
         self._actors: dict[str, Any] = {}
         self._places: dict[str, _NodePlace] = {}
         ending.left = self._alive.copy
@@ -206,7 +210,14 @@ class OnRay(Keeper):
     def _on(self, node: str | None) -> Any:
         return self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
+    def _within(self, call: Callable[[], T]) -> T:
+        """Make a call to Ray, which raises NoAnswer if it takes too long. The end has a limit of its own."""
+        return call() if self._is_ending else self._calls.within(call)
+
     def make_place(self, worker: str) -> NewPlace:
+        return self._within(partial(self._make_place, worker))
+
+    def _make_place(self, worker: str) -> NewPlace:
         """Make a place for a worker. A worker that shares a pool's memory goes to that node. Where KV may travel, a
         prefill worker goes anywhere; a decode worker goes to a new node, with a pool, if no pool's node has room."""
         if self._machine is not None:
@@ -267,7 +278,7 @@ class OnRay(Keeper):
         """Say why the part has no place yet, if it has none."""
         if self._lives[spec.name].began_at == math.inf:
             ranks = [rank.name for rank in self._ranks(spec.worker)]
-            say(waits({name: self._places[name].needs for name in ranks}, self._free()))
+            say(waits({name: self._places[name].needs for name in ranks}, self._within(self._free)))
 
     def _clean(self) -> None:
         """Remove what no process holds any more from the shared memory of the nodes."""
@@ -306,10 +317,14 @@ class OnRay(Keeper):
             self.later(spec, partial(self._start_actor, spec))
 
     def _start_actor(self, spec: PartSpec) -> None:
+        self._within(partial(self._make_actor, spec))
+
+    def _make_actor(self, spec: PartSpec) -> None:
         if not any(node["Alive"] for node in self._ray.nodes()):
             raise AlignedServeError("Ray has died, and every part with it")
         if spec.name in self._actors:
-            self.end(spec.name)  # its process may still be there
+            with suppress(Exception):  # Ray raises errors of many kinds
+                self._ray.kill(self._actors[spec.name])  # its process may still be there
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
             "name": f"{spec.deployment}-{spec.name}.{spec.incarnation}",
@@ -319,6 +334,8 @@ class OnRay(Keeper):
             **self._place(spec.name),
         }
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
+        if self._lives[spec.name].spec.incarnation != spec.incarnation:  # Ray has answered too late
+            return self._ray.kill(actor)
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
         self._launch(actor, spec)
@@ -374,6 +391,7 @@ class OnRay(Keeper):
             return False
 
     def _stop_all(self) -> None:
+        self._is_ending = True
         self._ending.begin(is_wanted=self._asked_to_stop is not None)
         super()._stop_all()
         self._wait_until_ended(self._alive, ANSWER_S)
@@ -384,7 +402,7 @@ class OnRay(Keeper):
     def end(self, part: str) -> None:
         if part in self._actors:
             with suppress(Exception):  # Ray raises errors of many kinds; its end is not heard, and said when all ends
-                self._ray.kill(self._actors[part])
+                self._within(partial(self._ray.kill, self._actors[part]))
         elif part in self._retiring:  # it still waits for its place
             self.ended(self._lives[part].spec, "no place")
 
@@ -397,7 +415,7 @@ class OnRay(Keeper):
         place = self._places.pop(part, None)
         if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
             with suppress(Exception):  # Ray raises errors of many kinds; a group that is left ends with our job
-                self._ray.util.remove_placement_group(place.group)
+                self._within(partial(self._ray.util.remove_placement_group, place.group))
 
 
 def placing_of(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:

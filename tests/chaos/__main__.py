@@ -15,11 +15,12 @@ import math
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.lab.benchmarks.common.report import command, several
 from tests.chaos.scenarios import SCENARIOS
-from tests.chaos.table import append, least_tried, num_kills, read, table
+from tests.chaos.table import append, least_tried, num_faults, read, table
 from tests.chaos.trial import run
 
 STATE = Path("build/chaos.jsonl")
@@ -29,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [scenario.name for scenario in SCENARIOS]
     parser = command(__doc__)
     parser.add_argument("--kills", type=int, help="rounds until the state file has so many kills; default: one round")
+    parser.add_argument("--hangs", type=int, help="rounds until it has so many hangs: parts hang beside kills")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after so many")
     parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=15.0, help="of faults in a trial")
@@ -58,10 +60,13 @@ def _try(chosen: list[str], given: argparse.Namespace) -> None:
     until, by_name = time.monotonic() + 60 * given.minutes, {scenario.name: scenario for scenario in SCENARIOS}
     for number in itertools.count():
         rows = read(given.state)
-        is_done = number == len(chosen) if given.kills is None else num_kills(rows) >= given.kills
+        goals = [(kind, goal) for kind, goal in (("kills", given.kills), ("hangs", given.hangs)) if goal is not None]
+        has_all = all(num_faults(rows, kind) >= goal for kind, goal in goals)
+        is_done = has_all if goals else number == len(chosen)
         if is_done or time.monotonic() >= until:
             return
         scenario = by_name[least_tried(chosen, rows)]
+        scenario = replace(scenario, hangs=given.hangs is not None)
         row = run(scenario, len(rows), given.seconds, given.state.with_suffix(".logs"))
         append(given.state, row)
         print(f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from tests.chaos.clock import WallClock
 from tests.chaos.networks import Wire
-from tests.chaos.parts import ROLES, Parts
+from tests.chaos.parts import ROLES, Parts, role_of
 from tests.cluster.conftest import Nodes, Resources
 from tests.end_to_end.deployment import held
+from tests.planted import WAYS, Hangs
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk
 
@@ -22,6 +26,18 @@ FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a proce
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
 CUT_S = (0.5, 10.0)
+STILL_S = 6.0  # `launch.still_s` of the deployments that hang
+NOTICED_S = 15.0  # for a part that hangs to be ended: a third more than STILL_S, and two looks, on a busy machine
+COMES_S = 5.0  # for a part to come to the place where it is to hang
+STOPPED = "stopped"
+PLACES_OF = {
+    "router": ("turn",),
+    "pool": ("turn",),
+    "prefill": ("turn", "step", "copy"),
+    "decode": ("turn", "step", "copy"),
+    "gateway": ("turn", "event loop"),
+    "jobs": ("turn", "event loop"),
+}
 
 
 class Fault(Protocol):
@@ -73,6 +89,60 @@ class Freeze:
             self._parts.note(part)  # now it may end itself
             return f"{part} for {frozen_s:.1f} s"
         return ""
+
+
+class Hang:
+    """Hang a part for good, or stop its process: who watches has to end it in time. Here nobody else does."""
+
+    kind, weight = "hangs", 12.0
+
+    def __init__(self, parts: Parts, hangs: Hangs | None = None) -> None:
+        """Without `hangs` processes are stopped."""
+        self._parts, self._hangs = parts, hangs
+        self.hung: Counter[str] = Counter()  # by role, place and way
+        self.noticed_s = 0.0  # the longest that any hung
+
+    async def strike(self, draw: Random) -> str:
+        chosen = await asyncio.to_thread(self._parts.choose, draw)
+        if chosen is None:
+            return ""
+        part, pid = chosen
+        with self._parts.spared(pid), suppress(ProcessLookupError):
+            what = await self._hang(draw, role_of(part), pid)
+            if not what:
+                return ""
+            began = time.monotonic()
+            self.hung[f"{role_of(part)}: {what}"] += 1
+            while _runs(pid):
+                if time.monotonic() - began > NOTICED_S:
+                    os.kill(pid, signal.SIGKILL)
+                    raise AssertionError(f"{part} hangs ({what}), and was not ended within {NOTICED_S} s")
+                await asyncio.sleep(0.05)
+            self._parts.note(part)
+            noticed_s = time.monotonic() - began
+            self.noticed_s = max(self.noticed_s, noticed_s)
+            return f"{part} ({what}), ended after {noticed_s:.1f} s"
+        return ""
+
+    async def _hang(self, draw: Random, role: str, pid: int) -> str:
+        """Hang the process; return how, or nothing where it did not come to the place."""
+        place, how = draw.choice((STOPPED, *PLACES_OF[role])), draw.choice(WAYS)
+        if self._hangs is None or place == STOPPED or not self._hangs.is_planted(pid):
+            os.kill(pid, signal.SIGSTOP)
+            return STOPPED
+        self._hangs.tell(pid, place, how)
+        until = time.monotonic() + COMES_S
+        while not self._hangs.hangs(pid) and _runs(pid):
+            if time.monotonic() > until and self._hangs.take_back(pid):
+                return ""
+            await asyncio.sleep(0.05)
+        return f"{place}, {how}"
+
+
+def _runs(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
 
 
 class FillDisk:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from random import Random
 
 from tests.end_to_end.deployment import part_of
@@ -21,16 +22,29 @@ class Parts:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._hurts: list[tuple[float, str]] = []  # when, part
+        self._spared: set[int] = set()
 
     def choose(self, draw: Random, roles: Collection[str] = ROLES) -> tuple[str, int] | None:
         """Return the name and the pid of a part that has a process now, however young that is; None without any."""
         named = ((part_of(command), pid) for pid, command in self._processes().items())
-        found = sorted((part, pid) for part, pid in named if part is not None and role_of(part) in roles)
+        found = sorted((part, pid) for part, pid in named if part is not None and self._may_be(part, pid, roles))
         if not found:
             return None
         part, pid = draw.choice(found)
         self.note(part)
         return part, pid
+
+    def _may_be(self, part: str, pid: int, roles: Collection[str]) -> bool:
+        return role_of(part) in roles and pid not in self._spared
+
+    @contextmanager
+    def spared(self, pid: int) -> Iterator[None]:
+        """Choose this process for nothing else during the block."""
+        self._spared.add(pid)
+        try:
+            yield
+        finally:
+            self._spared.discard(pid)
 
     def note(self, part: str) -> None:
         """Note that the part is hurt now."""

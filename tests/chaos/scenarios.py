@@ -13,11 +13,24 @@ import pytest
 
 from tests.chaos.absent import Absent
 from tests.chaos.clock import WallClock
-from tests.chaos.faults import CutWire, Fault, FillDisk, FillMemory, Freeze, Kill, KillRedis, LoseNode, StepClock
+from tests.chaos.faults import (
+    STILL_S,
+    CutWire,
+    Fault,
+    FillDisk,
+    FillMemory,
+    Freeze,
+    Hang,
+    Kill,
+    KillRedis,
+    LoseNode,
+    StepClock,
+)
 from tests.chaos.networks import machines
 from tests.chaos.parts import Parts
 from tests.cluster.conftest import clustered
 from tests.end_to_end.deployment import Deployment, deployed
+from tests.planted import Hangs
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk, small_disk
 
@@ -46,6 +59,7 @@ class Scenario:
     launcher: str
     flags: tuple[str, ...] = ()
     redis: bool = False  # whether jobs are kept there, and not on a small disk
+    hangs: bool = False  # whether parts hang beside being killed, and clocks do not step
     setting: Callable[[Scenario, ExitStack], Stage] = field(kw_only=True)
 
     @contextmanager
@@ -87,14 +101,15 @@ class _Means:
 
 def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     means = _Means(stack)
-    clock = means.clock()
+    clock = None if scenario.hangs else means.clock()
+    hangs = Hangs(means.folder) if scenario.hangs else None
     redis = means.redis() if scenario.redis else None
     disk = None if scenario.redis else means.disk("disk", _DISK)
     memory = None if "colocated" in scenario.topology else means.disk("memory", _SHARED_MEMORY)
     store = ("--jobs-store", redis.url) if redis is not None else ()
     deployment = stack.enter_context(
         deployed(
-            *(*scenario.flags, *store, *_POOL, *_UNTUNED),
+            *(*scenario.flags, *store, *_POOL, *_UNTUNED, *_watched(scenario)),
             topology=scenario.topology,
             memory=None if memory is None else memory.folder,
             environment={
@@ -102,10 +117,11 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
                 **({} if disk is None else {"ALIGNEDSERVE_JOBS_DIRECTORY": str(disk.folder / "jobs")}),
             },
             measured=True,
+            plant="" if hangs is None else hangs.plant,
         )
     )
     parts = Parts(deployment.processes)
-    faults: list[Fault] = [Kill(parts), Freeze(parts)]
+    faults: list[Fault] = [Kill(parts), Freeze(parts) if hangs is None else Hang(parts, hangs)]
     faults += [] if clock is None else [StepClock(clock)]
     faults += [] if disk is None else [FillDisk(disk)]
     faults += [] if memory is None else [FillMemory(memory, parts)]
@@ -115,15 +131,20 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
 
 def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
     means = _Means(stack)
-    clock = means.clock()
+    clock = None if scenario.hangs else means.clock()
     environment = {} if clock is None else clock.environment
-    flags = (*scenario.flags, *_POOL, *_UNTUNED)
+    flags = (*scenario.flags, *_POOL, *_UNTUNED, *_watched(scenario))
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=environment, measured=True)
     )
     parts = Parts(deployment.processes)
     steps = [] if clock is None else [StepClock(clock)]
-    return Stage(deployment, parts, [Kill(parts), Freeze(parts), *steps], means.absent)
+    freezes = Hang(parts) if scenario.hangs else Freeze(parts)
+    return Stage(deployment, parts, [Kill(parts), freezes, *steps], means.absent)
+
+
+def _watched(scenario: Scenario) -> tuple[str, ...]:
+    return ("--set", f"launch.still_s={STILL_S}") if scenario.hangs else ()
 
 
 _PROMPTS, _DECODES = {"CPU": 2, "prefill": 2}, {"CPU": 2, "kv_pool": 1, "decode": 1}

@@ -13,9 +13,9 @@ from tests.chaos.trial import Row
 
 _SUMMED = (
     *("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "blamed"),
-    "failed",
+    *("failed", "false_alarms"),
 )
-_KINDS = ("kills", "freezes", "full disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts")
+_KINDS = ("kills", "freezes", "full disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts", "hangs")
 
 
 def append(path: Path, row: Row) -> None:
@@ -28,11 +28,13 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
-    return [replace(row, faults=Counter(row.faults), killed=Counter(row.killed)) for row in rows]
+    return [
+        replace(row, faults=Counter(row.faults), killed=Counter(row.killed), hung=Counter(row.hung)) for row in rows
+    ]
 
 
-def num_kills(rows: Iterable[Row]) -> int:
-    return sum(row.faults["kills"] for row in rows)
+def num_faults(rows: Iterable[Row], kind: str = "kills") -> int:
+    return sum(row.faults[kind] for row in rows)
 
 
 def least_tried(scenarios: Sequence[str], rows: Iterable[Row]) -> str:
@@ -50,6 +52,8 @@ def summed(name: str, rows: Sequence[Row]) -> Row:
     for row in rows:
         total.faults += row.faults
         total.killed += row.killed
+        total.hung += row.hung
+    total.noticed_s = max(row.noticed_s for row in rows)
     total.longest_pause_s = max(row.longest_pause_s for row in rows)
     total.problems = [problem for row in rows for problem in row.problems]
     total.absent = sorted({reason for row in rows for reason in row.absent})
@@ -66,7 +70,7 @@ def table(rows: Sequence[Row]) -> str:
     kinds = [kind for kind in _KINDS if everything.faults[kind]]
     head = [
         *("scenario", "topology", "launcher", "min", *ROLES, *kinds, "streams", "tokens", "other", "lost", "repeated"),
-        *("near ties", "broken", "refused", "blamed", "failed", "pause s", "problems"),
+        *("near ties", "broken", "refused", "blamed", "failed", "false alarms", "noticed s", "pause s", "problems"),
     ]
     cells = [head, *(_cells(row, kinds) for row in (*totals, everything))]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
@@ -75,6 +79,7 @@ def table(rows: Sequence[Row]) -> str:
         "broken: the gateway was away; refused: 429 or 503, of all clients for a minute at most; blamed: given up "
         "after its workers were killed in a row; none is a problem, and all other streams were compared"
     ]
+    notes += [f"hung: {what}: {number}" for what, number in sorted(everything.hung.items())]
     notes += [f"not here: {reason}" for reason in everything.absent]
     notes += [f"{row.scenario}: {problem}" for row in totals for problem in row.problems]
     return "\n".join([*lines, *notes])
@@ -86,6 +91,7 @@ def _cells(row: Row, kinds: Sequence[str]) -> list[str]:
         *(str(row.killed[role]) for role in ROLES),
         *(str(row.faults[kind]) for kind in kinds),
         *(str(getattr(row, key)) for key in _SUMMED[1:]),
+        f"{row.noticed_s:.1f}",
         f"{row.longest_pause_s:.1f}",
         str(len(row.problems)),
     ]

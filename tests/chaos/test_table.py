@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.chaos.table import append, least_tried, num_kills, read, table
+from tests.chaos.table import append, least_tried, num_faults, read, table
 from tests.chaos.trial import Row
 
 
@@ -25,7 +25,7 @@ def test_a_state_file_gives_back_what_was_appended(tmp_path: Path) -> None:
     for each in rows:
         append(state, each)
     assert read(state) == rows
-    assert num_kills(read(state)) == 10
+    assert num_faults(read(state)) == 10
 
 
 def test_a_part_of_a_run_goes_on_with_what_was_tried_least() -> None:
@@ -44,7 +44,13 @@ def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> N
         row("1+1", 2, 5, lost=3, longest_pause_s=9.5, problems=["3 lost"]),
     ]
     head, first, second, everything, legend, problem = table(rows).splitlines()
-    columns = head.replace("near ties", "near_ties").replace("pause s", "pause_s").split()
+    columns = (
+        head.replace("near ties", "near_ties")
+        .replace("pause s", "pause_s")
+        .replace("noticed s", "noticed_s")
+        .replace("false alarms", "false_alarms")
+        .split()
+    )
     cells = dict(zip(columns, first.split(), strict=True))
     assert (cells["scenario"], cells["kills"], cells["streams"], cells["lost"]) == ("1+1", "9", "20", "3")
     assert (cells["pool"], cells["decode"], cells["router"]) == ("3", "1", "0")

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.chaos.comparing import Difference, Undisturbed, difference
-from tests.chaos.faults import Fault, Kill
+from tests.chaos.faults import Fault, Hang, Kill
 from tests.chaos.load import Answer, Error, Load, ask_all, wall_clock
 from tests.chaos.parts import WORKING, role_of
 from tests.chaos.scenarios import Scenario, Stage
@@ -30,6 +30,7 @@ NOTED_S = 5.0  # a longer pause is in the log
 GATEWAY_BACK_S = 60.0  # after a gateway was hurt, clients may find none for so long
 MOST_REFUSED_S = 60.0  # for all that clients ask to be refused: a part that dies quickly is away for half a minute
 BLAMING_DEATHS = 3  # workers that end in a row before the request that they ran is blamed
+ENDS_OF_HANGS = (": this process ends, and starts again", "it is ended, and starts again", "was ended by SIGPROF")
 DONE_S = 600.0  # for a batch to end after the last fault
 
 
@@ -44,6 +45,9 @@ class Row:
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)  # by kind
     killed: Counter[str] = field(default_factory=Counter)  # parts, by role
+    hung: Counter[str] = field(default_factory=Counter)  # by role, place and way
+    noticed_s: float = 0.0  # the longest that any hung
+    false_alarms: int = 0  # ends of parts that did not hang
     streams: int = 0  # answers that were compared, and lines of batches
     tokens: int = 0
     other: int = 0  # wrong tokens, by kind (comparing.py)
@@ -121,6 +125,7 @@ class _Trial:
         batch = patient.submit(lines)
         load = Load(url, self._questions, CLIENTS, self._seed)
         asyncio.run(self._storm(load, seconds))
+        self._judge_hangs()
         for answer in load.answers:
             self._judge(answer)
         if (refused_s := longest_refusal(load.answers)) > MOST_REFUSED_S:
@@ -130,6 +135,18 @@ class _Trial:
         wait_until(lambda: self._deployment.metric("num_requests_open") == 0, BACK_S, self._deployment.log)
         for answer in asyncio.run(ask_all(url, self._questions[:4])):
             self._judge(answer, is_calm=True)
+
+    def _judge_hangs(self) -> None:
+        """Note what hung, and look for parts that were ended though they did not hang."""
+        row = self._row
+        for fault in self._faults:
+            if isinstance(fault, Hang):
+                row.hung += fault.hung
+                row.noticed_s = max(row.noticed_s, fault.noticed_s)
+        ends = sum(end in line for line in self._deployment.whole_log().splitlines() for end in ENDS_OF_HANGS)
+        row.false_alarms = max(0, ends - row.hung.total())
+        if row.false_alarms:
+            row.problems.append(f"{ends} parts were ended as hung, and {row.hung.total()} hung")
 
     async def _storm(self, load: Load, seconds: float) -> None:
         asked = asyncio.create_task(load.run())
@@ -147,7 +164,7 @@ class _Trial:
         while time.monotonic() < until:
             (fault,) = self._draw.choices(self._faults, weights)
             lasting = [other for task, other in strikes.items() if not task.done()]
-            if fault.kind in ("kills", "freezes") or fault not in lasting:
+            if fault.kind in ("kills", "freezes", "hangs") or fault not in lasting:
                 strikes[asyncio.create_task(self._strike(fault))] = fault
             await asyncio.sleep(self._draw.expovariate(1 / APART_S))
             if self._draw.random() < CALM:
@@ -199,14 +216,22 @@ class _Trial:
     def _judge_batch(self, patient: Patient, id: str, lines: Sequence[Wanted]) -> None:
         wait_until(lambda: patient.look(id)["status"] in ENDED, DONE_S, self._deployment.log)
         batch = patient.look(id)
-        if batch["status"] != "completed" or batch["request_counts"]["completed"] != len(lines):
+        num_blamed = self._num_blamed_lines()
+        if batch["status"] != "completed" or batch["request_counts"]["completed"] != len(lines) - num_blamed:
             self._row.problems.append(f"batch: {json.dumps(batch)[:500]}")
             return
         rows = patient.rows(batch)
-        if sorted(int(row["custom_id"]) for row in rows) != list(range(len(lines))):
+        self._row.blamed += num_blamed
+        if not num_blamed and sorted(int(row["custom_id"]) for row in rows) != list(range(len(lines))):
             self._row.problems.append(f"batch: lines {sorted(row['custom_id'] for row in rows)}")
         for row in rows:
             self._compare_line(lines[int(row["custom_id"])], row["response"]["body"]["choices"][0])
+
+    def _num_blamed_lines(self) -> int:
+        """Return how many lines were failed because the job runner was hurt again and again while they ran."""
+        if self._parts.num_hurts(("jobs",), 0.0, time.monotonic()) < BLAMING_DEATHS:
+            return 0
+        return self._deployment.whole_log().count("has ended the job runner again and again: it is failed")
 
     def _compare_line(self, wanted: Wanted, choice: dict[str, Any]) -> None:
         """Compare a line with transformers: no undisturbed answer was had before."""

@@ -94,6 +94,14 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
     bench.hands.part_from(POOL_MEMBER)
 
 
+def test_a_copy_that_waits_for_its_turn_keeps_no_arena_open(engine: Engine, path: Path) -> None:
+    """Else a worker ended with its pool where the pool died during a copy."""
+    copier = PageCopier(engine.cache, create(engine, path, 1), PAGE_SIZE, verify=True)
+    turns = copier.pages_out(BLOCKS, PAGES, TOKENS), copier.pages_in(PAGES, OTHER_BLOCKS, TOKENS)
+    assert [next(each) for each in turns] == [True, True]
+    copier.close()
+
+
 def test_a_copy_that_fails_is_reported_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
     """The failure is told first, so that no plan uses a device that is lost."""
     copies, told = AsideCopies(PAGE_SIZE, CopyPace(), failed=lambda: told.append("failed")), list[object]()

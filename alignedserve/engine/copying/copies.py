@@ -133,11 +133,14 @@ class PageCopier:
             with self._queue:
                 sums = [self._gather(part, self._arena.payload(part.page)) for part in turn]
             for part, checksum in zip(turn, sums, strict=True):
-                payload = self._arena.payload(part.page)
-                if amend is not None and self._is_amended(part, payload, amend):
-                    checksum = None
-                self._arena.end_write(part.page, part.contents, checksum or self._checksum(part.contents, payload) or 0)
-            yield True
+                self._end_write(part, checksum, amend)
+            yield True  # nothing here holds memory of the arena: it may be closed before the next turn
+
+    def _end_write(self, part: _PagePart, checksum: int | None, amend: Amend | None) -> None:
+        payload = self._arena.payload(part.page)
+        if amend is not None and self._is_amended(part, payload, amend):
+            checksum = None
+        self._arena.end_write(part.page, part.contents, checksum or self._checksum(part.contents, payload) or 0)
 
     def copy_in(self, pages: Sequence[int], blocks: Sequence[int], tokens: Sequence[int], start: int = 0) -> bool:
         """Copy the KV of a request's first `tokens`, from `start` on, to the blocks; False if a page does not hold its
