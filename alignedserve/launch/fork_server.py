@@ -33,6 +33,7 @@ Load = Callable[[], None]
 Main = Callable[[str], int]  # takes the request and returns the exit code
 
 ANSWER_S = 30.0  # for a fork, once everything is loaded: then the fork server is given up
+QUIET_S = 120.0  # the same between two signs that it loads
 _MOST_BYTES = 1 << 16  # of a request
 _MOST_FILES = 3
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -131,7 +132,7 @@ class ForkServer:
         """Fork a process that has these files as its first, and return its pid: it is a child of this process."""
         with self._lock:
             try:
-                self._link.settimeout(ANSWER_S if self._has_loaded else None)
+                self._link.settimeout(ANSWER_S if self._has_loaded else QUIET_S)
                 socket.send_fds(self._link, [request.encode()], files)
                 while (said := self._link.recv(_MOST_BYTES).decode().split()) and said[0] == "modules":
                     loaded(int(said[1]))

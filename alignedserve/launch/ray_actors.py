@@ -335,7 +335,8 @@ class OnRay(Keeper):
         }
         actor = self._ray.remote(named).options(**options).remote(spec.to_json())
         if self._lives[spec.name].spec.incarnation != spec.incarnation:  # Ray has answered too late
-            return self._ray.kill(actor)
+            self._ray.kill(actor)
+            return
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
         self._launch(actor, spec)

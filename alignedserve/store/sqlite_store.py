@@ -40,6 +40,7 @@ from alignedserve.store.store import (
 )
 
 BUSY_S = 10.0  # how long a write waits for another process's write
+ANSWER_S = 30.0  # for any use, with what waits before it: a disk may hang
 _AGAIN_S = 0.01  # between two tries to open a file that another process is opening
 ROWS = 100  # results that are read together
 T = TypeVar("T")
@@ -427,10 +428,14 @@ class SqliteStore:
         return await self._run(work_in_transaction)
 
     async def _run(self, work: Callable[[], T]) -> T:
+        """Do the work in the store's thread. What is late there may still be done, as after an answer that was lost."""
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.wait_for(done, ANSWER_S)
         except sqlite3.Error as error:
             raise self._store_error(error) from error
+        except asyncio.TimeoutError:
+            raise StoreError(f"the disk of {self._path} has not answered for {ANSWER_S:g} s") from None
 
     def _store_error(self, error: sqlite3.Error) -> StoreError:
         text = str(error)

@@ -14,6 +14,7 @@ import pytest
 from tests.chaos.absent import Absent
 from tests.chaos.clock import WallClock
 from tests.chaos.faults import (
+    QUIET_S,
     STILL_S,
     CutWire,
     Fault,
@@ -144,7 +145,7 @@ def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
 
 
 def _watched(scenario: Scenario) -> tuple[str, ...]:
-    return ("--set", f"launch.still_s={STILL_S}") if scenario.hangs else ()
+    return ("--set", f"launch.still_s={STILL_S}", "--set", f"launch.quiet_s={QUIET_S}") if scenario.hangs else ()
 
 
 _PROMPTS, _DECODES = {"CPU": 2, "prefill": 2}, {"CPU": 2, "kv_pool": 1, "decode": 1}

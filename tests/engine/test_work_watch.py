@@ -13,7 +13,8 @@ from subprocess import PIPE
 import pytest
 
 from alignedserve.core import StepPlan
-from alignedserve.executor.work_watch import LEAST_S, UNKNOWN_S, WorkWatch
+from alignedserve.cost.model import CopyCost
+from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
 from alignedserve.shell.exit_code import ExitCode
 
 STEP = StepPlan(1)
@@ -90,6 +91,33 @@ def test_the_first_step_may_take_longer_where_kernels_are_compiled(monkeypatch: 
     watched.watch.begins(StepPlan(2))
     watched.passes(2 * LEAST_S)
     assert watched.ended
+
+
+COPYING = CopyCost(token_s=0.001)
+
+
+def test_a_copy_has_a_limit_of_its_own_and_the_step_behind_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, WorkWatch(copying=COPYING))
+    watched.watch.begins(STEP)
+    with watched.watch.between("a copy", tokens=5_000):  # 100 s
+        assert watched.passes(49.0) == 0
+        assert watched.passes(40.0) > 0
+        assert watched.ended == []
+    assert watched.passes(LEAST_S / 2) == 0
+    with watched.watch.between("a copy", tokens=5):
+        watched.passes(LEAST_S + 2 * LOOK_S)
+    assert watched.ended[0] == ExitCode.WORK_HUNG
+
+
+def test_a_copy_beside_steps_may_take_any_time_while_its_pieces_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, WorkWatch())
+    for _ in range(20):
+        with watched.watch.beside("a copy"):
+            assert watched.passes(ON_GPU_S / 2) == 0
+    assert not watched.watch.is_busy, "the core's loop does not wait for it"
+    with watched.watch.beside("a copy"):
+        watched.passes(ON_GPU_S + 2 * LOOK_S)
+    assert watched.ended[0] == ExitCode.WORK_HUNG
 
 
 WITH_A_STEP = """

@@ -131,6 +131,16 @@ print(part.wait())
     assert code == "9"
 
 
+def test_a_fork_server_that_stands_still_while_it_loads_is_given_up() -> None:
+    said = said_by("""
+fork_server.QUIET_S = 0.2
+server = ForkServer.begin("a server", lambda: time.sleep(600), reads_on)
+print(forks(server))
+server.close()
+""")
+    assert said.startswith("ForkServerGone")
+
+
 def test_a_load_that_fails_is_said_and_ends_the_fork_server() -> None:
     program = "server = ForkServer.begin('a server', lambda: 1 / 0, reads_on)\nprint(forks(server))"
     done = subprocess.run([sys.executable, "-c", PRELUDE + program], capture_output=True, text=True, check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection
 
@@ -279,6 +280,33 @@ def test_a_part_that_stands_still_while_others_serve_is_started_again(
     assert kept.run() == ExitCode.STOPPED
     assert "decode-1 loads libraries, and nothing has moved there for" in capsys.readouterr().err
     assert kept.lives("decode-0") == [1]
+
+
+def test_a_part_that_runs_and_gives_no_sign_of_life_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+    monkeypatch.setattr(keeper, "LOOK_AGAIN_S", 0.01)
+
+    def on_start(_: ScriptedKeeper, spec: PartSpec) -> None:
+        if (spec.name, spec.incarnation) == ("router", 2):
+            stop()
+
+    def speak() -> None:
+        while not is_over.wait(0.02):
+            for spec in kept.started[1:]:
+                kept.say(Sign(spec.name, spec.incarnation, Stage.RUNS, 1))
+
+    kept, is_over = ScriptedKeeper(config_of("1+1", launch__still_s=3.0), on_start), threading.Event()
+    speaker = threading.Thread(target=speak)
+    speaker.start()
+    try:
+        assert kept.run() == ExitCode.STOPPED
+    finally:
+        is_over.set()
+        speaker.join()
+    assert "router runs and has given no sign of life for" in capsys.readouterr().err
+    assert [kept.lives(part) for part in ("router", "decode-0", "gateway-0")] == [[1, 2], [1], [1]]
 
 
 def test_a_part_that_ends_while_it_loads_has_died_quickly_however_long_that_took(

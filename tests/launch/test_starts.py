@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.launch.starts import Starts
+from alignedserve.launch.starts import SILENT, Starts
 from alignedserve.signs import Sign, Stage
 
 QUIET_S, EACH_S = 120.0, 5.0
@@ -170,3 +170,49 @@ def test_a_part_is_ended_if_and_only_if_it_is_quiet_for_too_long(gaps: list[tupl
             return
         starts.hear(Sign(part, 1, Stage.WEIGHTS, done, 100), now)
         moved[part] = now
+
+
+# --- Parts that run and are silent
+
+STILL_S, LOOK_S = 30.0, 2.0
+
+
+def running(*parts: str) -> Starts:
+    starts = Starts(QUIET_S, 0.0, STILL_S)
+    for part in parts:
+        starts.begin(part, 1, 0.0)
+        starts.hear(Sign(part, 1, Stage.RUNS), 0.0)
+    return starts
+
+
+def silent_at(starts: Starts, said: Sequence[Sign], until: float, since: float = 0.0) -> float | None:
+    """Return when a part had been silent for too long, if one had."""
+    now = since
+    while now < until:
+        now += LOOK_S
+        for sign in said:
+            starts.hear(sign, now)
+        if starts.silent(now) is not None:
+            return now
+    return None
+
+
+def test_a_part_that_runs_and_is_silent_is_found_and_one_that_is_heard_is_not() -> None:
+    heard = [Sign("gateway-0", 1, Stage.RUNS)]
+    found = silent_at(running("gateway-0", "router"), heard, 10 * STILL_S)
+    assert found == pytest.approx(SILENT * STILL_S, abs=LOOK_S)
+    assert silent_at(running("gateway-0"), heard, 100 * STILL_S) is None
+
+
+def test_signs_of_an_earlier_life_are_none_and_a_part_that_starts_again_is_not_silent() -> None:
+    starts = running("router")
+    starts.begin("router", 2, 0.0)
+    assert silent_at(starts, [], 10 * STILL_S) is None
+    starts.hear(Sign("router", 2, Stage.RUNS), 0.0)
+    assert silent_at(starts, [Sign("router", 1, Stage.RUNS)], 20 * STILL_S, since=10 * STILL_S) is not None
+
+
+def test_a_launcher_that_stood_still_itself_takes_nobody_for_silent() -> None:
+    starts = running("router")
+    for now in range(0, 5_000, 1_000):
+        assert starts.silent(float(now)) is None

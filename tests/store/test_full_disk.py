@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
-from alignedserve.store import redis_client
+from alignedserve.store import redis_client, sqlite_store
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import check_storage, open_storage
@@ -62,6 +63,33 @@ def test_sqlite_on_a_full_disk_has_what_it_acknowledged_and_goes_on(disk: SmallD
     asyncio.run(check())
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_disk_that_hangs_is_an_error_in_time_and_the_store_goes_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, execute = threading.Event(), SqliteStore._execute
+
+    def hang(*given: object) -> sqlite3.Cursor:
+        goes_on.wait(600)
+        return execute(*given)  # type: ignore[arg-type]
+
+    async def check() -> None:
+        store = await SqliteStore.open(tmp_path / "jobs.sqlite")
+        fence = await store.lease(RUNNER, 1_000)
+        assert fence is not None
+        with monkeypatch.context() as hanging:
+            hanging.setattr(sqlite_store, "ANSWER_S", 0.05)
+            hanging.setattr(SqliteStore, "_execute", hang)
+            for _ in range(2):
+                with pytest.raises(StoreError, match=r"disk of .*jobs.sqlite has not answered for 0\.05 s"):
+                    await store.add_results("batch_1", [result(1)], fence)
+        goes_on.set()
+        await store.add_results("batch_1", [result(1), result(2)], fence)
+        assert await store.done_lines("batch_1") == frozenset({1, 2})
+        await store.close()
+
+    asyncio.run(check())
 
 
 def test_what_starts_on_a_full_disk_says_so_and_starts_when_there_is_room(disk: SmallDisk) -> None:
