@@ -1,5 +1,6 @@
 """Starting a deployment and keeping it alive, on one machine or a Ray cluster.
 
+bounded_calls.py Calls with a limit: Ray may not answer.
 cluster.py       Join a Ray cluster that is there already, and plan where the parts go.
 ending.py        The bound on the end of a deployment on Ray, whatever does not answer.
 fork_server.py   A process that has loaded what other processes need, and forks them.
@@ -14,5 +15,5 @@ ready.py         Find out whether a deployment takes requests, and what its user
 scaling.py       Which workers `alignedserve scale` starts, and which it retires.
 start.py         Start one part in this process: its core, its shell and its hands.
 start_screen.py  How a long start is shown: its slowest part, as a bar or as lines of the log.
-starts.py        Which parts are starting, which is slowest, and which stands still.
+starts.py        Which parts start or run, which is slowest, and which stands still or is silent.
 """

@@ -3,7 +3,7 @@
 answer_limit.py  Ends a custom policy that does not answer.
 clock.py         The clock of every process, which never jumps.
 control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
-event_loop.py    The event loop of asyncio, and what ends a loop that stands still.
+event_loop.py    The event loop of asyncio.
 exit_code.py     How a part's process says, as it ends, whether to start it again.
 inboxes.py       The addresses of inboxes on one machine, where no other user may connect.
 journal.py       Log lines that say where a request goes next; they never quote its text.
@@ -11,10 +11,11 @@ link_keys.py     The keys of a deployment's links: only a process that has them 
 links.py         Links between processes: each process has one inbox and a one-way link to each other member.
 listener.py      The socket at which HTTP arrives.
 logs.py          The format of log lines: text or JSON.
+loop_watch.py    Watch that the loops of a process turn; the process of one that stands still ends.
 machine_use.py   How busy this machine is: its processors, its memory and its GPUs.
 part.py          A part of a deployment: what it is told when it starts, where it works, and its links.
 process.py       What the kernel says of this process, for metrics.
 shell.py         The turn loop of a real process: sockets, threads, and the results of work.
-signs.py         The way of signs of life from parts that start to their launcher.
+signs.py         The way of signs of life from parts to their launcher.
 turn.py          The turn loop that real and simulated processes share: events in, commands out, timers, work.
 """
