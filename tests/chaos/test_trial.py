@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.comparing import Undisturbed
 from tests.chaos.load import Answer, Error
 from tests.chaos.parts import Parts
-from tests.chaos.trial import BLAMING_DEATHS, MOST_REFUSED_S, Row, _Trial, longest_refusal
+from tests.chaos.trial import BLAMING_DEATHS, MOST_REFUSED_S, Row, _Trial, longest_refusal, num_ended_as_hung
 from tests.end_to_end.client import Wanted
 
 TOKENS = [5, 6, 7]
@@ -65,3 +65,12 @@ def test_refusals_are_measured_from_tokens_to_tokens() -> None:
     assert longest_refusal(refused) == 20.0 + MOST_REFUSED_S
     assert longest_refusal([*refused, answer(tokens=[1], ended_at=21.0)]) == 10.0
     assert longest_refusal([answer(tokens=[1])]) == 0.0
+
+
+def test_a_life_that_process_and_launcher_find_hung_is_counted_once() -> None:
+    said = "2026-11-27 10:58:34,484 ERROR decode-0: the turn loop has stood still: this process ends, and starts again"
+    found = "alignedserve: decode-0 runs and has given no sign of life for 8 s: it is ended, and starts again"
+    ended, other = "alignedserve: decode-0 ended with 1", "alignedserve: pool-0 was ended by SIGPROF"
+    assert num_ended_as_hung("\n".join([said, found, ended])) == 1
+    killed = "alignedserve: pool-0 was ended by SIGKILL"
+    assert num_ended_as_hung("\n".join([said, ended, found, ended, other, killed])) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 import traceback
 from collections import Counter
@@ -31,6 +32,7 @@ GATEWAY_BACK_S = 60.0  # after a gateway was hurt, clients may find none for so 
 MOST_REFUSED_S = 60.0  # for all that clients ask to be refused: a part that dies quickly is away for half a minute
 BLAMING_DEATHS = 3  # workers that end in a row before the request that they ran is blamed
 ENDS_OF_HANGS = (": this process ends, and starts again", "it is ended, and starts again", "was ended by SIGPROF")
+PART_OF_LINE = re.compile(r"alignedserve: ([a-z]+[\w-]*) |[\d-]+ [\d:,]+ ERROR ([\w-]+): ")
 DONE_S = 600.0  # for a batch to end after the last fault
 
 
@@ -107,6 +109,21 @@ def longest_refusal(answers: Sequence[Answer]) -> float:
     return longest
 
 
+def num_ended_as_hung(log: str) -> int:
+    """Return how many lives were ended as hung. Process and launcher may both find the same one."""
+    ends, found = 0, set[str]()
+    for line in log.splitlines():
+        if (names := PART_OF_LINE.match(line)) is None:
+            continue
+        part = names[1] or names[2]
+        if any(end in line for end in ENDS_OF_HANGS):
+            ends += part not in found
+            found.add(part)
+        if "ended with" in line or "was ended by" in line:
+            found.discard(part)
+    return ends
+
+
 class _Trial:
     def __init__(self, stage: Stage, row: Row, seed: int) -> None:
         self._deployment, self._parts, self._faults = stage.deployment, stage.parts, stage.faults
@@ -143,7 +160,7 @@ class _Trial:
             if isinstance(fault, Hang):
                 row.hung += fault.hung
                 row.noticed_s = max(row.noticed_s, fault.noticed_s)
-        ends = sum(end in line for line in self._deployment.whole_log().splitlines() for end in ENDS_OF_HANGS)
+        ends = num_ended_as_hung(self._deployment.whole_log())
         row.false_alarms = max(0, ends - row.hung.total())
         if row.false_alarms:
             row.problems.append(f"{ends} parts were ended as hung, and {row.hung.total()} hung")
