@@ -1,5 +1,5 @@
-"""The commands that talk to a server or look after its store: chat, status, explain, stop, scale, batch, bench, store.
-Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
+"""The commands that talk to a server or look after its store: chat, status, explain, stop, scale, reload, batch, bench,
+store. Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _explain(args: argparse.Namespace) -> int:
     return run(flags_of(args, ExplainOptions))
 
 
-# --- stop, scale
+# --- stop, scale, reload
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +97,17 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_scale, parser=parser)
 
 
+def add_reload(parser: argparse.ArgumentParser) -> None:
+    taken = ", ".join(path for path, setting in settings().items() if setting.reloads)
+    parser.description = (
+        "Has the deployment that you serve on this machine read its settings again while it serves: keys, certificate "
+        f"and the file of --config. These may change: {taken}. Where another has changed or a file is wrong, nothing "
+        "is taken, and the command says why. SIGHUP to `alignedserve serve` does the same, where it has no terminal."
+    )
+    _add_port(parser)
+    parser.set_defaults(run=_reload, parser=parser)
+
+
 def _add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
@@ -118,6 +129,12 @@ def _scale(args: argparse.Namespace) -> int:
     if args.prefill is None and args.decode is None:
         raise ControlError("scale to how many? --prefill N, --decode N, or both")
     return _say_all(args.port, LauncherOrder(prefill=args.prefill, decode=args.decode))
+
+
+def _reload(args: argparse.Namespace) -> int:
+    from alignedserve.shell.control import LauncherOrder
+
+    return _say_all(args.port, LauncherOrder(reload=True))
 
 
 def _say_all(port: int, order: LauncherOrder) -> int:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -122,16 +123,21 @@ def _help(setting: Setting) -> str:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    config = config_of(args)
     if args.print_config:
-        print(_yaml(config), end="")
+        print(_yaml(config_of(args)), end="")
         return 0
+    config = _served(args)
     remember_ctrl_c()
     from alignedserve.launch.launch import serve
     from alignedserve.shell.logs import never_fail_to_print
 
     never_fail_to_print()
-    return serve(config if args.verbose or not sys.stderr.isatty() else _quiet(config, args))
+    return serve(config, partial(_served, args))
+
+
+def _served(args: argparse.Namespace) -> Config:
+    config = config_of(args)
+    return config if args.verbose or not sys.stderr.isatty() else _quiet(config, args)
 
 
 def _quiet(config: Config, args: argparse.Namespace) -> Config:

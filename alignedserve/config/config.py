@@ -186,6 +186,12 @@ def parse(tree: Mapping[str, Any]) -> Config:
     return _build(read_tree(tree, "configuration", every_setting()))
 
 
+def reloaded(config: Config, other: Config) -> Config:
+    """Return the configuration with what may change while it serves as the other has it."""
+    new = {path: value for path, value in leaves(other) if every_setting()[path].reloads}
+    return _build({**dict(leaves(config)), **new})
+
+
 def dump(config: Config, paths: Iterable[str] | None = None) -> dict[str, Any]:
     """Return nested plain values, fit for JSON and YAML, of all settings or of these. Secrets are among them."""
     chosen = every_setting() if paths is None else set(paths)

@@ -52,9 +52,10 @@ class ServerConfig:
         None,
         f"key that clients must send; set it as {PREFIX}SERVER_API_KEY so that no other user can see it",
         secret=True,
+        reloads=True,
     )
-    body_limit_mb: int = setting(4, "largest request body, in MB", least=1)
-    drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0)
+    body_limit_mb: int = setting(4, "largest request body, in MB", least=1, reloads=True)
+    drain_s: float = setting(30.0, "how long open requests may go on after a stop, in seconds", least=0, reloads=True)
     max_open: int = setting(
         1024, "how many requests may be open at once; the gateway answers further requests with 429", least=1
     )
@@ -66,7 +67,9 @@ class ServerConfig:
     max_queue_tokens: int = setting(
         1_000_000, "how many prompt tokens these chats may have, and best-effort requests four times as many", least=1
     )
-    keys_file: str | None = common(None, "YAML file with the hashes of API keys, which `alignedserve key` writes")
+    keys_file: str | None = common(
+        None, "YAML file with the hashes of API keys, which `alignedserve key` writes", reloads=True
+    )
     allow_anonymous: bool = setting(False, "serve without keys at an address that other machines can reach")
     gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
     cors_origins: str | None = setting(
@@ -82,9 +85,9 @@ class ServerConfig:
         "OpenTelemetry collector that gets traces by OTLP over HTTP, such as http://HOST:4318",
         aliases=("--otlp-traces-endpoint",),
     )
-    tls_cert: str | None = common(None, "certificate chain in PEM, to serve HTTPS")
+    tls_cert: str | None = common(None, "certificate chain in PEM, to serve HTTPS", reloads=True)
     tls_key: str | None = common(
-        None, "private key in PEM, without a password; by default it is in the certificate's file"
+        None, "private key in PEM, without a password; by default it is in the certificate's file", reloads=True
     )
 
 
@@ -251,9 +254,11 @@ class WireConfig:
 class SloConfig:
     """The promises to requests that name none."""
 
-    ttft_ms: float = common(1000.0, "time to a chat's first token, in ms", above=0)
-    tbt_ms: float = common(187.5, "time between two tokens of a chat, in ms; the default is reading speed", above=0)
-    flex_jct_s: float = setting(600.0, "completion window of service_tier flex, in seconds", above=0)
+    ttft_ms: float = common(1000.0, "time to a chat's first token, in ms", above=0, reloads=True)
+    tbt_ms: float = common(
+        187.5, "time between two tokens of a chat, in ms; the default is reading speed", above=0, reloads=True
+    )
+    flex_jct_s: float = setting(600.0, "completion window of service_tier flex, in seconds", above=0, reloads=True)
 
 
 @dataclass(frozen=True)
@@ -435,6 +440,6 @@ class LogConfig:
     """The logs of every process."""
 
     level: LogLevel = common(
-        LogLevel.INFO, "least severe level that is logged; debug follows each request from part to part"
+        LogLevel.INFO, "least severe level that is logged; debug follows each request from part to part", reloads=True
     )
-    format: LogFormat = setting(LogFormat.TEXT, "text for people, json for machines")
+    format: LogFormat = setting(LogFormat.TEXT, "text for people, json for machines", reloads=True)

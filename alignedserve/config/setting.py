@@ -40,10 +40,14 @@ def setting(
     most: float | None = None,
     aliases: tuple[str, ...] = (),
     secret: bool = False,
+    reloads: bool = False,
 ) -> Any:
-    """Return a dataclass field with all that is to be known of the setting; `aliases` are vLLM's flags for the same."""
+    """Return a dataclass field with all that is to be known of the setting; `aliases` are vLLM's flags for the same.
+    One that `reloads` may change while the deployment serves: the parts take it from `Place.live`."""
     about = {"help": help, "reach": reach, "least": least, "above": above, "most": most}
-    return field(default=default, repr=not secret, metadata={**about, "aliases": aliases, "secret": secret})
+    return field(
+        default=default, repr=not secret, metadata={**about, "aliases": aliases, "secret": secret, "reloads": reloads}
+    )
 
 
 common = partial(setting, reach=Reach.COMMON)
@@ -71,6 +75,10 @@ class Setting:
     @property
     def secret(self) -> bool:
         return cast(bool, self.about["secret"])
+
+    @property
+    def reloads(self) -> bool:
+        return cast(bool, self.about["reloads"])
 
     @property
     def section(self) -> str:

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from alignedserve.architectures.vectors import read_pooled
+from alignedserve.config.config import Config
 from alignedserve.config.sections import JobsConfig, ServerConfig
 from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
@@ -33,7 +34,7 @@ from alignedserve.gateway.dashboard import Dashboard, OpenJobs
 from alignedserve.gateway.files import FileRoutes, HttpRoute
 from alignedserve.gateway.http.connections import GatewayConnection, raise_file_limit
 from alignedserve.gateway.responses.keeping import ResponseKeeper
-from alignedserve.gateway.settings import GatewaySettings
+from alignedserve.gateway.settings import GatewaySettings, body_limit_bytes
 from alignedserve.owner.shell import Halt, Owner
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.messages import Figures
@@ -50,9 +51,6 @@ log = logging.getLogger("alignedserve.gateway")
 CUT_OFF_S = 1.0  # time for the answers that tell clients that they are cut off
 _MOST_CONNECTIONS = 4096  # of a gateway, where the system allows this number of open files
 DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
-_MIB = 1 << 20
-
-
 LOOK_S = 1.0  # between looks at the keys file and the certificate
 _MANY_OBJECTS = 20_000  # more than Python's own threshold: then it looks for cycles of garbage
 _SWITCH_S = 0.0005  # that a thread keeps Python's lock while another waits for it: a tenth of Python's own
@@ -119,6 +117,13 @@ class Gateway:
 
     def stop(self) -> None:
         self._halt.say()
+
+    def reload(self, config: Config) -> None:
+        """Take new settings; the keys and the certificate are read at the next look. Any thread may call this."""
+        self._drain_s, server = config.server.drain_s, config.server
+        self._keys_file.follow(config)
+        if self._certificate is not None and server.tls_cert is not None:
+            self._certificate.follow(server.tls_cert, server.tls_key or server.tls_cert)
 
     def run(self, watch: LoopWatch) -> None:
         run_loop(self._serve(), watch)
@@ -210,7 +215,7 @@ def run(part: Part, on_start: OnStart) -> None:
         cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
         names=(server.host, socket.gethostname()),
         metrics_prefix=server.metrics_prefix,
-        body_limit_bytes=server.body_limit_mb * _MIB,
+        body_limit_bytes=body_limit_bytes(part.config),
         slo=part.config.slo,
         at_once=max(1, capacity.limits.max_batch // 2),
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
@@ -236,5 +241,7 @@ def run(part: Part, on_start: OnStart) -> None:
     dashboard.all_requests = pictures.of_all
     gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets)
     on_start(gateway)
+    for each in (settings, gateway):
+        part.live.on_change(each.reload)
     with closing(traces), owner.running():
         gateway.run(part.watch)

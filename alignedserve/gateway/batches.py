@@ -81,7 +81,7 @@ class BatchRoutes:
     ) -> None:
         """`runner_away_s` returns for how long there has been no job runner."""
         self._open_storage, self._config, self._runner_away_s = open_storage, config, runner_away_s
-        self._bodies = Bodies(_MOST_BODY_BYTES, GatewaySettings.body_limit_s)
+        self._bodies = Bodies(lambda: _MOST_BODY_BYTES, GatewaySettings.body_limit_s)
 
     @property
     def routes(self) -> Sequence[HttpRoute]:

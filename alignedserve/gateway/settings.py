@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from alignedserve.config.choices import MetricsPrefix
+from alignedserve.config.config import Config
 from alignedserve.config.sections import SloConfig
 from alignedserve.gateway.access.keys import MOST_OPEN, KeyRing
 
 
-@dataclass(frozen=True)
+@dataclass
 class GatewaySettings:
+    """What `reload` changes, all others read when they need it."""
+
     served_model_names: tuple[str, ...]
     max_model_len: int  # tokens of prompt and output together
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
@@ -24,3 +27,10 @@ class GatewaySettings:
     slo: SloConfig = field(default_factory=SloConfig)
     at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load
+
+    def reload(self, config: Config) -> None:
+        self.slo, self.body_limit_bytes = config.slo, body_limit_bytes(config)
+
+
+def body_limit_bytes(config: Config) -> int:
+    return config.server.body_limit_mb << 20

@@ -69,7 +69,7 @@ class Starter:
         self.adapters = adapters or Adapters()
         self.explaining = ExplainRoutes(client)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
-        self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
+        self._bodies = Bodies(lambda: settings.body_limit_bytes, settings.body_limit_s)
         self._turns = BodyTurns()
 
     def check_ready(self) -> None:

@@ -27,6 +27,7 @@ from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
+from alignedserve.gateway.settings import body_limit_bytes
 from alignedserve.jobs.answering import Answering, BatchAnswers, KeyLimited, LineRequest
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.lines import (
@@ -92,7 +93,6 @@ RETRY_S = 1.0  # before an operation that the store refused is tried again
 LEASE_S, RENEW_S = 10.0, 2.0
 SWEEP_S = 60.0  # between two searches for files that have expired
 _ENDS_RUNNER = "the job runner died more than once while this request alone was running: it is not tried again"
-_MIB = 1 << 20
 _MAY_RUN = (JobStatus.VALIDATING, JobStatus.IN_PROGRESS)
 _Tasks: TypeAlias = dict["asyncio.Task[None]", None]  # in the order in which they began, which is that of their ends
 
@@ -113,11 +113,10 @@ class JobRunner:
         """`now` never jumps. `wall` is the clock of files and of jobs' windows, which outlive this process. Without
         `open_lines` a line that ends the job runner is not found."""
         self._answering, self._config, self._now = answering, config.jobs, now
-        self._wall, self._read_keys = wall, read_keys
-        self._keys = read_keys()
+        self._wall, self._read_keys, self._keys = wall, read_keys, read_keys()
         self._holder = replace(holder, keys=self._keys.digest)
         self._keys_fault = ""  # why they could not be read again
-        self._most_bytes = config.server.body_limit_mb * _MIB
+        self.reload(config)
         self._core = RunnerCore(self._config.most_open, RETRIES, self._lines_of)
         self._open_lines = open_lines
         self._opened: Storage | None = None  # None until it is open
@@ -148,6 +147,9 @@ class JobRunner:
         if limits is None:
             return 0
         return self._config.most_open if limits.most_open is None else limits.most_open
+
+    def reload(self, config: Config) -> None:
+        self._most_bytes = body_limit_bytes(config)
 
     def stop(self) -> None:
         self._halt.say()
@@ -499,12 +501,10 @@ def _line_fault(error: Exception) -> tuple[LineOutcome, ApiError]:
 
 
 def run(part: Part, on_start: OnStart) -> None:
-    config = part.config
-    shapes, capacity = part.capacity()
+    config, (shapes, capacity) = part.config, part.capacity()
     text = TextModel.load(part.folder, config.reasoning_parser, config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, shapes))
-    owner = Owner(part)
-    model = config.served_model_name or config.model
+    owner, model = Owner(part), config.served_model_name or config.model
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
@@ -518,6 +518,8 @@ def run(part: Part, on_start: OnStart) -> None:
     runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, read_keys=keys_file.read)
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
+    for take in (keys_file.follow, runner.reload):
+        part.live.on_change(take)
     with contextlib.closing(traces), owner.running():
         run_loop(_serve(runner, siblings(part, lambda _: metrics.text()), pictures, budgets), part.watch)
 

@@ -25,6 +25,7 @@ from alignedserve.launch.node_types import NodeType, node_types
 from alignedserve.launch.placing import NAMED, Group, NoPlace, Placing
 from alignedserve.launch.plan import new_deployment, parts_of
 from alignedserve.launch.ray_actors import LINES, LOOK_S, OnRay, job_config, no_ray, placing_of
+from alignedserve.launch.reloading import Reloading
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
@@ -36,7 +37,7 @@ from alignedserve.store.storage import check_storage
 CONNECT_S = 5.0
 
 
-def serve_on_cluster(config: Config) -> int:
+def serve_on_cluster(config: Config, reloading: Reloading) -> int:
     """Serve until stopped, and return the exit code."""
     os.environ.update(LINES)
     try:
@@ -52,7 +53,7 @@ def serve_on_cluster(config: Config) -> int:
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             config, groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
-            return OnRay(ray, config, specs, ending, groups, types=types).run()
+            return OnRay(ray, config, specs, reloading, ending, groups, types=types).run()
     finally:
         ending.begin()
         ray.shutdown()

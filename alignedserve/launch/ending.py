@@ -40,6 +40,10 @@ class BoundedEnd:
         """Count the end from the first signal. The process has to handle the signals as well."""
         signal.set_wakeup_fd(self._tells.fileno())
 
+    def drains_for(self, drain_s: float) -> None:
+        """Take the time that a drain has from now on; an end that has begun keeps its own."""
+        self._within_s = drain_s + END_S
+
     def begin(self, is_wanted: bool = False) -> None:
         """Count the end from now, unless it has begun."""
         self._is_wanted |= is_wanted

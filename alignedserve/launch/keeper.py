@@ -6,31 +6,29 @@ All launchers do the same when a part ends; each launcher says how a part is sta
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-import queue
 import signal
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 from alignedserve.cli.terminal.interrupt import RemembersCtrlC
 from alignedserve.config.choices import LogFormat
-from alignedserve.config.config import Config
+from alignedserve.config.config import Config, dump, parse, reloaded
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.launch.keeper_events import KeeperEvent, KeeperEvents, PartEnded, PartTask, Ready, TimeToLook
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.ready import announce_when_ready
+from alignedserve.launch.reloading import Reloading, hears_hangup
 from alignedserve.launch.scaling import change, check
 from alignedserve.launch.start_screen import StartScreen
 from alignedserve.launch.starts import Starts
 from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Life, Retire, Started, rank_suffix
-from alignedserve.shell.control import Door, HeardOrder
+from alignedserve.shell.control import Door, HeardOrder, LauncherOrder
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.inboxes import inbox
 from alignedserve.shell.link_keys import DeploymentKeys
@@ -46,44 +44,6 @@ QUICK_DEATH_S = 5.0  # a part that ends before it runs, or sooner after that, ha
 MOST_QUICK_DEATHS = 3  # in a row: then a part pauses before it starts again, or ends a deployment that never served
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0  # each pause is twice the pause before
 LOOK_S, LOOK_AGAIN_S = 0.5, 2.0  # between two looks at parts, while one is starting and when all run
-
-
-@dataclass(frozen=True)
-class _PartEnded:
-    part: str
-    incarnation: int
-    how: object  # for the log
-    failure: str  # why the part cannot run, in words for the user; empty if it just ended
-
-
-@dataclass(frozen=True)
-class PartTask:
-    """A task for the keeper's own thread, unless this life of the part has ended by then."""
-
-    part: str
-    incarnation: int
-    act: Callable[[], None]
-
-
-@dataclass(frozen=True)
-class _TimeToLook:
-    """Nothing has happened for a while."""
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """The deployment takes requests."""
-
-    greeting: str
-
-
-@dataclass(order=True)
-class _DueEvent:
-    """An event that the keeper hears at this time."""
-
-    at: float
-    number: int  # of events at one time, the first comes first
-    event: _KeeperEvent = field(compare=False)
 
 
 @dataclass
@@ -105,15 +65,14 @@ class NewPlace:
     lacks: str = ""  # why the worker waits for a place, if it does
 
 
-_KeeperEvent: TypeAlias = _PartEnded | PartTask | _TimeToLook | _Ready | Sign | HeardOrder
-
-
 class Keeper(ABC):
     """Starts every part, starts a part again that has ended, and stops them all."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec], machine: LaunchMachine | None = None) -> None:
+    def __init__(
+        self, config: Config, specs: Sequence[PartSpec], reloading: Reloading, machine: LaunchMachine | None = None
+    ) -> None:
         """`machine` gives each worker a device and a port; on the nodes of a cluster Ray does."""
-        self._config, self._specs, self._machine = config, list(specs), machine
+        self._config, self._specs, self._reloading, self._machine = config, list(specs), reloading, machine
         self._lives: dict[str, _PartLife] = {}
         self._keys = DeploymentKeys.new()
         router, interval_s = self._specs[0].router, config.wire.heartbeat_s
@@ -123,15 +82,15 @@ class Keeper(ABC):
         self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
         self._added: set[str] = set()  # workers that were not planned and never ran: if one cannot, it is left out
         self._paused: set[str] = set()  # workers and other parts that are started again after a pause
-        self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
-        self._due: list[_DueEvent] = []  # a heap; timers would need threads, which a full machine does not give
-        self._due_numbers = itertools.count()
+        self._events = KeeperEvents()
         first = self._specs[0]
         address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
         self._signs = SignInbox(address, self._keys.parts, self._events.put)
         self._starts = Starts(config.launch.quiet_s, time.monotonic(), config.launch.still_s)
         self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
-        self._asked_to_stop: HeardOrder | None = None
+        self._orders_to_stop: list[HeardOrder] = []  # their connections end with this process
+        self._drains = False  # whether it stops by request, with requests that go on
+        self._kept = frozenset(Role)  # roles whose parts are started again when they end
         self._is_hurried = False  # by a second signal
 
     @abstractmethod
@@ -141,6 +100,10 @@ class Keeper(ABC):
     @abstractmethod
     def ask_to_stop(self, parts: Collection[str]) -> None:
         """Have the parts stop by themselves."""
+
+    @abstractmethod
+    def hand_on(self, spec: PartSpec) -> None:
+        """Give a part that is alive its new settings, without waiting for it."""
 
     @abstractmethod
     def end(self, part: str) -> None:
@@ -167,10 +130,12 @@ class Keeper(ABC):
 
     def ended(self, spec: PartSpec, how: object, failure: str = "") -> None:
         """Report that a part has ended. Any thread may call this."""
-        self._events.put(_PartEnded(spec.name, spec.incarnation, how, failure))
+        self._events.put(PartEnded(spec.name, spec.incarnation, how, failure))
 
     def hear_signals(self) -> None:
-        """Stop at SIGINT and SIGTERM, also at one that came before and was lost."""
+        """Stop at SIGINT and SIGTERM, also at one that came before and was lost; reload at SIGHUP."""
+        if hears_hangup():
+            signal.signal(signal.SIGHUP, lambda *_: self._events.put(HeardOrder(LauncherOrder(reload=True))))
         for number in STOPS:
             before = signal.signal(number, lambda *_: self._events.put(None))
             if isinstance(before, RemembersCtrlC) and before.has_come:
@@ -184,7 +149,7 @@ class Keeper(ABC):
             for spec in self._specs:
                 if not spec.rank:
                     self._start(spec.worker, quick_deaths=0)
-            announce_when_ready(self._config, lambda greeting: self._events.put(_Ready(greeting)))
+            announce_when_ready(self._config, lambda greeting: self._events.put(Ready(greeting)))
             door = Door(self._config.server.port, self._events.put)
             try:
                 return self._watch()
@@ -199,24 +164,18 @@ class Keeper(ABC):
     def _watch(self) -> int:
         while (event := self._next()) is not None:
             code = self._hear(event)
-            if code is None and self._events.empty():  # or a sign that has come already would be overlooked
+            if code is None and self._events.is_empty():  # or a sign that has come already would be overlooked
                 code = self._look()
             if code is not None:
                 return code
+        self._drains = True
         within = f"within {self._config.server.drain_s:g} s"
         say(f"it stops: open requests are finished {within}, nothing new is taken; a second signal ends it at once")
         return ExitCode.STOPPED
 
-    def _next(self) -> _KeeperEvent | None:
+    def _next(self, within_s: float = math.inf) -> KeeperEvent | None:
         """Return the next event. One comes in time to look at the parts."""
-        waits_s = LOOK_AGAIN_S if self._starts.is_over else LOOK_S
-        if self._due:
-            waits_s = min(waits_s, max(0.0, self._due[0].at - time.monotonic()))
-        try:
-            return self._events.get(timeout=waits_s)
-        except queue.Empty:
-            is_due = bool(self._due) and self._due[0].at <= time.monotonic()
-            return heapq.heappop(self._due).event if is_due else _TimeToLook()
+        return self._events.next(min(within_s, LOOK_AGAIN_S if self._starts.is_over else LOOK_S))
 
     def _look(self) -> int | None:
         """Show how far the start is, and end what stands still: everything where no request was served yet, or else the
@@ -243,28 +202,34 @@ class Keeper(ABC):
         self.end(still.sign.part)
         return None
 
-    def _hear(self, event: _KeeperEvent) -> int | None:
+    def _hear(self, event: KeeperEvent) -> int | None:
         """React to an event; return an exit code if the deployment ends."""
         match event:
             case HeardOrder() if event.order.stop:
                 event.answer("it stops: open requests are finished, nothing new is taken")
-                self._asked_to_stop = event  # its connection ends with this process
+                self._orders_to_stop.append(event)
+                self._drains = True
                 return ExitCode.STOPPED
+            case HeardOrder() if self._drains:
+                event.answer("error: it stops")
+                event.done()
+            case HeardOrder() if event.order.reload:
+                self._reload(event)
             case HeardOrder():
                 self._scale(event)
-            case _Ready(greeting):
+            case Ready(greeting) if not self._drains:
                 self._starts.open()
                 self._screen.clear()
                 print(greeting, flush=True)
             case Sign():
                 self._hear_sign(event)
-            case _TimeToLook():
+            case TimeToLook() | Ready():
                 pass
             case _ if not self._is_news(event):
                 pass
             case PartTask():
                 self._act(event)
-            case _PartEnded():
+            case PartEnded():
                 return self._is_over(event)
         return None
 
@@ -285,11 +250,13 @@ class Keeper(ABC):
             life.ran_at = min(life.ran_at, now)
             self._added.discard(life.spec.worker)
 
-    def _is_over(self, ended: _PartEnded) -> int | None:
+    def _is_over(self, ended: PartEnded) -> int | None:
         """React to the end of a part; return an exit code if the deployment ends with it."""
         self._alive.discard(ended.part)
         self._starts.end(ended.part)
         life = self._lives[ended.part]
+        if life.spec.role not in self._kept:
+            return None
         if life.spec.worker in self._paused:
             return None  # a rank ends because another one has
         if life.spec.worker in self._retiring:
@@ -338,19 +305,19 @@ class Keeper(ABC):
         self._paused.add(part.worker)
 
         def start() -> None:
-            if part.worker in self._paused:
+            if part.worker in self._paused and part.role in self._kept:
                 self._start(part.worker, quick_deaths)
 
         self.after(pause_s, PartTask(part.name, part.incarnation, start))
 
     @staticmethod
-    def _quick_deaths(life: _PartLife, ended: _PartEnded) -> int:
+    def _quick_deaths(life: _PartLife, ended: PartEnded) -> int:
         """Return the quick deaths in a row of a part that has just ended. A part that could not run has died quickly,
         however long it tried."""
         is_quick = bool(ended.failure) or time.monotonic() - life.ran_at < QUICK_DEATH_S
         return life.quick_deaths + 1 if is_quick else 0
 
-    def _leave_out(self, life: _PartLife, ended: _PartEnded) -> None:
+    def _leave_out(self, life: _PartLife, ended: PartEnded) -> None:
         """Go on without an added worker that cannot run."""
         why, worker = ended.failure or "it does not stay up; see its log above", life.spec.worker
         say(f"{worker} is left out: {why}")
@@ -359,6 +326,26 @@ class Keeper(ABC):
         for other in others:
             self._retiring[other] = None
             self._end_retiring(other)
+
+    def _reload(self, asked: HeardOrder) -> None:
+        """Take new keys, certificates and settings, or none of them."""
+        try:
+            new, lines = self._reloading.read()
+        except AlignedServeError as error:
+            lines = [f"error: {error}"]
+        else:
+            self._config = reloaded(self._config, new)
+            set_up(self._config.log, LAUNCHER, "alignedserve.launch")
+            tree = dump(reloaded(parse(self._specs[0].config), new))
+            self._specs = [replace(spec, config=tree) for spec in self._specs]
+            for name, life in self._lives.items():
+                life.spec = replace(life.spec, config=tree)
+                if name in self._alive:
+                    self.hand_on(life.spec)
+        for line in lines:
+            say(f"reload: {line}")
+            asked.answer(line)
+        asked.done()
 
     def _scale(self, asked: HeardOrder) -> None:
         """Start and retire workers as an order says."""
@@ -404,7 +391,7 @@ class Keeper(ABC):
         self._added.add(worker)
         self._start(worker, quick_deaths=0)
 
-    def _finish_retiring(self, ended: _PartEnded) -> None:
+    def _finish_retiring(self, ended: PartEnded) -> None:
         asked, others = self._retiring.pop(ended.part), self.goes_with(ended.part)
         self._forget(ended.part, ended.incarnation)
         for other in others:
@@ -426,19 +413,21 @@ class Keeper(ABC):
             del self._lives[rank.name]
             self.forget(rank.name)
 
-    def after(self, seconds: float, event: _KeeperEvent) -> None:
+    def after(self, seconds: float, event: KeeperEvent) -> None:
         """Hear the event after this many seconds. Only the keeper's own thread may call this."""
-        heapq.heappush(self._due, _DueEvent(time.monotonic() + seconds, next(self._due_numbers), event))
+        self._events.after(seconds, event)
 
     def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
         """Call `act` in the keeper's own thread, unless the part has ended by then. Any thread may call this."""
         self._events.put(PartTask(spec.name, spec.incarnation, act))
 
-    def _is_news(self, ended: _PartEnded | PartTask) -> bool:
-        """Return whether the event is about the present life of a part. A rank that was ended with its worker has a new
-        life already."""
-        life = self._lives.get(ended.part)
-        return life is not None and life.spec.incarnation == ended.incarnation
+    def _is_news(self, event: PartEnded | PartTask) -> bool:
+        """Return whether the event is about the present life of a part, and a task about one that is kept. A rank that
+        was ended with its worker has a new life already."""
+        life = self._lives.get(event.part)
+        if life is None or life.spec.incarnation != event.incarnation:
+            return False
+        return isinstance(event, PartEnded) or life.spec.role in self._kept
 
     def _ranks(self, worker: str) -> list[PartSpec]:
         """Return the parts of a worker: its ranks. Any other part is the only one of its name."""
@@ -474,12 +463,13 @@ class Keeper(ABC):
         return tuple(Life(spec.worker, spec.acts_as, 1) for spec in self._specs if not spec.rank)
 
     def _stop_all(self) -> None:
-        """Stop the owners of requests first: a gateway drains, and needs the other parts for that. Then stop all other
-        parts, rank 0 of a worker before its other ranks."""
-        specs = {part: self._lives[part].spec for part in self._alive}
-        owners = {part for part, spec in specs.items() if spec.role in OWNERS}
-        ranks = {part for part, spec in specs.items() if spec.rank}
+        """Stop the owners of requests first: a gateway drains, and needs the other parts for that, which are kept until
+        then. Then stop all other parts, rank 0 of a worker before its other ranks."""
+        self._kept = self._kept - {*OWNERS} if self._drains and self._starts.is_open else frozenset()
+        owners = {part for part in self._alive if self._lives[part].spec.role in OWNERS}
         self._stop(owners, self._config.server.drain_s + GRACE_S)
+        self._kept = frozenset()
+        ranks = {part for part in self._alive if self._lives[part].spec.rank}
         self._stop(self._alive - owners - ranks, GRACE_S)
         self._stop(self._alive & ranks, GRACE_S)
 
@@ -492,17 +482,21 @@ class Keeper(ABC):
             self.end(part)
 
     def _wait_until_ended(self, parts: set[str], patience_s: float) -> None:
-        """Wait until these parts have ended, for so long at most. A second signal ends this wait and those to come."""
+        """Wait until these parts have ended, for so long at most, and keep the others meanwhile. A second signal ends
+        this wait and those to come."""
         deadline = time.monotonic() + patience_s
-        while self._alive & parts and not self._is_hurried:
-            try:
-                ended = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                return
-            if ended is None:
+        while self._alive & parts and not self._is_hurried and (left_s := deadline - time.monotonic()) > 0:
+            event = self._next(left_s)
+            if event is None:
                 self._is_hurried = True
-            elif isinstance(ended, _PartEnded) and self._is_news(ended):
-                self._alive.discard(ended.part)
+                return
+            try:
+                self._hear(event)
+                if self._kept and self._events.is_empty():
+                    self._look()
+            except AlignedServeError as error:  # nothing can be started any more
+                say(str(error))
+                self._kept = frozenset()
 
 
 def _ending(how: object) -> str:

@@ -7,6 +7,7 @@ with `launcher: ray` as actors (ray_actors.py) of a Ray of its own, or on the no
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.keeper import say
 from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
+from alignedserve.launch.reloading import Reloading
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.sizing.accelerator import choose, decide
@@ -28,8 +30,9 @@ from alignedserve.store.storage import check_storage
 from alignedserve.tracing.traces import check_collector
 
 
-def serve(config: Config) -> int:
-    """Serve until stopped, and return the exit code."""
+def serve(config: Config, read: Callable[[], Config]) -> int:
+    """Serve until stopped, and return the exit code; `read` returns the configuration as it is asked for later."""
+    reloading = Reloading(config, read)
     check_open_files(config)
     config = check_exposure(config)
     check_collector(config.server.otlp_endpoint)
@@ -44,15 +47,15 @@ def serve(config: Config) -> int:
         if config.ray.address is not None:
             from alignedserve.launch.cluster import serve_on_cluster
 
-            return serve_on_cluster(config)
-        return _serve_here(config, servers)
+            return serve_on_cluster(config, reloading)
+        return _serve_here(config, servers, reloading)
 
 
 def _warn(warning: str) -> None:
     print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
 
 
-def _serve_here(config: Config, servers: ForkServers) -> int:
+def _serve_here(config: Config, servers: ForkServers, reloading: Reloading) -> int:
     config, choice = decide(asked := config)
     if choice.is_fallback:
         _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
@@ -71,8 +74,8 @@ def _serve_here(config: Config, servers: ForkServers) -> int:
             if config.launcher is Launcher.RAY:
                 from alignedserve.launch.ray_actors import serve_on_ray
 
-                return serve_on_ray(config, specs, machine)
-            return OnThisMachine(config, specs, machine, servers).run()
+                return serve_on_ray(config, specs, reloading, machine)
+            return OnThisMachine(config, specs, reloading, machine, servers).run()
         finally:
             remove_ended(Path(config.kvpool.directory), PREFIX, specs[0].deployment)
             remove_sockets(specs[0].deployment)

@@ -17,6 +17,7 @@ from alignedserve.launch import start
 from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
 from alignedserve.launch.keeper import Keeper, say
 from alignedserve.launch.plan import LaunchMachine
+from alignedserve.launch.reloading import Reloading
 from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
@@ -52,7 +53,7 @@ class _PartProcess:
 
     def __init__(self, spec: PartSpec, ended: Callable[[PartSpec, object, str], None]) -> None:
         self.spec, self._ended = spec, ended
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
         self._process: _Process | None = None
         self.is_over = False
 
@@ -67,6 +68,13 @@ class _PartProcess:
             if self.is_over:
                 process.kill()
             return not self.is_over
+
+    def tell(self) -> None:
+        """Write the spec to the part: it begins with the first, and takes new settings from those that follow."""
+        with self._telling, suppress(BrokenPipeError, ValueError):  # it has ended already
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.write(self.spec.to_json().encode() + b"\n")
+                self._process.stdin.flush()
 
     def say_ended(self, how: object, failure: str = "") -> None:
         with self._lock:
@@ -91,9 +99,14 @@ class OnThisMachine(Keeper):
     """Keeps every part as a child process."""
 
     def __init__(
-        self, config: Config, specs: Sequence[PartSpec], machine: LaunchMachine, servers: ForkServers | None = None
+        self,
+        config: Config,
+        specs: Sequence[PartSpec],
+        reloading: Reloading,
+        machine: LaunchMachine,
+        servers: ForkServers | None = None,
     ) -> None:
-        super().__init__(config, specs, machine)
+        super().__init__(config, specs, reloading, machine)
         self._servers = dict(servers or {})
         self._adopts = bool(servers)
         self._processes: dict[str, _PartProcess] = {}
@@ -121,9 +134,7 @@ class OnThisMachine(Keeper):
         with suppress(BrokenPipeError), process.stdin, process.stdout:  # what it has not read is written as this ends
             if part.is_wanted(process):
                 self.later(spec, partial(self.began, spec.name))
-                with suppress(BrokenPipeError):  # it has ended already
-                    process.stdin.write(spec.to_json().encode() + b"\n")
-                    process.stdin.flush()  # it stays open: its end tells the part that the launcher has gone
+                part.tell()  # its input stays open: its end tells the part that the launcher has gone
             code = process.wait()
             part.say_ended(code, process.stdout.read().decode() if code == ExitCode.USER_ERROR else "")
         self._bury_orphans()
@@ -178,6 +189,13 @@ class OnThisMachine(Keeper):
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:
             self._processes[part].signal(signal.SIGTERM)
+
+    def hand_on(self, spec: PartSpec) -> None:
+        part = self._processes.get(spec.name)
+        if part is not None:  # or it could never be started
+            part.spec = spec
+            # A part that hangs reads nothing, and its pipe may be full.
+            threading.Thread(target=part.tell, name=f"settings-{spec.name}", daemon=True).start()
 
     def end(self, part: str) -> None:
         if part in self._processes:  # or it could never be started

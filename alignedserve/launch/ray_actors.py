@@ -13,11 +13,9 @@ import logging
 import math
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -27,24 +25,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignedserve.config.choices import TransportName
-from alignedserve.config.config import Config, parse
+from alignedserve.config.config import Config
 from alignedserve.core import Role
-from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.bounded_calls import BoundedCalls
 from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
-from alignedserve.launch.keeper import Keeper, NewPlace, PartTask, say
+from alignedserve.launch.keeper import Keeper, NewPlace, say
+from alignedserve.launch.keeper_events import PartTask
 from alignedserve.launch.node_types import NodeType, may_come
+from alignedserve.launch.part_actor import PartActor
 from alignedserve.launch.placing import ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import LaunchMachine
-from alignedserve.launch.start import start
+from alignedserve.launch.reloading import Reloading
 from alignedserve.protocol.messages import rank_of
 from alignedserve.safe_path import ABOVE
-from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.control import HeardOrder
 from alignedserve.shell.inboxes import PREFIX
-from alignedserve.shell.listener import bind
-from alignedserve.shell.logs import never_fail_to_print, set_up
-from alignedserve.shell.part import PartSpec, Stoppable
+from alignedserve.shell.part import PartSpec
 
 log = logging.getLogger("alignedserve.parts")
 
@@ -72,55 +70,6 @@ SETTINGS = {
 }
 
 
-class PartActor:
-    """A part as an actor: its call `run` takes as long as the part lives."""
-
-    def __init__(self, spec: str) -> None:
-        self._spec = _here(PartSpec.from_json(spec))
-        self._part: Stoppable | None = None
-        self._meeting: socket.socket | None = None
-
-    def meeting(self) -> str:
-        """Return host:port on this node where the ranks of this life can meet; bound as long as the process lives."""
-        self._meeting = bind(self._spec.host, 0)
-        return f"{self._spec.host}:{self._meeting.getsockname()[1]}"
-
-    def run(self, ranks_at: str) -> str:
-        """Run the part. Return in one line why it cannot run at all, or nothing if another start may help."""
-        self._spec = replace(self._spec, ranks_at=ranks_at)
-        try:
-            never_fail_to_print()
-            set_up(parse(self._spec.config).log, self._spec.name)
-            start(self._spec, self._on_start)
-        except (CastOut, DeviceLost, RankLost) as error:
-            log.error("%s", error)
-        except AlignedServeError as error:
-            return str(error)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(ExitCode.BROKEN)  # frees all that the process still holds
-        return ""
-
-    def stop(self) -> bool:
-        """Have the part stop by itself. Return False where it cannot: it is not set up yet."""
-        if self._part is None:
-            return False
-        self._part.stop()
-        return True
-
-    def _on_start(self, part: Stoppable) -> None:
-        self._part = part
-
-
-def _here(spec: PartSpec) -> PartSpec:
-    """Return the spec with this node filled in, if Ray has chosen the node."""
-    if spec.node:
-        return spec
-    import ray
-
-    return replace(spec, node=ray.get_runtime_context().get_node_id()[-12:], host=ray.util.get_node_ip_address())
-
-
 @dataclass(frozen=True)
 class _NodePlace:
     """The place of a part on a node that Ray chooses."""
@@ -138,6 +87,7 @@ class OnRay(Keeper):
         ray: Any,
         config: Config,
         specs: Sequence[PartSpec],
+        reloading: Reloading,
         ending: BoundedEnd,
         groups: Sequence[Group],
         *,
@@ -145,7 +95,7 @@ class OnRay(Keeper):
         machine: LaunchMachine | None = None,
     ) -> None:
         """`machine` is this one where Ray is the deployment's own; `types` are those of a cluster's nodes to come."""
-        super().__init__(config, specs, machine)
+        super().__init__(config, specs, reloading, machine)
         self._ray, self._ending = ray, ending
         self._groups, self._types, self._deployment = groups, types, specs[0].deployment
         self._calls, self._is_ending = BoundedCalls("Ray"), False
@@ -325,6 +275,7 @@ class OnRay(Keeper):
         if spec.name in self._actors:
             with suppress(Exception):  # Ray raises errors of many kinds
                 self._ray.kill(self._actors[spec.name])  # its process may still be there
+        spec = replace(spec, config=self._lives[spec.name].spec.config)  # it may have waited long for its place
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
             "name": f"{spec.deployment}-{spec.name}.{spec.incarnation}",
@@ -384,6 +335,14 @@ class OnRay(Keeper):
             if not self._stops(answer):
                 self.end(part)
 
+    def _reload(self, asked: HeardOrder) -> None:
+        super()._reload(asked)
+        self._ending.drains_for(self._config.server.drain_s)
+
+    def hand_on(self, spec: PartSpec) -> None:
+        if spec.name in self._actors:  # or it has no place yet
+            self._actors[spec.name].reload.remote(spec.to_json())
+
     def _stops(self, answer: Any) -> bool:
         """Return whether the actor has answered that it stops."""
         try:
@@ -393,7 +352,7 @@ class OnRay(Keeper):
 
     def _stop_all(self) -> None:
         self._is_ending = True
-        self._ending.begin(is_wanted=self._asked_to_stop is not None)
+        self._ending.begin(is_wanted=bool(self._orders_to_stop))
         super()._stop_all()
         self._wait_until_ended(self._alive, ANSWER_S)
         left = self._alive & self._actors.keys()
@@ -426,7 +385,7 @@ def placing_of(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
     return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, may_come(types, nodes))
 
 
-def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: LaunchMachine) -> int:
+def serve_on_ray(config: Config, specs: Sequence[PartSpec], reloading: Reloading, machine: LaunchMachine) -> int:
     """Serve until stopped, and return the exit code."""
     # A key for this deployment only; otherwise Ray shares one key among all and keeps it in the home directory.
     os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
@@ -436,7 +395,7 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: LaunchMachi
         raise no_ray() from None
     group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
     ending = BoundedEnd(config.server.drain_s)
-    keeper = OnRay(ray, config, specs, ending, [group], machine=machine)
+    keeper = OnRay(ray, config, specs, reloading, ending, [group], machine=machine)
     keeper.hear_signals()  # also while Ray starts, which takes seconds
     _start(ray, processes=len(specs))
     try:

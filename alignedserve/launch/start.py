@@ -1,9 +1,9 @@
 """Start one part in this process: build the core, the shell and the hands of its role, and run them.
 
 Both launchers start the same parts. A launcher that starts processes writes the part's spec to its
-standard input and keeps that open: when the launcher ends, however it ends, the part sees the end of
-its input and ends too. A part prints one thing on its standard output: why it cannot run at all.
-The process was forked (fork_server.py), or runs this module.
+standard input, and once more when settings change. It keeps that open: when the launcher ends, however it
+ends, the part sees the end of its input and ends too. A part prints one thing on its standard output: why
+it cannot run at all. The process was forked (fork_server.py), or runs this module.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from alignedserve.config.config import parse
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.shell.exit_code import ExitCode
-from alignedserve.shell.part import OnStart, Part, PartSpec, Place, Stoppable
+from alignedserve.shell.logs import never_fail_to_print, set_up
+from alignedserve.shell.part import LiveSettings, OnStart, Part, PartSpec, Place, Stoppable
 from alignedserve.shell.signs import SignSender
 from alignedserve.signs import Signs, Stage, growing
 
 log = logging.getLogger("alignedserve.parts")
 
 
-def start(spec: PartSpec, on_start: OnStart) -> None:
+def start(spec: PartSpec, on_start: OnStart, live: LiveSettings) -> None:
     """Build the part of this role and run it until it is stopped."""
+    live.on_change(lambda config: set_up(config.log, spec.name))
     _wait_calmly()
     signs = _signs_of(spec)
     _fetch_model(Place(spec, signs))
@@ -42,7 +44,7 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
 
         run_rank(Place(spec, signs))
     else:
-        run(Part(spec, signs), on_start)
+        run(Part(spec, signs, live), on_start)
 
 
 def load(roles: Collection[Role]) -> None:
@@ -97,16 +99,17 @@ def _wait_calmly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def _end_with_launcher() -> None:
-    """End this process when its standard input ends."""
+def _follow_launcher(live: LiveSettings) -> None:
+    """Take new settings from standard input, and end this process when that ends."""
 
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
+    def follow() -> None:
+        with os.fdopen(0, "rb", closefd=False) as given:
+            for line in given:
+                live.change(parse(PartSpec.from_json(line.decode()).config))
         log.warning("the launcher has gone: this process ends")
         os._exit(ExitCode.LAUNCHER_GONE)
 
-    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+    threading.Thread(target=follow, name="launcher-watch", daemon=True).start()
 
 
 class _OnSigterm:
@@ -140,20 +143,18 @@ def _take_stdout() -> int:
 
 def main() -> ExitCode:
     stdout = _take_stdout()
-    with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: the watch reads the rest
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: what follows is read later
         line = given.readline()
     if not line:  # it has gone before it could say anything
         return ExitCode.LAUNCHER_GONE
     spec = PartSpec.from_json(line.decode())
-    from alignedserve.shell.logs import never_fail_to_print, set_up
-
     never_fail_to_print()
     set_up(parse(spec.config).log, spec.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it
     on_sigterm = _OnSigterm()
-    _end_with_launcher()
+    _follow_launcher(live := LiveSettings())
     try:
-        start(spec, on_sigterm)
+        start(spec, on_sigterm, live)
     except CastOut as error:
         log.error("%s", error)
         return ExitCode.CAST_OUT

@@ -1,4 +1,4 @@
-"""The socket by which a user commands a running deployment: `alignedserve stop`, `alignedserve scale`.
+"""The socket by which a user commands a running deployment: `alignedserve stop`, `scale`, `reload`.
 
 The launcher listens at a socket in the file system, in a folder that only its user can open. A connection carries one
 line of JSON, the order, and lines of text, the answer. It ends when the order is done; after `stop`, with the
@@ -36,23 +36,26 @@ class LauncherOrder:
     """An order to the launcher. A count of None stays as it is."""
 
     stop: bool = False
+    reload: bool = False  # read the settings again
     prefill: int | None = None
     decode: int | None = None
     why: str = ""  # the reason, where the router orders it
 
 
 class HeardOrder:
-    """An order with the connection on which it is answered."""
+    """An order with the connection on which it is answered; a signal has none."""
 
-    def __init__(self, order: LauncherOrder, connection: socket.socket) -> None:
+    def __init__(self, order: LauncherOrder, connection: socket.socket | None = None) -> None:
         self.order, self._connection = order, connection
 
     def answer(self, line: str) -> None:
-        with suppress(OSError):  # the other end may have gone
-            self._connection.sendall(line.encode() + b"\n")
+        if self._connection is not None:
+            with suppress(OSError):  # the other end may have gone
+                self._connection.sendall(line.encode() + b"\n")
 
     def done(self) -> None:
-        self._connection.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 class Door:
@@ -95,7 +98,7 @@ def ask(port: int, order: LauncherOrder) -> Iterator[str]:
         except OSError as error:
             here = f"you serve nothing on port {port} of this machine"
             raise ControlError(f"{here}, or not with this TMPDIR: {path} does not answer ({error.strerror})") from None
-        connection.sendall(json.dumps(asdict(order)).encode())
+        connection.sendall(_written(order))
         with connection.makefile(encoding="utf-8") as lines:
             for line in lines:
                 yield line.rstrip("\n")
@@ -106,7 +109,13 @@ def tell(door: str, order: LauncherOrder) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_S)
         connection.connect(door)
-        connection.sendall(json.dumps(asdict(order)).encode())
+        connection.sendall(_written(order))
+
+
+def _written(order: LauncherOrder) -> bytes:
+    """Return the order without what it leaves as it is: a launcher of an earlier version does not know all fields."""
+    usual = asdict(LauncherOrder())
+    return json.dumps({name: value for name, value in asdict(order).items() if value != usual[name]}).encode()
 
 
 def door_of(port: int) -> Path:

@@ -5,6 +5,7 @@ launch/start.py starts the part of a role in a process of its own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,11 +90,34 @@ def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
     return f"{deployment}-{holder}{rank_suffix(rank)}"
 
 
-class Place:
-    """The place of a part: its files, keys and settings, as its spec says."""
+class LiveSettings:
+    """Settings that change while a part runs. Who uses them is called with each new configuration."""
 
-    def __init__(self, spec: PartSpec, signs: Signs = NO_SIGNS) -> None:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: list[Callable[[Config], None]] = []
+        self._newest: Config | None = None
+
+    def on_change(self, take: Callable[[Config], None]) -> None:
+        """Call `take` with each new configuration, and with one that has come already. Any thread may do so."""
+        with self._lock:
+            self._users.append(take)
+            if self._newest is not None:
+                take(self._newest)
+
+    def change(self, config: Config) -> None:
+        with self._lock:
+            self._newest = config
+            for take in self._users:
+                take(config)
+
+
+class Place:
+    """The place of a part: its files, keys and settings, as its spec says; `live` tells of settings that change."""
+
+    def __init__(self, spec: PartSpec, signs: Signs = NO_SIGNS, live: LiveSettings | None = None) -> None:
         self.spec, self.signs = spec, signs
+        self.live = live or LiveSettings()
         self.config: Config = parse(spec.config)
         self.incarnation = spec.incarnation
         self.watch = LoopWatch(self.config.launch.still_s, signs.advance)
@@ -123,8 +147,8 @@ class Place:
 class Part(Place):
     """A part that is set up: its inbox listens already, and `run` makes it a member of the deployment."""
 
-    def __init__(self, spec: PartSpec, signs: Signs = NO_SIGNS) -> None:
-        super().__init__(spec, signs)
+    def __init__(self, spec: PartSpec, signs: Signs = NO_SIGNS, live: LiveSettings | None = None) -> None:
+        super().__init__(spec, signs, live)
         assert spec.keys is not None, f"{spec.name} has no keys for its links"
         self._keys = spec.keys
         self.clock = Clock(spec.origin)

@@ -36,7 +36,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Return a list of the configurations that `serve` was asked to launch; each launch ends with 7."""
     configs: list[Config] = []
 
-    def serve(config: Config) -> int:
+    def serve(config: Config, _: object) -> int:
         configs.append(config)
         return 7
 
@@ -244,7 +244,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_errors_of_the_launcher_end_without_a_traceback(
     served: list[Config], capsys: pytest.CaptureFixture[str], error: BaseException, status: int
 ) -> None:
-    def fail(_: Config) -> int:
+    def fail(*_: object) -> int:
         raise error
 
     sys.modules["alignedserve.launch.launch"].serve = fail  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -85,6 +86,27 @@ async def _refused(http: httpx.AsyncClient) -> None:
     assert int(answer.headers["retry-after"]) > 0
     assert answer.json()["error"]["type"] == "service_unavailable_error"
     assert (await http.get("/ready")).status_code == 503
+
+
+@on(KINDS if SOAK else [SPLIT])
+def test_a_worker_that_dies_while_it_drains_is_started_again_and_its_streams_end_whole(stoppable: Deployment) -> None:
+    wanted = [Wanted(request.prompt, 250, stream=True, ignore_eos=True) for request in mixed(6, 5)]
+    decode = stoppable.pid("decode-0")
+
+    async def serve_stop_and_kill() -> list[list[int]]:
+        async with client(stoppable.url) as http:
+            answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
+            while await asyncio.to_thread(stoppable.metric, "generation_tokens_total") < 3 * len(wanted):
+                await asyncio.sleep(0.02)
+            with held(decode):
+                stoppable.send(signal.SIGTERM)
+                await _refused(http)
+                os.kill(decode, signal.SIGKILL)
+            return await asyncio.wait_for(asyncio.gather(*answers), BACK_S)
+
+    check_greedy(wanted, asyncio.run(serve_stop_and_kill()))
+    assert stoppable.ended() == 0
+    assert "decode-0 was ended by SIGKILL" in stoppable.whole_log()
 
 
 @contextmanager

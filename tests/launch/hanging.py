@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 from alignedserve.config.config import load
 from alignedserve.launch import cluster, ending, keeper, ray_actors
 from alignedserve.launch.plan import LOOPBACK
+from alignedserve.launch.reloading import Reloading
 
 
 def hang(*_: object, **__: object) -> None:
@@ -39,7 +40,7 @@ def main() -> None:
     setattr(keeper, "announce_when_ready", lambda *_: print("serves", flush=True))  # noqa: B010  (it is not exported)
     keeper.GRACE_S, ray_actors.ANSWER_S, ending.END_S, ending.AT_ONCE_S = 0.0, 0.0, float(end_s), 0.1
     config = load({"topology": "1+1", "launcher": "ray", "ray.address": "auto", "server.drain_s": 0.1}, {}, None)
-    sys.exit(cluster.serve_on_cluster(config))
+    sys.exit(cluster.serve_on_cluster(config, Reloading(config, lambda: config)))
 
 
 if __name__ == "__main__":

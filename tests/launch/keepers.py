@@ -8,8 +8,10 @@ from alignedserve.config.config import Config
 from alignedserve.core import WORKERS
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import LOOPBACK, parts_of
+from alignedserve.launch.reloading import Reloading
 from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.clock import ClockOrigin
+from alignedserve.shell.control import HeardOrder
 from alignedserve.shell.part import PartSpec
 from alignedserve.signs import Sign, Stage
 
@@ -29,8 +31,10 @@ class ScriptedKeeper(Keeper):
     """Note the lives that start and the pauses before them; a pause is over at once, unless `on_pause` takes it."""
 
     def __init__(self, config: Config, on_start: Callable[[ScriptedKeeper, PartSpec], None]) -> None:
-        super().__init__(config, specs_of(config))
+        self.asked = config  # the settings, for the next reload
+        super().__init__(config, specs_of(config), Reloading(config, lambda: self.asked))
         self.started: list[PartSpec] = []
+        self.told: list[PartSpec] = []  # with new settings
         self.pauses_s: list[float] = []
         self.on_forget: Callable[[str], None] = lambda _: None
         self.runs: Callable[[PartSpec], bool] = lambda _: True  # whether a life loads all and runs
@@ -47,8 +51,14 @@ class ScriptedKeeper(Keeper):
     def say(self, sign: Sign) -> None:
         self._events.put(sign)
 
+    def order(self, order: HeardOrder) -> None:
+        self._events.put(order)
+
     def die(self, spec: PartSpec, failure: str = "") -> None:
         self.ended(spec, "a fault", failure)
+
+    def hand_on(self, spec: PartSpec) -> None:
+        self.told.append(spec)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in parts:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import Config, load
+from alignedserve.config.choices import LogLevel
+from alignedserve.config.config import Config, load, parse
+from alignedserve.errors import AlignedServeError
 from alignedserve.launch import keeper
-from alignedserve.shell.control import LauncherOrder, door_of, tell
+from alignedserve.shell.control import HeardOrder, LauncherOrder, door_of, tell
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
 from alignedserve.signs import Sign, Stage
@@ -235,6 +239,155 @@ def test_a_second_signal_ends_every_wait() -> None:
     assert Stubborn(config, lambda _, spec: stop() if spec.name == "jobs-0" else None).run() == ExitCode.STOPPED
     assert asked == [["gateway-0", "jobs-0"]], "the others are not asked any more"
     assert sorted(killed) == ["decode-0", "gateway-0", "jobs-0", "pool-0", "prefill-0", "router"]
+
+
+# --- Parts that end while it drains
+
+
+class Draining(ScriptedKeeper):
+    """A deployment whose gateway has open requests when it is told to stop, until the decode worker has had so many
+    lives: each that begins meanwhile dies."""
+
+    def __init__(self, config: Config, on_drain: Callable[[Draining], None], lives: int) -> None:
+        super().__init__(config, lambda _, spec: self._has_started(spec))
+        self._on_drain, self._most_lives, self.stopped = on_drain, lives, list[str]()
+
+    def _has_started(self, spec: PartSpec) -> None:
+        if spec.name == "decode-0" and spec.incarnation == self._most_lives:
+            self.end("gateway-0")
+        elif spec.name == "decode-0" and spec.incarnation > 1:
+            self.die(spec)
+
+    def ask_to_stop(self, parts: Collection[str]) -> None:
+        self.stopped += sorted(parts)
+        if "gateway-0" in parts:
+            self._on_drain(self)
+        super().ask_to_stop(set(parts) - {"gateway-0"})
+
+    def wound(self, part: str) -> None:
+        self.die(self._lives[part].spec)
+
+
+@pytest.fixture
+def told_to_stop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    request.getfixturevalue("own_door")  # which has nobody announced
+
+    def announce_and_stop(_: Config, announce: Callable[[str], None]) -> None:
+        announce("it serves")
+        stop()
+
+    monkeypatch.setattr(keeper, "announce_when_ready", announce_and_stop)
+
+
+@pytest.mark.usefixtures("told_to_stop")
+@pytest.mark.parametrize(("lives", "pauses_s"), [(2, []), (6, [1.0, 2.0, 4.0])])
+def test_a_part_that_open_requests_need_is_started_again_while_it_drains(lives: int, pauses_s: list[float]) -> None:
+    kept = Draining(config_of("1+1", server__drain_s=5), lambda kept: kept.wound("decode-0"), lives)
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.lives("decode-0") == list(range(1, lives + 1))
+    assert kept.pauses_s == pauses_s
+    assert kept.stopped == ["gateway-0", "jobs-0", "decode-0", "pool-0", "prefill-0", "router"], "each was asked once"
+
+
+@pytest.mark.usefixtures("told_to_stop")
+def test_who_takes_requests_is_not_started_again_while_it_drains() -> None:
+    kept = Draining(config_of("1+1", server__drain_s=5), lambda kept: kept.wound("gateway-0"), 99)
+    assert kept.run() == ExitCode.STOPPED
+    assert all(kept.lives(part) == [1] for part in ("router", "pool-0", "prefill-0", "decode-0", "gateway-0", "jobs-0"))
+
+
+@pytest.mark.usefixtures("told_to_stop")
+def test_where_nothing_can_be_started_any_more_the_drain_ends_with_the_parts_that_are_left() -> None:
+    def without_ray(_: PartSpec) -> None:
+        raise AlignedServeError("Ray has died, and every part with it")
+
+    def on_drain(kept: Draining) -> None:
+        kept.start = without_ray  # type: ignore[assignment, method-assign]
+        kept.wound("decode-0")
+        kept.wound("gateway-0")
+
+    kept = Draining(config_of("1+1", server__drain_s=5), on_drain, 99)
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.stopped[-3:] == ["pool-0", "prefill-0", "router"]
+
+
+# --- New settings
+
+
+def reloads(kept: ScriptedKeeper, **others: object) -> list[str]:
+    """Return the answer to `alignedserve reload` where these settings are asked for now."""
+    kept.asked, ours, theirs = config_of("1+1", **others), *socket.socketpair()
+    kept.order(HeardOrder(LauncherOrder(reload=True), ours))
+    with theirs, theirs.makefile() as lines:
+        return lines.read().splitlines()
+
+
+class Reloaded(ScriptedKeeper):
+    """A deployment that is asked for other settings when all have started, and then stops."""
+
+    def __init__(self, **others: object) -> None:
+        super().__init__(config_of("1+1"), self._when_started)
+        self.others, self.lines = others, list[str]()
+
+    def _when_started(self, _: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == "jobs-0" and spec.incarnation == 1:
+            threading.Thread(target=self._ask).start()
+
+    def _ask(self) -> None:
+        self.lines = reloads(self, **self.others)
+        if self.told:
+            self.die(self.told[0])
+        stop()
+
+
+def test_settings_that_may_change_go_to_every_part_and_to_its_next_life() -> None:
+    kept = Reloaded(server__drain_s=7.0, slo__ttft_ms=250.0, log__level="warning")
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.lines == ["server.drain_s: 7.0", "slo.ttft_ms: 250.0", "log.level: warning"]
+    assert {spec.name for spec in kept.told} == {spec.name for spec in kept.started}
+    for spec in kept.told + kept.started[-1:]:
+        told = parse(spec.config)
+        assert (told.server.drain_s, told.slo.ttft_ms, told.log.level) == (7.0, 250.0, LogLevel.WARNING)
+
+
+def test_where_one_setting_needs_a_restart_all_such_are_named_and_none_is_taken() -> None:
+    kept = Reloaded(server__drain_s=7.0, server__gateways=2, engine__max_batch=3)
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.lines == [
+        "error: nothing has changed, since this needs a restart: server.gateways, engine.max_batch",
+    ]
+    assert kept.told == []
+
+
+def test_tls_cannot_be_turned_on_and_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for wrong, said in (
+        ({"server__tls_cert": str(tmp_path / "a.pem")}, "this needs a restart: server.tls_cert"),
+        ({"server__keys_file": str(tmp_path / "none.yaml")}, "none.yaml"),
+        ({"server__host": "0.0.0.0"}, "this needs a restart: server.host"),
+    ):
+        kept = Reloaded(**wrong)
+        assert kept.run() == ExitCode.STOPPED
+        (line,) = kept.lines
+        assert line.startswith("error: ")
+        assert said in line
+        assert kept.told == []
+
+
+def test_a_key_is_never_shown_and_a_hangup_reloads_where_no_terminal_hangs_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper, "hears_hangup", lambda: True)
+    kept = ScriptedKeeper(config_of("1+1"), lambda _, spec: hang_up() if spec.name == "jobs-0" else None)
+
+    def hang_up() -> None:
+        kept.asked = config_of("1+1", server__api_key="word")
+        signal.raise_signal(signal.SIGHUP)
+        stop()
+
+    assert kept.run() == ExitCode.STOPPED
+    said = capsys.readouterr().err
+    assert "reload: server.api_key: new" in said
+    assert "word" not in said + str(kept.told)
 
 
 # --- Parts that start and stand still

@@ -84,7 +84,7 @@ def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path:
 class _Kept:
     """A launcher that starts nothing, and keeps what it was given."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec], _machine: LaunchMachine, _servers: object) -> None:
+    def __init__(self, config: Config, specs: Sequence[PartSpec], *_: object) -> None:
         kept[:] = [config, *specs]
 
     def run(self) -> int:
@@ -117,7 +117,7 @@ def test_what_auto_stands_for_is_decided_once_and_said(
     monkeypatch.setattr(launch, "OnThisMachine", _Kept)
     monkeypatch.setattr(launch, "fork_servers", lambda _: nullcontext({}))
     flags = {"server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
-    assert launch.serve(load(flags, {}, None)) == 7
+    assert launch.serve(asked := load(flags, {}, None), lambda: asked) == 7
     config, *specs = kept
     assert isinstance(config, Config)
     told = [parse(spec.config).engine.device for spec in specs if isinstance(spec, PartSpec)]
@@ -130,7 +130,7 @@ def test_cuda_without_a_gpu_is_refused_before_a_part_starts(tmp_path: Path, monk
     monkeypatch.setattr(launch, "fork_servers", lambda _: nullcontext({}))
     flags = {"engine.device": "cuda", "server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
     with pytest.raises(ConfigError, match="no driver of a GPU is here; set it to auto or cpu"):
-        launch.serve(load(flags, {}, None))
+        launch.serve(asked := load(flags, {}, None), lambda: asked)
 
 
 def _cut(path: Path) -> None:

@@ -15,6 +15,7 @@ from alignedserve.config.config import load
 from alignedserve.launch import local
 from alignedserve.launch.local import OnThisMachine
 from alignedserve.launch.plan import LaunchMachine
+from alignedserve.launch.reloading import Reloading
 from alignedserve.shell.exit_code import ExitCode
 from tests.launch.keepers import specs_of
 
@@ -40,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 
 def ends() -> int:
     config = load({"topology": "1+1"}, {}, None)
-    return OnThisMachine(config, specs_of(config), LaunchMachine(1)).run()
+    return OnThisMachine(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine(1)).run()
 
 
 def test_without_processes_the_start_ends_with_the_reason(

@@ -33,6 +33,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from alignedserve.config.config import Config
 from alignedserve.config.sources import read_yaml
 from alignedserve.core import KEY_SALT_SIZE, NO_KEY_SALT
 from alignedserve.errors import ConfigError
@@ -193,18 +194,23 @@ class KeysFile:
     """The keys of the setting and of the keys file, which is read again where it has changed."""
 
     def __init__(self, api_key: str | None, path: str | None) -> None:
-        self._api_key, self._path = api_key, path
-        self._state = state_of(path)  # of the file as it was read
+        self._source = api_key, path
+        self._read = self._source, state_of(path)  # when it was read
         self.ring = key_ring(api_key, path)
+
+    def follow(self, config: Config) -> None:
+        """Take the keys from the key and the file that these settings name, from the next `read` on."""
+        self._source = config.server.api_key, config.server.keys_file
 
     def read(self) -> KeyRing:
         """Return the keys as they are now, which is always the same ring. Raise a ConfigError, and leave the ring as it
         was, where the file cannot be read or is wrong."""
-        state = state_of(self._path)
-        if state != self._state:
-            self.ring.take(key_ring(self._api_key, self._path))
-            self._state = state
-            log.info("the keys file has changed: its keys count from now on, and no others")
+        api_key, path = source = self._source
+        now = source, state_of(path)
+        if now != self._read:
+            self.ring.take(key_ring(api_key, path))
+            self._read = now
+            log.info("the keys have changed: those of now count from now on, and no others")
         return self.ring
 
 

@@ -47,7 +47,8 @@ FILE_S, FILE_BYTES_PER_S = 30.0, 32 << 10
 class Bodies:
     """The bodies that are held in memory until they have become requests."""
 
-    def __init__(self, limit_bytes: int, limit_s: float) -> None:
+    def __init__(self, limit_bytes: Callable[[], int], limit_s: float) -> None:
+        """The limit of bytes may change; each body has that of its beginning."""
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
         self._held_bytes: Counter[str] = Counter()  # by caller
 
@@ -60,12 +61,12 @@ class Bodies:
         content_type = http.headers.get("content-type", "")
         if content_type.partition(";")[0].strip().lower() != "application/json":
             raise not_json(content_type)
-        declared = http.headers.get("content-length", "")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit_bytes):
-            raise self._too_large()
+        declared, limit_bytes = http.headers.get("content-length", ""), self._limit_bytes()
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > limit_bytes):
+            raise _too_large(limit_bytes)
         body, caller = bytearray(), caller_of(http)
         try:
-            await asyncio.wait_for(self._read(http, caller, body), self._limit_s)
+            await asyncio.wait_for(self._read(http, caller, body, limit_bytes), self._limit_s)
             yield body
         except asyncio.TimeoutError:
             raise body_too_slow(self._limit_s) from None
@@ -74,12 +75,12 @@ class Bodies:
         finally:
             self._held_bytes[caller.id] -= len(body)
 
-    async def _read(self, http: HttpRequest, caller: Caller, body: bytearray) -> None:
-        most = BODIES_AT_ONCE * self._limit_bytes
+    async def _read(self, http: HttpRequest, caller: Caller, body: bytearray, limit_bytes: int) -> None:
+        most = BODIES_AT_ONCE * limit_bytes
         most_own = most if caller is ANONYMOUS else most // 2
         async for part in http.stream():
-            if len(body) + len(part) > self._limit_bytes:
-                raise self._too_large()
+            if len(body) + len(part) > limit_bytes:
+                raise _too_large(limit_bytes)
             if self._held_bytes.total() + len(part) > most:
                 raise too_many_bodies()
             if self._held_bytes[caller.id] + len(part) > most_own:
@@ -87,8 +88,9 @@ class Bodies:
             self._held_bytes[caller.id] += len(part)
             body += part
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._limit_bytes} bytes", code="request_too_large")
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit_bytes} bytes", code="request_too_large")
 
 
 async def parts_of_file(http: HttpRequest) -> AsyncIterator[bytes]:

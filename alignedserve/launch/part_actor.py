@@ -1,0 +1,73 @@
+"""A part as an actor of Ray: its process imports nothing of the launcher."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import traceback
+from dataclasses import replace
+
+from alignedserve.config.config import parse
+from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.launch.start import start
+from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.listener import bind
+from alignedserve.shell.logs import never_fail_to_print, set_up
+from alignedserve.shell.part import LiveSettings, PartSpec, Stoppable
+
+log = logging.getLogger("alignedserve.parts")
+
+
+class PartActor:
+    """A part as an actor: its call `run` takes as long as the part lives."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = _here(PartSpec.from_json(spec))
+        self._part: Stoppable | None = None
+        self._meeting: socket.socket | None = None
+        self._live = LiveSettings()
+
+    def meeting(self) -> str:
+        """Return host:port on this node where the ranks of this life can meet; bound as long as the process lives."""
+        self._meeting = bind(self._spec.host, 0)
+        return f"{self._spec.host}:{self._meeting.getsockname()[1]}"
+
+    def run(self, ranks_at: str) -> str:
+        """Run the part. Return in one line why it cannot run at all, or nothing if another start may help."""
+        self._spec = replace(self._spec, ranks_at=ranks_at)
+        try:
+            never_fail_to_print()
+            set_up(parse(self._spec.config).log, self._spec.name)
+            start(self._spec, self._on_start, self._live)
+        except (CastOut, DeviceLost, RankLost) as error:
+            log.error("%s", error)
+        except AlignedServeError as error:
+            return str(error)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(ExitCode.BROKEN)  # frees all that the process still holds
+        return ""
+
+    def stop(self) -> bool:
+        """Have the part stop by itself. Return False where it cannot: it is not set up yet."""
+        if self._part is None:
+            return False
+        self._part.stop()
+        return True
+
+    def reload(self, spec: str) -> None:
+        """Take the settings of this spec."""
+        self._live.change(parse(PartSpec.from_json(spec).config))
+
+    def _on_start(self, part: Stoppable) -> None:
+        self._part = part
+
+
+def _here(spec: PartSpec) -> PartSpec:
+    """Return the spec with this node filled in, if Ray has chosen the node."""
+    if spec.node:
+        return spec
+    import ray
+
+    return replace(spec, node=ray.get_runtime_context().get_node_id()[-12:], host=ray.util.get_node_ip_address())
