@@ -91,7 +91,7 @@ class Preempting:
         self._here.move(running, State.LEAVING)
         if not (self._policy.evict and is_writable(running, self._page_size)):
             self._counts.count_preempted(running, cause)
-            self._note(running, winner, "it is computed anew")
+            self._note(running, winner, "it is recomputed")
             return [], False
         released = list[Command]()
         if is_resident:
@@ -100,7 +100,7 @@ class Preempting:
             released = self._holds.release_all(self._dropping.take_let_go())
         if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
-            self._note(running, winner, "what is in full pages goes to the pool, the rest is computed anew")
+            self._note(running, winner, "what is in full pages goes to the pool, the rest is recomputed")
             copies = self._writing.write_full_pages(running)
             return [
                 *released,
@@ -139,7 +139,7 @@ class Preempting:
         """Let a prompt wait again so that others can go on."""
         self._queue.crowd_out(prompt)
         self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
-        self._note(prompt, None, "it is computed anew, so that others can go on")
+        self._note(prompt, None, "it is recomputed, so that others can go on")
 
 
 class HandingOn:

@@ -7,15 +7,12 @@ import time
 from openai import OpenAI
 
 client = OpenAI(base_url=os.environ.get("URL", "http://127.0.0.1:8000") + "/v1", api_key="none")
-model = client.models.list().data[0].id
-bodies = [{"model": model, "prompt": f"{number} + 4 =", "max_tokens": 4} for number in range(8)]
-lines = [
-    {"custom_id": f"sum-{n}", "method": "POST", "url": "/v1/completions", "body": it} for n, it in enumerate(bodies)
-]
+asked = {"model": client.models.list().data[0].id, "max_tokens": 4}
+line = {"method": "POST", "url": "/v1/completions"}
+lines = [{**line, "custom_id": f"sum-{n}", "body": {**asked, "prompt": f"{n} + 4 ="}} for n in range(8)]
 file = client.files.create(file=("sums.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
 job = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-while job.status in ("validating", "in_progress", "finalizing"):
+while (job := client.batches.retrieve(job.id)).status in ("validating", "in_progress", "finalizing"):
     time.sleep(0.5)
-    job = client.batches.retrieve(job.id)
 for row in map(json.loads, client.files.content(job.output_file_id).text.splitlines()):
     print(row["custom_id"], row["response"]["body"]["choices"][0]["text"])

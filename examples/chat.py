@@ -11,8 +11,7 @@ for question in ("Count from 3 to 6.", "Count from 7 to 9."):
     turns.append({"role": "user", "content": question})
     answer = ""
     for event in client.chat.completions.create(model=model, messages=turns, max_tokens=60, stream=True):
-        piece = event.choices[0].delta.content or ""
-        answer += piece
+        answer += (piece := event.choices[0].delta.content or "")
         print(piece, end="", flush=True)
     turns.append({"role": "assistant", "content": answer})
     print()

@@ -41,7 +41,7 @@ class Library:
         """
         address = self._library.as_kernel(self.isa.encode(), name.encode())
         if not address:
-            raise NoLibrary(f"the library has no kernel {name} for {self.isa}: build it anew")
+            raise NoLibrary(f"the library has no kernel {name} for {self.isa}: build it again")
         function = ctypes.CFUNCTYPE(returns or ctypes.c_int, *argtypes)(address)
         if returns in (None, ctypes.c_int):
             check: Any = partial(_checked, name)
@@ -64,7 +64,7 @@ def usable_sets(path: Path = LIBRARY) -> list[str]:
 @cache
 def _loaded(path: Path) -> ctypes.CDLL:
     if not path.is_file():
-        raise NoLibrary(f"{path.name} was not built: install a C++ compiler and AlignedServe anew")
+        raise NoLibrary(f"{path.name} was not built: install a C++ compiler and AlignedServe again")
     try:
         library = _open(path)
     except OSError as error:

@@ -278,7 +278,7 @@ class PoolCore:
         return []
 
     def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
-        """Return the full pages of a request that its worker gives back; the last page is written anew, with more."""
+        """Return the full pages of a request that its worker gives back; the last page is written again, with more."""
         name = entry.request.id
         known = self._pages.pages_of(name)[:num_known]
         if not known or not self._is_out(worker, *_attempt(entry)) or entry.pages[:num_known] != known:

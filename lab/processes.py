@@ -118,7 +118,7 @@ def _inherited() -> Iterator[None]:
     """Let a process that starts here ignore Ctrl-C, compute in one thread, and not run the caller's script again.
 
     A new process runs the file of `__main__`, so that it knows what is defined there: a script that has no guard
-    against that would start its work anew. What is computed here is defined in modules.
+    against that would start its work again. What is computed here is defined in modules.
     """
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     script = sys.modules["__main__"]

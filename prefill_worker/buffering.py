@@ -62,7 +62,7 @@ class Buffers(CorePart):
     """Copies of candidates, prefetched from the pool, and the KV of requests that had to leave their devices.
 
     No worker depends on a buffer. A prefetched one is only a copy of what the pool has; what was evicted can be
-    computed anew by its decode worker. So buffers have blocks that no prompt needs, and at most a share of them. Copies
+    recomputed by its decode worker. So buffers have blocks that no prompt needs, and at most a share of them. Copies
     are given up before what would have to be computed, and of both first the one that has longest to wait (ALISE §3.2).
     Blocks stay taken while a copy or a transfer writes or reads there.
     """
@@ -237,7 +237,7 @@ class Buffers(CorePart):
         return []
 
     def make_place(self, blocks: int) -> list[Command]:
-        """Let buffers go until so many blocks are free: copies first, and of these what has longest to wait."""
+        """Free buffers until this many blocks are free: copies first, those with the longest wait before others."""
         let_go: dict[str, list[Attempt]] = {}
         for buffer in sorted(self._buffers, key=lambda buffer: (buffer.is_copy, buffer.joins_at), reverse=True):
             if self._memory.num_free >= blocks:

@@ -295,7 +295,7 @@ class Commits(CorePart):
         return self._pool.send(Commit(entry, len(copy.known), running.decode))
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
-        """Prompts that were being copied wait to be copied anew, once there is a pool."""
+        """Prompts that were being copied wait to be copied again, once there is a pool."""
         for running in reversed(self._writer.lose_pool()):
             self._here.move(running, State.THROUGH, first=True)
         self._asked_for.clear()

@@ -125,11 +125,11 @@ class NextStep:
         while True:
             selection = self._select(now)
             commands += self._seat(selection.admitted, selection.displaced, now)
-            if self._is_fetching:  # the step is chosen anew when the pages of these prompts are here
+            if self._is_fetching:  # the step is chosen again when the pages of these prompts are here
                 return commands
             if selection.chunks or selection.decodes or not (selection.admitted or self._make_room(now)):
                 break
-        # A request that is computed anew has output; with one token left to compute it was chosen as a decode.
+        # A request that is recomputed has output; with one token left to compute it was chosen as a decode.
         selection.chunks += tuple(chunk_of(running, 1) for running in selection.decodes)
         return [*commands, *begin_step(self._steps, selection)]
 
@@ -144,7 +144,7 @@ class NextStep:
         return self._scheduler.plan(StepView((), prompts, waiting, at, seating))
 
     def _seat_first_come(self, now: float) -> list[Command]:
-        """Seat prompts that need not be chosen, as far as there is room. No prompt overtakes the first for memory."""
+        """Seat prompts that need not be chosen, while there is room. No prompt overtakes the first for memory."""
         prompts = self._queue.waiting
         if self._memory.is_stuck or not (self._policy.is_plain and prompts):
             return []
@@ -160,7 +160,7 @@ class NextStep:
         return self._seat(seating.admitted, seating.displaced, now)
 
     def _seat(self, seated: Sequence[WorkerRequest], unseated: Iterable[WorkerRequest], now: float) -> list[Command]:
-        """Let the seated prompts run; the prompts that made room for them are computed anew."""
+        """Let the seated prompts run; the prompts that made room for them are recomputed."""
         for running in seated:
             self._queue.waiting.remove(running)
             self._fetching.seat(running)
@@ -170,12 +170,12 @@ class NextStep:
             self._writer.forget_parts(running)
             self._counts.count_preempted(running, PreemptionCause.REAL_TIME)
             winner = seated[0].request.id if seated else ""
-            self._decisions.note(Kind.DISPLACED, running.request, winner, why="it is computed anew")
+            self._decisions.note(Kind.DISPLACED, running.request, winner, why="it is recomputed")
             self._queue.unseat(running)
         return commands
 
     def _seating(self, seats: int) -> PoolSeating:
-        """Return what a choice may take of the device, for so many prompts more."""
+        """Return how much of the device a choice may take, for this many more prompts."""
         return PoolSeating(
             self._memory.blocks,
             self._memory.limits.num_blocks,
@@ -216,7 +216,7 @@ class NextStep:
             return False
         leaving = self._scheduler.in_order(prompts, self._pace.context(now))[-1]
         self._counts.count_preempted(leaving, PreemptionCause.CROWDED)
-        self._decisions.note(Kind.DISPLACED, leaving.request, why="it is computed anew, so that others can go on")
+        self._decisions.note(Kind.DISPLACED, leaving.request, why="it is recomputed, so that others can go on")
         self._writer.forget_parts(leaving)
         self._queue.crowd_out(leaving)
         return True

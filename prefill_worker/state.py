@@ -12,7 +12,7 @@ request that is being copied stay taken until the copy has ended.
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
 for all its KV are leased: while the arena has none for its class, it waits without a place on the device. Should they
 be gone when it is through (the pool was lost, or took back what it held of the prompt), it waits where it is, but gives
-its place to a real-time prompt that lacks room, and is computed anew. Where there is no pool it needs no pages.
+its place to a real-time prompt that lacks room, and is recomputed. Where there is no pool it needs no pages.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.draws [--seconds 60] [--seed N]
 
 `make test` tries the same cases each time, so that a difference comes from a change. Here half of the time goes to fuzz
-seeds and half to property tests in an order drawn anew. All follows from the seed in the first line, which CI takes
+seeds and half to property tests in an order drawn again. All follows from the seed in the first line, which CI takes
 from the tree that it runs: a tree that passed here passes there. What fails is printed with the command that runs it
 again. A seed that failed becomes a named test: tests/lab/test_fuzz.py.
 """

@@ -255,7 +255,7 @@ def dried(step: Step) -> Step:
 
 
 def collect(folder: Path) -> int:
-    """Download the wheels for the machine; the large one is packed anew, so that it can be carried."""
+    """Download the wheels for the machine; the large one is packed again, so that it can be carried."""
     folder.mkdir(parents=True, exist_ok=True)
     platforms = [f"--platform={name}_x86_64" for name in (*PLATFORMS, "manylinux2014", "manylinux1")]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -390,7 +390,7 @@ def main() -> int:
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU")
     parser.add_argument("--collect", type=Path, metavar="DIR", help="download the wheels there, and end")
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/notebook/gpu.md anew, and end")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/notebook/gpu.md again, and end")
     options = parser.parse_args()
     if options.collect:
         return collect(options.collect)

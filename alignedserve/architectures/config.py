@@ -159,7 +159,7 @@ class ModelConfig:
 
     @property
     def projects(self) -> bool:
-        """Return whether K and V can be made anew from the layers' inputs."""
+        """Return whether K and V can be made again from the layers' inputs."""
         return False
 
     @property

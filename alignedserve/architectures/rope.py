@@ -1,7 +1,7 @@
 """Rotary positions as config.json describes them; engine/models/rope.py computes the frequencies.
 
 transformers knows more kinds. With `longrope` angles depend on a request's length, and K of tokens that are turned
-already cannot be turned anew: such a model takes no more tokens than turn by the angles of short requests, or is
+already cannot be turned again: such a model takes no more tokens than turn by the angles of short requests, or is
 refused.
 """
 

@@ -54,7 +54,7 @@ class StreamedAnswer:
     num_cached: int  # tokens of the prompt that the server did not compute
 
 
-# --- The pieces of a stream: what is read of them
+# --- The pieces of a stream
 
 
 class _Details(msgspec.Struct):

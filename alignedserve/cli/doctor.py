@@ -248,7 +248,7 @@ def _torch() -> Iterator[Finding]:
         return
     tried = _try_torch()
     if isinstance(tried, str):
-        yield Finding("torch", Presence.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it anew")
+        yield Finding("torch", Presence.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it again")
         return
     yield Finding("torch", Presence.FOUND, tried.version)
     if tried.gpus:
@@ -311,7 +311,7 @@ def _transports(tried: FoundTorch) -> Finding:
 
 def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
     if isinstance(tried, str):
-        yield Finding("kernels", Presence.MISSING, tried, "install AlignedServe anew")
+        yield Finding("kernels", Presence.MISSING, tried, "install AlignedServe again")
         return
     yield Finding("kernels", Presence.FOUND if tried.native else Presence.ABSENT, tried.what)
     yield _quantised(tried.native)
@@ -344,7 +344,7 @@ def _openmp(pools: Sequence[str]) -> Finding:
     what = ", ".join(pools) or "none that can be seen"
     if len(pools) > 1:
         return Finding(
-            "OpenMP", Presence.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew"
+            "OpenMP", Presence.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch again"
         )
     return Finding("OpenMP", Presence.FOUND, f"{what}, one pool for torch and the kernels")
 
@@ -409,7 +409,7 @@ def _demo_model() -> Finding:
     folder = model_source.DEMO_FOLDER
     lacking = [name for name in _DEMO_FILES if not (folder / name).is_file()]
     if lacking:
-        how = "install AlignedServe anew, or take the folder from its source tree"
+        how = "install AlignedServe again, or take the folder from its source tree"
         return Finding("demo model", Presence.MISSING, f"{folder} lacks {', '.join(lacking)}", how)
     return Finding("demo model", Presence.FOUND, str(folder))
 

@@ -94,7 +94,7 @@ def add_policy(parser: argparse._ActionsContainer) -> None:
         action=Once,
         type=filled,
         metavar="FILE",
-        help="policies of one's own: a Python file, or an entry point of an installed package",
+        help="your own policies: a Python file, or an entry point of an installed package",
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from alignedserve.errors import ConfigError
 
@@ -19,6 +20,8 @@ class LoraFolders:
 
     A folder's name may have commas, but not a comma and later an equals sign, which would be another adapter's name.
     """
+
+    FORM: ClassVar = "NAME=FOLDER, such as sql=/models/sql-adapter"
 
     folders: tuple[tuple[str, str], ...]
 

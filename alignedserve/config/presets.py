@@ -35,7 +35,7 @@ _FCFS: PresetSettings = {
     "kvpool.rt_reserve": 0.0,
 }
 _GROWING: PresetSettings = {"schedule.room": "growing"}
-_RECOMPUTES: PresetSettings = {"schedule.evict": False}  # what has to leave is computed anew
+_RECOMPUTES: PresetSettings = {"schedule.evict": False}  # what has to leave is recomputed
 _NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix cache
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
@@ -241,7 +241,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="ALISE §4.3",
         ),
         "alise-recompute": Preset(
-            "ALISE /Recompute: a request that has to leave is computed anew",
+            "ALISE /Recompute: a request that has to leave is recomputed",
             {**_ALISE, **_RECOMPUTES},
             source="ALISE §4.3",
         ),

@@ -269,7 +269,7 @@ class ScheduleConfig:
     """
 
     policy: PolicySource | None = experiment(
-        None, "policies of one's own, in a Python file or an installed package; --policy FILE says the same"
+        None, "your own policies, in a Python file or an installed package; --policy FILE says the same"
     )
     scheduler: SchedulerName = experiment(
         DEFAULT_POLICY.scheduler, "what plans the steps of workers, and says which request leaves where memory is short"
@@ -326,7 +326,7 @@ class ScheduleConfig:
         DEFAULT_POLICY.pinning, "chats that cannot wait in the KV pool go straight to a decode worker"
     )
     evict: bool = experiment(
-        DEFAULT_POLICY.evict, "a request that leaves a device keeps its KV elsewhere; otherwise KV is computed anew"
+        DEFAULT_POLICY.evict, "a request that leaves a device keeps its KV elsewhere; otherwise KV is recomputed"
     )
     prefetch: bool = experiment(
         DEFAULT_POLICY.prefetch,

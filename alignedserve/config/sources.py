@@ -256,9 +256,8 @@ def _wanted(setting: Setting) -> str:
     if setting.choices:
         return f"one of {', '.join(setting.choices)}"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    return names.get(
-        setting.kind, setting.help
-    )  # for values with a parser of their own the help says how to write them
+    # For values with a parser of their own, their type or else the help says how to write them.
+    return names.get(setting.kind, getattr(setting.kind, "FORM", setting.help))
 
 
 def _noun(value: Any) -> str:

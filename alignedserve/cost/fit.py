@@ -32,7 +32,7 @@ BUSY = 1.25  # slowdown from which on the machine counts as busy
 _REST = 8  # coefficients besides those of tokens
 _KINSHIP = 0.02  # weight of steps of other kinds: it matters where a kind was hardly measured
 _HUBER = 0.1  # steps with a larger relative error count less
-_ROUNDS = 5  # times that the points are weighed anew
+_ROUNDS = 5  # times that the points are weighed again
 _SWEEPS = 200  # most sweeps of the coordinate descent for a profile ...
 _SWEEPS_A_STEP = 2  # ... and for a step
 _FOLDS = 3
@@ -146,7 +146,7 @@ def fit(points: Sequence[Point], remade_token_s: float = 0.0) -> CostModel:
 
 
 def _fit(own: Sequence[Point], others: Sequence[Point], remade_token_s: float) -> _KindFit:
-    """Fit one kind: weigh the points anew by their errors, a few times. Points of other kinds count a little."""
+    """Fit one kind: weigh the points again by their errors, a few times. Points of other kinds count a little."""
     points, shares = [*own, *others], [1.0] * len(own) + [_KINSHIP] * len(others)
     longest = max((point.shape.tokens for point in points), default=1)
     pieces = max(1, (longest - 1).bit_length())  # the last piece begins before the longest step

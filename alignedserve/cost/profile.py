@@ -142,10 +142,10 @@ def cached(directory: Path, subject: Subject) -> Profile | None:
     except OSError:  # `store` logs that there is no cache
         return None
     except ProfileError as error:
-        log.warning("%s: it is measured anew", error)
+        log.warning("%s: it is measured again", error)
         return None
     if profile.subject != subject:
-        log.warning("%s is of another model, device, version or kernels than its name says: it is measured anew", path)
+        log.warning("%s is of another model, device, version or kernels than its name says: it is measured again", path)
         return None
     return profile
 

@@ -342,7 +342,7 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = Fal
     """
     measured, wanted_limits = profile.memory.limits, bounds.limits
     if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
-        log.info("the cached cost profile covers smaller steps than this worker runs: it is measured anew")
+        log.info("the cached cost profile covers smaller steps than this worker runs: it is measured again")
         return None
     known = {point.shape: point.seconds for point in profile.points}
     all_trials = trials(bounds)
@@ -350,7 +350,7 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = Fal
     by_kind = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
     again = [of_kind[len(of_kind) // 2] for of_kind in by_kind if of_kind]
     if len(again) < len({trial.shape.kind for trial in all_trials}):
-        log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
+        log.warning("the cached cost profile has other steps than this worker would measure: it is measured again")
         return None
     for num_runs in _CHECK_RUNS:
         now = measure(meter, again, _CHECK_S, num_runs, meter.engine.signs)
@@ -359,13 +359,13 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = Fal
         if in_haste or (not wrong and now.slowdown < BUSY):
             break
     if wrong and not in_haste:
-        log.info("the cached cost profile %s: it is measured anew", wrong)
+        log.info("the cached cost profile %s: it is measured again", wrong)
         return None
     return replace(profile, slowdown=now.slowdown * max(1.0, 1 + off))
 
 
 def _why_wrong(profile: Profile, off: float, is_busy: bool) -> str:
-    """Return why the profile is worth measuring anew, or an empty text."""
+    """Return why the profile is worth measuring again, or an empty text."""
     if off < -_TOLERANCE or (off > _TOLERANCE and not is_busy):
         return f"is off by {100 * abs(off):.0f} %"
     return "was taken on a busy machine" if profile.is_busy and not is_busy else ""

@@ -17,5 +17,5 @@ def end_where_lost(device: torch.device) -> None:
     """End the process if the device is lost, since nothing that it could do is of any use. A thread that has failed
     calls this; the main thread raises DeviceLost instead."""
     if why := loss(device):
-        log.error("%s computes nothing any more (%s): this process ends, and is started anew", device, why)
+        log.error("%s computes nothing any more (%s): this process ends, and is restarted", device, why)
         os._exit(ExitCode.DEVICE_LOST)

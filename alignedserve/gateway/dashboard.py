@@ -182,7 +182,7 @@ class OpenJobs:
         self._asked_at = 0.0
 
     def picture(self) -> JobsPicture:
-        """Return what is known now, and begin to read anew."""
+        """Return what is known now, and begin to read again."""
         if self._reading is None or self._reading.done():
             self._reading, self._asked_at = asyncio.create_task(self._read()), self._now()
         silent_s = self._now() - self._asked_at

@@ -73,9 +73,10 @@ def _greeting(config: Config) -> str:
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     url, slo = url_of(config), config.slo
     promise = f"promise: first token in {slo.ttft_ms / 1e3:g} s, then one each {slo.tbt_ms:g} ms\n"
+    demo = "demo: a tiny model that can count; its other answers are nonsense\n" if folder == DEMO_FOLDER else ""
     return (
         f"serving {model} on {url}\n{promise if shapes.generates else ''}"
-        f"pages: {url}/ to chat, {url}/dashboard to watch, {url}/docs to try the API\n"
+        f"{demo}pages: {url}/ to chat, {url}/dashboard to watch, {url}/docs to try the API\n"
         f"try: curl -N {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'\n"
         "stop: Ctrl-C, or alignedserve stop"
     )

@@ -1,7 +1,7 @@
 """The metrics of workers, pools and the router as tables: their names, and how each is read from what a part told.
 
 The client library takes 10 µs and more for a line, and there are a hundred lines for a worker, so lines are written
-here. A part counts from the start of its life on, and Prometheus knows a count that begins anew.
+here. A part counts from the start of its life on, and Prometheus knows a count that begins again.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ PART_METRICS: tuple[PartMetric[Figures], ...] = (
     PartMetric(
         "counter",
         "policy_failures_total",
-        "Decisions that the default made, since a policy of one's own had failed.",
+        "Decisions that the default made, since a custom policy had failed.",
         PART,
         _failed_policies,
     ),

@@ -200,7 +200,7 @@ class RequestLog:
         self._refused[refused.reason].append(replace(refused, why=refused.why[:_MOST_WHY]))
 
     def recent(self, now: float, slot_s: float = SLOT_S) -> RecentRequests:
-        """Return what is known of the range that has slots of this length."""
+        """Return the history whose slots have this length."""
         self.tick(now)
         present = int(now // slot_s)
         its = [kept for kept in self._kept[slot_s] if kept.slot.number >= present - NUM_SLOTS]

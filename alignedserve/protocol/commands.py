@@ -138,7 +138,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True)
 class Retrain:
-    """Fit the predictor anew to all that it has learnt, beside its predictions, and store that for a restart."""
+    """Fit the predictor again to all that it has learnt, beside its predictions, and store that for a restart."""
 
 
 @dataclass(frozen=True, slots=True)

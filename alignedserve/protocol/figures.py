@@ -57,7 +57,7 @@ class Preempted:
 
     cause: PreemptionCause
     service: ServiceClass
-    keeps_kv: bool  # else it is computed anew
+    keeps_kv: bool  # else it is recomputed
     number: int
 
 

@@ -153,7 +153,7 @@ class Heard:
     def events(self, envelope: Envelope, is_launchers: bool = False) -> list[Received | LinkGap]:
         """Return the events that a frame makes: none if a later frame of its sender has arrived already.
 
-        Such a frame is of an earlier life, comes a second time, or was overtaken when its link was made anew; in
+        Such a frame is of an earlier life, comes a second time, or was overtaken when its link was made again; in
         the last case the frame that overtook it has told of the gap. `is_launchers` says whether the frame came on the
         launcher's connection: on that one nobody else speaks, and on no other does the launcher.
         """

@@ -367,7 +367,7 @@ class LeasePages:
 @dataclass(frozen=True, slots=True)
 class GiveBack:
     """The pool asks for spare pages back: another worker waits for pages. The receiver keeps only the pages that it
-    writes to, and then asks anew."""
+    writes to, and then asks again."""
 
 
 @dataclass(frozen=True, slots=True)

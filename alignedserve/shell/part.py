@@ -131,7 +131,7 @@ class Place:
 
     @cached_property
     def policy(self) -> Policy:
-        """Return the policy of this part. Policies of one's own get a stopwatch and a limit: a core has no clock."""
+        """Return the policy of this part. Custom policies get a stopwatch and a limit: a core has no clock."""
         own = OwnPolicies(self.config.schedule.policy, stopwatch=perf_counter, limit=AnswerLimit())
         return self.config.policy.of_part(own)
 

@@ -189,8 +189,8 @@ def why_too_small(config: Config, room: Capacity) -> str | None:
     shared_mb = there.f_blocks * there.f_frsize // _MIB
     first = f"give {config.kvpool.directory} more than its {shared_mb} MB (--shm-size of a container), and "
     return (
-        f"the KV pool holds {tokens} tokens, a decode worker's batch may have {batch}: requests are hardly grouped by"
-        f" length, and little is found again; {first if shared_mb < 2 * needed_mb else ''}raise kvpool.memory_mb"
+        f"the KV pool holds {tokens} tokens, a decode worker's batch may have {batch}: it can group few requests by"
+        f" length, and keeps few prefixes; {first if shared_mb < 2 * needed_mb else ''}raise kvpool.memory_mb"
         f" from {config.kvpool.memory_mb} to {needed_mb}"
     )
 

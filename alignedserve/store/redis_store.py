@@ -86,7 +86,7 @@ class RedisStore:
         self.redis, self._has_replicas = connect(url), is_by_sentinels(url)
         self._num_following = 1  # replicas of the master, when it last said so
         self._prefix, self._migrations = f"{{{prefix}}}", migrations
-        self._where = _without_password(url)
+        self._where = without_password(url)
         self._operations: Any = self.redis.register_script(_OPERATIONS)
         self._version = ""
 
@@ -426,7 +426,7 @@ def _fenced(fence: int | None) -> Fenced:
     return Fenced(f"another job runner has the lease: our number was {fence}")
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -19,6 +20,8 @@ from alignedserve.errors import StoreError, StoreFull, StoreTaken
 from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
+
+log = logging.getLogger("alignedserve.launch")
 
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
@@ -182,7 +185,7 @@ def check_storage(jobs: JobsConfig, model: str, port: int) -> JobsConfig:
 
 
 async def _look(jobs: JobsConfig, model: str) -> None:
-    """Raise StoreTaken if the store is another model's; if it does not answer, the job runner looks later."""
+    """Raise StoreTaken if the store is another model's. If it does not answer, say so: the job runner tries again."""
 
     async def look() -> None:
         storage = await open_storage(jobs, Holder("alignedserve serve", 0, model))
@@ -195,8 +198,18 @@ async def _look(jobs: JobsConfig, model: str) -> None:
         await asyncio.wait_for(look(), LOOK_S)
     except StoreTaken:
         raise
-    except (StoreError, asyncio.TimeoutError):
-        return
+    except (StoreError, asyncio.TimeoutError) as error:
+        why = str(error) or f"the store {_shown(jobs)} did not answer within {LOOK_S:g} s"
+        log.warning("%s: batch jobs wait until it does, chats do not: start it, or name another with --jobs-store", why)
+
+
+def _shown(jobs: JobsConfig) -> str:
+    """Return where the store is, without a password."""
+    if jobs.store == SQLITE:
+        return str(data_folder(jobs))
+    from alignedserve.store.redis_store import without_password
+
+    return without_password(jobs.store)
 
 
 async def check_shared(store: Store, jobs: JobsConfig, part: Holder, now: float, may_take: bool = True) -> None:

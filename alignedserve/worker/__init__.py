@@ -9,7 +9,7 @@ arriving.py     Requests that come: prompts and their predictions, what the pool
 steps.py        Steps that begin and end, what they teach of prompts, and trials while the worker is idle.
 in_flight.py    The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens of a step; chats to come.
-device.py       The blocks of a device as the parts share them, and what is freed of requests that still run.
+device.py       The blocks of a device as the parts share them, and the blocks that running requests free.
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
 pool.py         The pool as a worker knows it: the pages that it keeps for requests, leased pages, copies to them.
 offering.py     Requests whose KV goes directly to another worker, which pulls it.

@@ -68,7 +68,7 @@ class PromptQueue(CorePart):
         self.waiting.add(running)
 
     def put_back(self, running: WorkerRequest) -> None:
-        """Take a request's blocks away. It waits before all others, and is computed anew."""
+        """Take a request's blocks away. It waits before all others, and is recomputed."""
         self._memory.lose(running)
         self._here.move(running, State.WAITING, first=True)
         self.waiting.add_first(running)
@@ -241,7 +241,7 @@ class Fetching:
             self._here.move(prompt, State.PROMPT)
 
     def _may_fetch(self, prompt: WorkerRequest) -> bool:
-        """Return whether it becomes KV, and is not to be computed anew because it had to leave (`schedule.evict`)."""
+        """Return whether it becomes KV, and is not to be recomputed because it had to leave (`schedule.evict`)."""
         has_left = len(prompt.output) > len(prompt.request.emitted)
         return not prompt.kv.form and (self._policy.evict or not has_left)
 
@@ -260,7 +260,7 @@ class Fetching:
         return CopyIn(number, self._pool.member.holder, pages, blocks, tokens, start, self._memory.copies_beside)
 
     def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
+        """Let the prompt run. KV that is not intact is recomputed, and no other request gets it."""
         if (unwanted := self._here.end_copy(event.number, State.ABANDONED)) is not None:
             self._here.move(unwanted, State.GONE)
             self._memory.release(unwanted)

@@ -128,7 +128,7 @@ class WorkerCore:
 
     @property
     def kept_blocks(self) -> Collection[int]:
-        """Return the blocks of full pages, to which nothing is to be written."""
+        """Return the blocks of full pages: nothing is written to them any more."""
         return self.memory.blocks.kept
 
     @property

@@ -60,7 +60,7 @@ def fault_of_kernel(error: Exception, device: torch.device) -> str:
 
 
 def _lost(device: torch.device, why: str) -> DeviceLost:
-    return DeviceLost(f"{device} computes nothing any more ({why}): this process ends, and is started anew")
+    return DeviceLost(f"{device} computes nothing any more ({why}): this process ends, and is restarted")
 
 
 def guard(kernels: Reference, names: Iterable[str], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Has workers write the pages of waiting requests anew, in another form: the interface of such forms to the pool."""
+"""Has workers write the pages of waiting requests again, in another form: the interface of such forms to the pool."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Rewriting:
         """Hear of each event before the pool's pages and requests follow it."""
 
     def waits(self, request: str) -> None:
-        """Note that the request waits in the pool: its pages may be written anew."""
+        """Note that the request waits in the pool: its pages may be written again."""
 
     def waits_no_longer(self, request: str) -> None: ...
 

@@ -57,7 +57,7 @@ class SimulatedRun:
 
     @property
     def policy_failures(self) -> list[str]:
-        """Return how often policies of one's own failed, so that the default decided."""
+        """Return how often custom policies failed, so that the default decided."""
         return self._simulation.policy_failures.lines()
 
     @cached_property

@@ -78,7 +78,7 @@ def simulate(
 
 @dataclass(frozen=True)
 class System:
-    """A preset, and policies of one's own in it, that a comparison shows under a name."""
+    """A preset, and custom policies in it, that a comparison shows under a name."""
 
     name: str
     preset: str = DEFAULT

@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--topology", default="1+1")
     parser.add_argument("--rate", type=float, default=1.0, help="chats in a second")
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each half minute")
-    parser.add_argument("--new", action="store_true", help="begin the state file anew")
+    parser.add_argument("--new", action="store_true", help="begin the state file again")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends the deployment too
     args.state.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -12,7 +12,7 @@ from time import monotonic
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
-from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.config.sources import read_yaml
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass
@@ -26,6 +26,7 @@ from alignedserve.lab.planning.outcome import Hopeless, Outcome, PromisesToKeep,
 from alignedserve.lab.planning.picture import plot_plan
 from alignedserve.lab.planning.report import LoadPoint, Plan, plan_document, plan_text
 from alignedserve.lab.planning.search import PlanTrial, Search
+from alignedserve.lab.processes import one_for_each_core
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of, device_of, settings_of, workload_of
@@ -58,10 +59,12 @@ def run(asked: WhatIsPlanned) -> int:
     search = Search(families, promise, asked.workers, asked.seed, fresh)
     loads, is_interrupted = list[LoadPoint](), False
     with side_by_side(_simulate, asked.jobs) as simulated:
-        simulations = _Simulations(common, workload, promise, simulated)
+        jobs = asked.jobs or one_for_each_core()
+        simulations = _Simulations(common, workload, promise, simulated, jobs, search.num_left)
         names = ", ".join(dict.fromkeys(family.offer.device for family in families))
         _say(
-            f"plan: tries 1 to {asked.workers} workers of {names}, some minutes; Ctrl-C shows what is found until then"
+            f"plan: tries 1 to {asked.workers} workers of {names}, in about {search.num_left()} simulations;"
+            " Ctrl-C shows what is found until then"
         )
         try:
             _carry_out(search, simulations)
@@ -214,20 +217,25 @@ class _Simulations:
         workload: Mixture,
         promise: PromisesToKeep,
         simulated: RunAll[_SimulationTask, tuple[int, Outcome]],
+        jobs: int,
+        num_left: Callable[[], int],
     ) -> None:
+        self._jobs, self._num_left, self._began_at = jobs, num_left, monotonic()
         self._common, self._rate, self._promise, self._simulated = common, workload.rate, promise, simulated
         self._expected = expected_requests(workload)
         self._num_done = 0
 
     def outcomes(self, trials: Sequence[PlanTrial], label: str) -> Iterator[tuple[PlanTrial, Outcome]]:
         """Yield each trial with its outcome."""
-        total = self._num_done + len(trials)
         with ProgressBar(label, sys.stderr) as bar:
-            bar.show(self._num_done, total)
             for number, outcome in self._simulated(map(self._task, count(), trials)):
                 self._num_done += 1
-                bar.show(self._num_done, total)
-                yield trials[number], outcome
+                yield trials[number], outcome  # the search learns of it, and knows how many are left
+                left, took_s = self._num_left(), monotonic() - self._began_at
+                left_s = left * took_s / max(self._num_done, self._jobs)
+                if self._num_done == 1 and left:
+                    bar.note(f"plan: the first simulation took {took_s:.1f} s: {about(left_s)} for about {left} more")
+                bar.show(self._num_done, self._num_done + left, left_s if left else None)
 
     def _task(self, number: int, trial: PlanTrial) -> _SimulationTask:
         rate = None if trial.load == 1 else trial.load * self._rate

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve.cli.terminal.interrupt import INTERRUPTED
+from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli.simulating import WhatIsReproduced
+from alignedserve.lab.cli.time_left import TimeLeft
+from alignedserve.lab.processes import one_for_each_core
 from alignedserve.lab.reports import plots
-from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
 from alignedserve.lab.reproduce import drawing
 from alignedserve.lab.reproduce.cells import X
 from alignedserve.lab.reproduce.figure import Figure, Paper
+from alignedserve.lab.reproduce.kept import NAME, KeptRuns
 from alignedserve.lab.reproduce.page import (
     FOLDER,
     PAGE,
@@ -33,41 +36,64 @@ from alignedserve.lab.reproduce.papers import PAPERS
 from alignedserve.lab.trials.side_by_side import figures_of, side_by_side
 from alignedserve.loads.figures.plotting import new_figure
 
-Found = Mapping[SimulationTrial, RunFigures]
+_WALL = "speed.wall_s"  # the metric that says how long a trial took
+_USUAL_S, _FULL_S = 7.0, 35.0  # of a trial on one core, the mean of some of all papers: until those of now have ended
 
 
 def run(papers: Sequence[Paper], asked: WhatIsReproduced) -> int:
     before = {} if asked.out is None else _prepared(asked.out)
-    found = _figures_of_all(papers, asked)
+    path = None if asked.out is None else asked.out / FOLDER / NAME
+    kept, is_whole = KeptRuns(_metrics([*PAPERS.values(), *papers]), path), True
+    trials = _trials_of(papers, asked)
+    try:
+        _run_all(trials, asked, kept)
+    except KeyboardInterrupt:
+        is_whole = False
     runs = {
-        (paper.name, figure.number): _figure_run(figure, asked, found) for paper in papers for figure in paper.figures
+        (paper.name, figure.number): _figure_run(figure, asked, kept)
+        for paper in papers
+        for figure in paper.figures
+        if is_whole or all(trial in kept for _, _, trial in figure.trials(asked.seeds, asked.full))
     }
-    if asked.out is not None:
+    if not is_whole:
+        _say(f"alignedserve: {_interrupted(sum(trial in kept for trial in trials), len(trials), len(runs), path)}")
+    if asked.out is not None and runs:
         write(asked.out, papers, {**before, **runs})
-    print(tables(papers, runs), end="")
-    return 0
+    if runs:
+        print(tables(papers, runs), end="")
+    return 0 if is_whole else INTERRUPTED
 
 
-def _figures_of_all(papers: Sequence[Paper], asked: WhatIsReproduced) -> Found:
-    """Run each trial once, whatever the number of figures that want it."""
-    trials = [
-        trial for paper in papers for figure in paper.figures for _, _, trial in figure.trials(asked.seeds, asked.full)
-    ]
-    found: dict[SimulationTrial, RunFigures] = {}
-    wanted = list(dict.fromkeys(trials))
-    print(f"reproduce: {len(wanted)} simulated runs; the rest is shown as they end", file=sys.stderr, flush=True)
+def _metrics(papers: Iterable[Paper]) -> list[str]:
+    return [_WALL, *sorted({figure.metric for paper in papers for figure in paper.figures})]
+
+
+def _trials_of(papers: Sequence[Paper], asked: WhatIsReproduced) -> list[SimulationTrial]:
+    """Return each trial once, whatever the number of figures that want it."""
+    figures = [figure for paper in papers for figure in paper.figures]
+    return list(dict.fromkeys(trial for figure in figures for *_, trial in figure.trials(asked.seeds, asked.full)))
+
+
+def _run_all(trials: Sequence[SimulationTrial], asked: WhatIsReproduced, kept: KeptRuns) -> None:
+    """Run the trials that are not kept, and keep each as it ends."""
+    left = {trial: None for trial in trials if trial not in kept}  # in order
+    jobs = asked.jobs or one_for_each_core()
+    time_left = TimeLeft(_FULL_S if asked.full else _USUAL_S, jobs)
+    for trial in trials:
+        if trial in kept:
+            time_left.ended(trial, kept[trial][_WALL])
+    known = f", {len(trials) - len(left)} of them kept from an earlier command" if len(left) < len(trials) else ""
+    takes = f"{about(time_left.of(left))} with {jobs} process{'es' * (jobs > 1)}; estimated again as they end"
+    _say(f"reproduce: {len(trials)} simulated runs{known}: {takes if left else 'nothing is left to run'}")
     with ProgressBar("runs", sys.stderr) as progress:
-        try:
-            for done in _each(wanted, asked.jobs):
-                found[done.trial] = done.figures
-                progress.show(len(found), len(wanted))
-        except KeyboardInterrupt:
-            progress.note(f"alignedserve: interrupted after {len(found)} of {len(wanted)} runs; nothing is written")
-            raise
-    return found
+        for done in _each([*left], jobs):
+            kept.add(done.trial, done.figures)
+            del left[done.trial]
+            time_left.ended(done.trial, done.figures.at(_WALL))
+            progress.show(len(trials) - len(left), len(trials), time_left.of(left) if left else None)
 
 
-def _each(trials: Sequence[SimulationTrial], jobs: int | None) -> Iterator[TrialRun]:
+def _each(trials: Sequence[SimulationTrial], jobs: int) -> Iterator[TrialRun]:
     with side_by_side(figures_of, jobs) as run_all:
         for done in run_all(trials):
             if done.problems:
@@ -75,11 +101,23 @@ def _each(trials: Sequence[SimulationTrial], jobs: int | None) -> Iterator[Trial
             yield done
 
 
-def _figure_run(figure: Figure, asked: WhatIsReproduced, found: Found) -> FigureRun:
+def _interrupted(num_run: int, num_wanted: int, num_figures: int, path: Path | None) -> str:
+    ended = f"interrupted after {num_run} of {num_wanted} runs"
+    if path is None:
+        return f"{ended}, which are lost: --out FOLDER keeps them for the next time"
+    whole = f"figures that are whole: {num_figures}"
+    return f"{ended}, which {path} keeps: the same command goes on from there; {whole}"
+
+
+def _figure_run(figure: Figure, asked: WhatIsReproduced, kept: KeptRuns) -> FigureRun:
     values: dict[tuple[str, X], list[float]] = {}
     for label, x, trial in figure.trials(asked.seeds, asked.full):
-        values.setdefault((label, x), []).append(found[trial].at(figure.metric))
+        values.setdefault((label, x), []).append(kept[trial][figure.metric])
     return FigureRun(asked.seeds, asked.full, values)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 # --- What is written

@@ -182,7 +182,7 @@ class Scenario:
         return replace(self, policy=policy, num_pages=num_pages)
 
     def with_own(self, own: OwnPolicies) -> Scenario:
-        """Return the scenario with policies of one's own, beside those options of its policy that go with them."""
+        """Return the scenario with custom policies, beside those options of its policy that go with them."""
         drawn, usual = replace(self.policy, own=own), replace(DEFAULT_POLICY, own=own)
         policy = drawn if drawn.problem is None else usual
         return replace(self.with_policy(policy), look_ahead=self.look_ahead if policy.why_not_ahead is None else 0)

@@ -51,6 +51,17 @@ class Search:
         """Return the trials of the next round; none if the search has ended."""
         return self._searching() or self._checking()
 
+    def num_left(self) -> int:
+        """Return about how many trials are still wanted: each family is halved until one size is left, then the answer
+        and a cheaper neighbour are checked on all fresh seeds, and a dearer one on one."""
+        open_sizes = [
+            min(self._highest(family), self._most if holding is None else holding - 1) - failing
+            for family in self.families
+            for failing, holding in [self._limits(family)]
+        ]
+        checks = 2 * len(self.fresh) + 1 if self.answer is None else len(self._checking())
+        return sum(max(0, sizes).bit_length() for sizes in open_sizes) + checks
+
     def hear(self, trial: PlanTrial, outcome: Outcome) -> None:
         self.found.setdefault(trial.deployment, {})[trial.seed] = outcome
 

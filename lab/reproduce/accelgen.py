@@ -112,7 +112,7 @@ _REFUSES = (
 )
 _THRASHES = (
     "The opposite of the paper's effect, by the paper's own rule: AccelGen gives all free memory to pieces of "
-    "prompts (Algorithm 2), so none is left for decodes to grow, and what leaves is computed anew, again and "
+    "prompts (Algorithm 2), so none is left for decodes to grow, and what leaves is recomputed, again and "
     "again."
 )
 _FIVE = (

@@ -243,7 +243,7 @@ class Placement:
         return self._holdings_of(member).remove(request.id)
 
     def expects(self, member: str, request: Request) -> None:
-        """Count a request of the member anew: its output is expected to be of another length."""
+        """Count a request of the member again: its output is expected to be of another length."""
         self._holdings_of(member).put(request)
         self._update_load(member)
 
@@ -521,7 +521,7 @@ class Placement:
         return len(request.prompt) + mean_and_upper(request, self._policy)[1]
 
     def _update_load(self, name: str) -> None:
-        """Order the worker anew: it has come, or its work has changed."""
+        """Order the worker again: it has come, or its work has changed."""
         if (role := self._roles.get(name)) is not None:
             for loads in self._loads[role].values():
                 loads.changed.add(name)

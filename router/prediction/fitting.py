@@ -1,7 +1,7 @@
 """Fit the regression to the newest past prompts: a fit counts only what has changed since the last one.
 
 Sums of the regression are exact (ridge.py). So what is taken out of them leaves no trace, and they are those of a fit
-that counts all of the newest prompts anew.
+that counts all of the newest prompts again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NewestPrompts:
         self._ridge.fit()
 
     def _before(self) -> _CountedOutputs:
-        """Return what the sums have. They begin anew where an entry that they count has made room for another."""
+        """Return what the sums have. They begin again where an entry that they count has made room for another."""
         counted = self._counted.longer(len(self._past))
         gone = (counted.serials != self._past.serial[: len(self._past)]) & (counted.often > 0)
         if not gone.any():

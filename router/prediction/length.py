@@ -31,7 +31,7 @@ class _AskedLength:
 
 
 class FitTimes:
-    """The times at which the predictor is fitted anew, in learnt outputs."""
+    """The times at which the predictor is fitted again, in learnt outputs."""
 
     def __init__(self) -> None:
         self._num_learnt, self._next = 0, FIRST_TRAINING
@@ -57,7 +57,7 @@ class PredictionOrders:
         return len(self._open)
 
     def opened(self, request: Request, sketch: Sketch | None) -> list[Command]:
-        """Ask for the length of a request's output; each attempt asks anew, since an answer may have been lost."""
+        """Ask for the length of a request's output; each attempt asks again, since an answer may have been lost."""
         if not self._is_on or sketch is None or is_exact(request):
             return []
         order = Predict(request.id, request.attempt, sketch, len(request.prompt))
@@ -74,7 +74,7 @@ class PredictionOrders:
         return [learn, Retrain(), *self._asked_again(request.id)] if self._fits.is_due() else [learn]
 
     def _asked_again(self, but: str) -> list[Command]:
-        """Ask anew for best-effort requests, which may wait long: the predictor knows more than when they came."""
+        """Ask again for best-effort requests, which may wait long: the predictor knows more than when they came."""
         return [it.order for name, it in self._open.items() if it.is_be and it.is_predicted and name != but]
 
     def closed(self, request: str) -> None:

@@ -140,7 +140,7 @@ class LengthModel:
     def load(self, path: Path) -> None:
         """Read what an earlier process learnt; a file that is broken or of another encoder counts as absent.
 
-        The newest outputs are learnt anew, each after what came before it, so that they calibrate the predictions.
+        The newest outputs are learnt again, each after what came before it, so that they calibrate the predictions.
         """
         try:
             with np.load(path, allow_pickle=False) as read:
@@ -149,7 +149,7 @@ class LengthModel:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, EOFError, BadZipFile, IndexError) as error:
-            log.warning("the predictor ignores %s and learns lengths anew: %s", path, error)
+            log.warning("the predictor ignores %s and learns lengths again: %s", path, error)
             return
         newest_at = num_older(len(vectors))
         self._restore(vectors[:newest_at], lengths[:, :newest_at])

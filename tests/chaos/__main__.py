@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=15.0, help="of faults in a trial")
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each trial")
-    parser.add_argument("--new", action="store_true", help="begin the state file anew")
+    parser.add_argument("--new", action="store_true", help="begin the state file again")
     parser.add_argument("--table", action="store_true", help="print the table of the state file, and try nothing")
     return parser
 

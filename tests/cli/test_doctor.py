@@ -278,7 +278,7 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
     assert tried == FoundTorch("9.9", [], "exit status 4")
     monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
     assert _found("torch").state is Presence.FOUND
-    assert _found("kernels") == Finding("kernels", Presence.MISSING, "exit status 4", "install AlignedServe anew")
+    assert _found("kernels") == Finding("kernels", Presence.MISSING, "exit status 4", "install AlignedServe again")
 
 
 @pytest.mark.parametrize("native", [True, False])

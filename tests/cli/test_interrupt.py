@@ -151,9 +151,9 @@ def test_processes_of_simulations_say_nothing_either(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reproduction_says_that_nothing_is_written(tmp_path: Path) -> None:
+def test_a_reproduction_says_what_is_lost(tmp_path: Path) -> None:
     status, shown, err = _interrupted(PROCESSES_STARTED, "reproduce alignedserve --figure 1 --jobs 2", tmp_path)
     assert (status, shown) == (130, "")
     first, last = err.splitlines()
-    assert first == "reproduce: 36 simulated runs; the rest is shown as they end"
-    assert last == "alignedserve: interrupted after 0 of 36 runs; nothing is written"
+    assert first == "reproduce: 36 simulated runs: about 2 min with 2 processes; estimated again as they end"
+    assert last.startswith("alignedserve: interrupted after 0 of 36 runs, which are lost: --out FOLDER keeps them")

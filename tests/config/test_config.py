@@ -115,6 +115,7 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
         ("server: 8000", "server is a section of settings, not the number 8000"),
         ("model: 7", "model must be text, not the number 7"),
         ("model: {name: x}", "model must be text, not a section"),
+        ("lora: foo", "lora must be NAME=FOLDER, such as sql=/models/sql-adapter, not the text 'foo'"),
         ("launcher: slurm", "launcher must be one of local, ray, not the text 'slurm'"),
         ("log: {level: off}", "log.level must be one of debug, info, warning, error, not false"),
         (

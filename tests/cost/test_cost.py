@@ -448,7 +448,7 @@ def test_a_foreign_or_broken_profile_in_the_cache_counts_as_absent(
     (tmp_path / SUBJECT.file_name).write_text('{"format": 1}')
     assert cached(tmp_path, another) is None
     assert cached(tmp_path, SUBJECT) is None
-    assert [record.message.endswith("it is measured anew") for record in caplog.records] == [True, True]
+    assert [record.message.endswith("it is measured again") for record in caplog.records] == [True, True]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,7 @@
 
 The pool is the real one, and the engine notices wrong KV (simulator/machines/engine.py): a step whose prefix does not
 lie where its plan says, slots that two requests write to, hidden vectors that are missing. So every request that was
-preempted, checkpointed, restored, moved, evicted, returned, kept as hidden vectors or computed anew is as it was,
+preempted, checkpointed, restored, moved, evicted, returned, kept as hidden vectors or recomputed is as it was,
 or a test fails. The test also checks after every event that each block is free or has one owner; no request is in
 two places; no request waits for nothing; a step is within its limits; each client has its next token and no other.
 In the end nothing is held.

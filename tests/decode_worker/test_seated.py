@@ -1,4 +1,4 @@
-"""An order that is kept between steps is the order that would be computed anew at each step."""
+"""An order that is kept between steps is the order that would be recomputed at each step."""
 
 from __future__ import annotations
 

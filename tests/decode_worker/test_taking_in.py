@@ -200,7 +200,7 @@ def test_pages_that_nothing_is_written_to_any_more_go_back(events: list[Event]) 
 
 
 def test_its_pool_is_lost_on_the_way(worker: Worker) -> None:
-    """D has arrived by then, and is computed anew without occupying another request's place."""
+    """D has arrived by then, and is recomputed without occupying another request's place."""
     is_coming(worker)
     worker.hears(MemberLost(POOL_MEMBER))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))

@@ -155,7 +155,7 @@ def test_the_doctor_names_its_kernels(elsewhere: Installed) -> None:
         assert found["kernels"].startswith("C++, ")
     else:
         assert found["kernels"].startswith("torch reference: ")
-        assert found["kernels"].endswith("install a C++ compiler and AlignedServe anew")
+        assert found["kernels"].endswith("install a C++ compiler and AlignedServe again")
 
 
 def test_it_serves_and_says_once_what_computes(elsewhere: Installed) -> None:

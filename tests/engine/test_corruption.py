@@ -1,4 +1,4 @@
-"""Tests of corrupt pages: they never bring a wrong token, are always computed anew, and are counted.
+"""Tests of corrupt pages: they never bring a wrong token, are always recomputed, and are counted.
 
 Real cores, real engines and a real arena; the test carries their messages, and spoils pages just before they are read.
 """

@@ -33,7 +33,7 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40).map(tuple
 FEW = ("gqa-untied", "qwen2", "opt", "mpt", "llama4", "deepseek-v2", "gpt-oss", "gemma2")
 of_few = pytest.mark.parametrize("folder", [*MODELS] if SOAK else FEW, indirect=True)
 
-# The engine and the references are made once, the driver anew for each example.
+# The engine and the references are made once, the driver again for each example.
 shared = settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -384,7 +384,7 @@ def test_a_device_that_is_lost_ends_the_worker_with_a_line(hands: EngineHands, m
     with pytest.raises(RuntimeError, match="CUDA error"):
         hands.perform(RunStep(StepPlan(1)))
     monkeypatch.setattr(failing_kernels, "loss", lambda _: GONE)
-    with pytest.raises(DeviceLost, match=r"^cpu computes nothing any more \(RuntimeError: CUDA.*is started anew$"):
+    with pytest.raises(DeviceLost, match=r"^cpu computes nothing any more \(RuntimeError: CUDA.*is restarted$"):
         hands.perform(RunStep(StepPlan(1)))
 
 

@@ -4,7 +4,7 @@ Each request says what it says alone, and counters say that each event happened.
 one
 process.
 
-    evicted         a request is computed anew where there is no pool; else it goes to the pool, or to the prefill
+    evicted         a request is recomputed where there is no pool; else it goes to the pool, or to the prefill
                     worker and back, or waits and fetches what the pool has of it
     two in a block   the transport is through the pool (docs/how/blocks.md): no request goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
@@ -32,7 +32,7 @@ BATCHED = replace(PLAIN, handoff=Handoff.POOL)  # the pool searches batches of a
 HYBRID = replace(PLAIN, cache=Cache.HYBRID)
 SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
-FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are computed anew, as hidden vectors
+FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are recomputed, as hidden vectors
 FEWER_PAGES = 8  # what has to leave waits on the worker, and fetches what the pool has of it
 PREFILL_BLOCKS = 40
 

@@ -261,7 +261,7 @@ def test_a_cached_profile_that_is_off_is_measured_anew(
     first = profiled(engine, tmp_path / "cache", tmp_path)
     second = profiled(engine, tmp_path / "cache", tmp_path, tick=0.002)
     assert second[0].seconds == pytest.approx(2 * first[0].seconds)
-    assert "the cached cost profile is off by 100 %: it is measured anew" in caplog.text
+    assert "the cached cost profile is off by 100 %: it is measured again" in caplog.text
     assert profiled(engine, tmp_path / "cache", tmp_path, tick=0.002) == second
 
 
@@ -320,7 +320,7 @@ def test_a_busy_machine_is_told_and_measured_anew_when_it_is_quiet(
     assert "on a busy machine (slowdown 3" in caplog.text
     neighbour.is_there = False
     quiet = start_profile(meter, BOUNDS, SUBJECT, tmp_path, tmp_path / "cache", budget_s=1000.0)
-    assert "the cached cost profile was taken on a busy machine: it is measured anew" in caplog.text
+    assert "the cached cost profile was taken on a busy machine: it is measured again" in caplog.text
     assert not quiet.is_busy
     assert quiet.points[0].seconds == pytest.approx(busy.points[0].seconds)
 

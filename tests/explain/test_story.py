@@ -48,7 +48,7 @@ DECODE = answer(
     noted(Kind.BESIDE, 11.3, number=4, seconds=0.1, why="3 rt, 1 be"),
     noted(Kind.JOINING, 11.3, other="pool-0"),
     noted(Kind.JOINED, 11.4, tokens=1, number=5),
-    noted(Kind.DISPLACED, 12.0, other="b", tokens=7, why="it is computed anew"),
+    noted(Kind.DISPLACED, 12.0, other="b", tokens=7, why="it is recomputed"),
     noted(Kind.CHUNK, 12.6, tokens=307, number=90, seconds=0.1, expected_s=0.1),
     noted(Kind.JOINED, 12.6, tokens=8, number=6),
     noted(Kind.ENDED, 13.0, tokens=20, why="stop"),
@@ -119,7 +119,7 @@ def test_the_text_begins_with_the_end_and_has_every_decision() -> None:
     text = list(lines(story))
     assert text[0] == "a: real-time, ended after 3.00 s"
     assert sum(" s  " in line for line in text) >= len(story.moments)
-    assert any(line.endswith("gave up its memory to b: it is computed anew") for line in text)
+    assert any(line.endswith("gave up its memory to b: it is recomputed") for line in text)
 
 
 def test_every_kind_of_decision_has_a_sentence() -> None:

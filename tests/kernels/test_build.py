@@ -38,7 +38,7 @@ def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_library_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(NoLibrary, match=r"was not built: install a C\+\+ compiler and AlignedServe anew"):
+    with pytest.raises(NoLibrary, match=r"was not built: install a C\+\+ compiler and AlignedServe again"):
         Library(path=tmp_path / "absent.so")
     (tmp_path / "broken.so").write_text("not a library")
     with pytest.raises(NoLibrary, match="does not load"):

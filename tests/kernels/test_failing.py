@@ -129,9 +129,7 @@ def test_a_device_is_lost_where_it_does_not_even_wait() -> None:
 
 def test_the_error_of_a_lost_device_says_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.kernels.common.failing.loss", lambda _: "RuntimeError: CUDA error: gone")
-    said = (
-        r"^cuda:0 computes nothing any more \(RuntimeError: CUDA error: gone\): this process ends, and is started anew$"
-    )
+    said = r"^cuda:0 computes nothing any more \(RuntimeError: CUDA error: gone\): this process ends, and is restarted$"
     with pytest.raises(DeviceLost, match=said):
         fault_of_kernel(RuntimeError("CUDA error: gone"), GPU)
     with pytest.raises(DeviceLost, match=said), noticing_loss(GPU):

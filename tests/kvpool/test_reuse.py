@@ -61,7 +61,7 @@ class Reuse(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(data=st.data(), more=PROMPTS, has_ended=st.booleans())
     def comes_back_with_more(self, data: st.DataObject, more: Prompt, has_ended: bool) -> None:
-        """Bring back an entry with pages beyond its full pages written anew; if it has ended, only full pages."""
+        """Bring back an entry with pages beyond its full pages written again; if it has ended, only full pages."""
         name = data.draw(st.sampled_from(sorted(self.entries)))
         known, said = len(self.entries[name]) // PAGE, self.entries[name] + more
         full = len(said) // PAGE

@@ -187,7 +187,7 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
 )
 def test_a_wide_seed_that_failed_once(seed: int) -> None:
     """Two attempts of a request waited to be taken in: the newer one took the older one out of the line. A request that
-    was computed anew kept its pairs for pages that were written in vain. A job runner dropped results. The pages of an
+    was recomputed kept its pairs for pages that were written in vain. A job runner dropped results. The pages of an
     answer took longer to be copied than the check allowed. An output that its owner lacked was cancelled by a word of
     the pool that came late. A request whose prompt was being written left with more than a device holds.
     The pages of a prompt were evicted between the look at its memory and its seat. The pool said late what it held of a

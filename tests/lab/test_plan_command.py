@@ -75,7 +75,8 @@ def test_it_really_searches(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     out, err = capsys.readouterr()
     assert out.startswith(f"colocated of {DEVICE}: 1 GPU, 0.50 an hour")
     assert "check, seeds 1, 2, 3" in out
-    assert err.count("plan: tries 1 to 2 workers") == err.count("\n") == 2
+    assert err.count(f"plan: tries 1 to 2 workers of {DEVICE}, in about ") == 2
+    assert len(re.findall(r"plan: the first simulation took .* s: about \d+ s for about \d+ more\n", err)) == 2
     assert found[0] == found[1]
     assert found[0]["is_checked"]
     assert start.read_text() == (tmp_path / "1.yaml").read_text()

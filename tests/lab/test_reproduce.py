@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from alignedserve.cli import main as cli
+from alignedserve.cli.terminal import progress
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli import reproduce
 from alignedserve.lab.cli.simulating import WhatIsReproduced
@@ -189,7 +191,7 @@ def test_a_figure_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(["reproduce", "small", "--seeds", "0,1", "--jobs", "1", "--out", str(out)]) == 0
     shown, err = capsys.readouterr()
     assert ("| 50 |" in shown, "| 80 |" in shown) == (True, False)
-    assert err == "reproduce: 4 simulated runs; the rest is shown as they end\n"
+    assert err == "reproduce: 4 simulated runs: about 28 s with 1 process; estimated again as they end\n"
     assert shown.splitlines()[-1] in (out / "reproductions.md").read_text()
     tree = json.loads((out / "reproductions" / "small.json").read_text())
     cells = tree["figures"][0]["cells"]
@@ -222,6 +224,89 @@ def test_a_trial_of_two_figures_runs_once(monkeypatch: pytest.MonkeyPatch) -> No
     twice = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", metric="tokens_per_s")))
     assert reproduce.run((twice,), WhatIsReproduced(seeds=(0, 1), jobs=1)) == 0
     assert len(ran) == len({*ran}) == 4
+
+
+class Runs:
+    """What the command runs; each trial takes two seconds by a recorded run, and Ctrl-C may come before one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ran: list[SimulationTrial] = []
+        self.interrupted_before = 100
+        monkeypatch.setattr("alignedserve.lab.trials.side_by_side.run_once", self._run)
+
+    def _run(self, trial: SimulationTrial, _: object) -> object:
+        if len(self.ran) == self.interrupted_before:
+            raise KeyboardInterrupt
+        self.ran.append(trial)
+        return replace(MIXED, wall_s=2.0)
+
+
+TWICE = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", systems=(System("Third", "sarathi"),), claims=())))
+COMMAND = "reproduce small --seeds 0 --jobs 1"
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Three trials: two of the first figure, one of the second."""
+    monkeypatch.setattr(papers, "_PAPERS", (TWICE,))
+    monkeypatch.setitem(PAPERS, "small", TWICE)
+    return Runs(monkeypatch)
+
+
+def test_an_interrupted_command_writes_whole_figures_and_goes_on_from_there(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*COMMAND.split(), "--out", str(tmp_path)]
+    runs.interrupted_before = 2
+    assert cli.main(argv) == 130
+    shown, err = capsys.readouterr()
+    page = (tmp_path / "reproductions.md").read_text()
+    assert [("figure 1:" in text, "figure 2:" in text) for text in (shown, page)] == [(True, False)] * 2
+    kept = tmp_path / "reproductions" / "runs.jsonl"
+    assert err.splitlines()[-1] == (
+        f"alignedserve: interrupted after 2 of 3 runs, which {kept} keeps: the same command goes on from there;"
+        " figures that are whole: 1"
+    )
+    runs.interrupted_before = 100
+    kept.write_text(kept.read_text() + '{"trial": "cut o')  # as a command leaves it that was killed
+    assert cli.main(argv) == 0
+    shown, err = capsys.readouterr()
+    assert ("figure 1:" in shown, "figure 2:" in shown) == (True, True)
+    said = "reproduce: 3 simulated runs, 2 of them kept from an earlier command: about 2 s with 1 process"
+    assert err.startswith(said)
+    assert [trial.preset for trial in runs.ran] == ["fcfs", "aligned", "sarathi"]
+    assert cli.main(argv) == 0
+    assert capsys.readouterr().err == (
+        "reproduce: 3 simulated runs, 3 of them kept from an earlier command: nothing is left to run\n"
+    )
+
+
+def test_what_other_code_ran_is_run_again(runs: Runs, tmp_path: Path) -> None:
+    argv = [*COMMAND.split(), "--out", str(tmp_path)]
+    assert cli.main(argv) == 0
+    kept = tmp_path / "reproductions" / "runs.jsonl"
+    kept.write_text(kept.read_text().replace('{"code": "', '{"code": "0'))
+    assert cli.main(argv) == 0
+    assert len(runs.ran) == 6
+
+
+def test_without_a_folder_an_interrupt_shows_whole_figures(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.interrupted_before = 2
+    assert cli.main(COMMAND.split()) == 130
+    shown, err = capsys.readouterr()
+    assert ("figure 1:" in shown, "figure 2:" in shown) == (True, False)
+    assert err.endswith("after 2 of 3 runs, which are lost: --out FOLDER keeps them for the next time\n")
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_time_left_follows_from_runs_that_have_ended(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProgressBar, "_next_line_at", 0.0)
+    monkeypatch.setattr(progress, "_LOG_PAUSE_S", 0.0)
+    assert cli.main(COMMAND.split()) == 0
+    said = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert said == ["1 of 3, about 4 s left", "2 of 3, about 2 s left", "3 of 3"]
 
 
 @pytest.mark.usefixtures("small")

@@ -153,7 +153,7 @@ class _Seen:
 
 
 class _Builder:
-    """Compiles each source once, and those of mutants anew."""
+    """Compiles each source once, and those of mutants again."""
 
     def __init__(self, folder: Path) -> None:
         from alignedserve.kernels import build

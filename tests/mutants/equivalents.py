@@ -12,7 +12,7 @@ EQUIVALENT: dict[str, str] = {
         "an assertion: the sender makes both from the same requests"
     ),
     "router/placing/placement.py | Placement.withdraw | statement left out | del self._node[worker]": (
-        "nothing asks for the node of a worker without a role, and it is set anew when the worker is met"
+        "nothing asks for the node of a worker without a role, and it is set again when the worker is met"
     ),
     "alignedserve/shell/control.py | Door._serve | GtE to Gt | self._listener.fileno() >= 0": (
         "descriptor 0 is a part's standard input"

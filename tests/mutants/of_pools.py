@@ -58,7 +58,7 @@ POOL = (
         _STATE,
         "self._waiting.back((self._waiter(entry, now) for entry in entries))",
         "for entry in entries:\n    self._pages.free_entry(entry.request.id)",
-        "What a lost worker had not begun is forgotten, and computed anew.",
+        "What a lost worker had not begun is forgotten, and recomputed.",
     ),
     Mutant(
         "spoiled page keeps its name",

@@ -42,7 +42,7 @@ SHARED_PAGES = (
         _NAMED,
         "leaving += page.after.values()",
         "",
-        "KV that was computed from doubtful KV is shared as soon as the page before it is computed anew.",
+        "KV that was computed from doubtful KV is shared as soon as the page before it is recomputed.",
     ),
     Mutant(
         "an evicted page is found",
@@ -122,7 +122,7 @@ PREFILL = (
         "prefill_worker/buffering.py",
         "pulls and (not self._buffers.is_coming(pulls[0][1], receiver))",
         "pulls",
-        "KV that its worker pulls back before its arrival is known is computed anew.",
+        "KV that its worker pulls back before its arrival is known is recomputed.",
     ),
     Mutant(
         "an early pull is not answered",
@@ -167,7 +167,7 @@ DECODE = (
         f"{_WORKER}/step/request.py",
         "entry.prefix // page_size",
         "-(-entry.prefix // page_size)",
-        "A worker that gives a request up does not write its last page anew.",
+        "A worker that gives a request up does not write its last page again.",
     ),
     Mutant(
         "partial page of a copy counts as known",

@@ -41,7 +41,7 @@ ENOUGH = 5
 ROUNDS = ((ENOUGH, 0.8), (inf, 2.5))
 SLOW_S = 0.5  # tests that take longer come after those that take less
 MUTANT_S = 6.0  # of processor time that the tests of a mutant take without it
-# With it a test has ten times what it takes, and a start: what it shares with others is made anew. All have MOST_S.
+# With it a test has ten times what it takes, and a start: what it shares with others is made again. All have MOST_S.
 MOST_S, FACTOR, START_S = 60.0, 10.0, 20.0
 IMPORTS_S = 60.0  # more for a process that imports and collects
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"

@@ -1,1 +1,1 @@
-"""Policies of one's own: where they come from, what guards the cores from them, and that they decide."""
+"""Custom policies: where they come from, what guards the cores from them, and that they decide."""

@@ -1,4 +1,4 @@
-"""Policies of one's own decide in simulated deployments, and what they do wrong harms none."""
+"""Custom policies decide in simulated deployments, and what they do wrong harms none."""
 
 from __future__ import annotations
 

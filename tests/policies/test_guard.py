@@ -1,4 +1,4 @@
-"""What guards cores from policies of one's own: each failure is named, and the default decides."""
+"""What guards cores from custom policies: each failure is named, and the default decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where policies of one's own come from, and what is said of those that cannot be used."""
+"""Where custom policies come from, and what is said of those that cannot be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies of one's own in the router: they place, admit and predict, and its bounds hold besides."""
+"""Custom policies in the router: they place, admit and predict, and its bounds hold besides."""
 
 from __future__ import annotations
 

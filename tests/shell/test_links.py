@@ -361,7 +361,7 @@ def test_a_new_address_of_a_member_takes_the_place_of_the_old_one(start: Start) 
     assert wait_for(old, 2) == [Received(ROUTER, AskPages(1), 1), Received(ROUTER, AskPages(2), 1)]
     router.connect("worker", new.address)
     router.send("worker", AskPages(3))
-    assert wait_for(new, 1) == [Received(ROUTER, AskPages(3), 1)], "the numbers begin anew with the link"
+    assert wait_for(new, 1) == [Received(ROUTER, AskPages(3), 1)], "the numbers begin again with the link"
 
 
 def test_a_link_to_the_same_address_that_is_made_anew_goes_on_counting(start: Start) -> None:

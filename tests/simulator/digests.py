@@ -1,4 +1,4 @@
-"""Digests of some seeds' runs: `python -m tests.simulator.digests` writes them anew, when a core decides otherwise.
+"""Digests of some seeds' runs: `python -m tests.simulator.digests` writes them again, when a core decides otherwise.
 
 With --check they are compared instead: `make digests-everywhere` does that under other versions of Python. The runs are
 without batch jobs: their runner needs packages that are not installed there, and asyncio differs between versions.

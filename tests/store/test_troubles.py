@@ -241,6 +241,13 @@ def test_without_the_client_of_redis_the_extra_is_named(monkeypatch: pytest.Monk
     assert check_storage(replace(jobs, store="sqlite"), "demo", 8000).store == "sqlite"
 
 
+def test_a_redis_that_does_not_answer_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_storage(JobsConfig(store="redis://127.0.0.1:1", directory=str(tmp_path)), "demo", 8000)
+    (line,) = caplog.messages
+    assert "127.0.0.1:1" in line
+    assert line.endswith("batch jobs wait until it does, chats do not: start it, or name another with --jobs-store")
+
+
 def test_no_other_user_of_the_machine_reads_what_clients_sent(tmp_path: Path) -> None:
     jobs = JobsConfig(directory=str(tmp_path / "data" / "alignedserve"))
 

@@ -100,7 +100,7 @@ def test_a_prompt_that_leaves_for_a_chat_takes_no_more_blocks_in_that_step() -> 
 
 
 def test_what_is_written_in_vain_keeps_no_blocks() -> None:
-    """A document that had left while its prompt was being written was computed anew. It kept all its blocks for as long
+    """A document that had left while its prompt was being written was recomputed. It kept all its blocks for as long
     as that writing took, and then nothing ran that would have freed them (fuzz seed 91000316)."""
     writer, asked = PageWriter(LIMITS.page_size, LIMITS.block_size), request("document", 20, max_tokens=50)
     writer.ask_for_spare(POOL_MEMBER, 2)

@@ -96,7 +96,7 @@ def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) ->
 
 
 def test_there_is_one_refresh_at_a_time(worker: AnyCore) -> None:
-    """A timer that each event set anew would never fire."""
+    """A timer that each event set again would never fire."""
     assert REFRESHES not in run_both(worker)
     assert but_reports(worker.handle(REFRESH, 5.0)) == [
         last_token(),

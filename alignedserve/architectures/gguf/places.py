@@ -121,7 +121,7 @@ def read_places(folder: Path) -> dict[str, Place]:
     try:
         return {name: _place(entry) for name, entry in json.loads(table.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{table} cannot be read: {error}: remove its folder, which is made anew") from error
+        raise ModelError(f"{table} cannot be read: {error}: remove its folder, which is made again") from error
 
 
 def _place(entry: Mapping[str, Any]) -> Place:

@@ -17,7 +17,9 @@ from alignedserve.cli.remote.options import StatusOptions
 from alignedserve.cli.remote.server import answered, asking
 
 _LOOK_S = 0.5  # between two questions whether the deployment is ready
+_NEW = "gateway"  # where requests are that the router has not counted yet: it counts each second
 _WHERE = {
+    _NEW: "with a gateway",
     "unplaced": "without a worker",
     "prefill": "with prefill workers",
     "pool": "in the pool",
@@ -40,7 +42,7 @@ class DeploymentStatus:
     state: str
     models: list[str]
     parts: list[dict[str, str]]  # name, role, node, address
-    open: dict[str, int]  # class -> requests
+    open: dict[str, int]  # class -> requests, the sum of its stages where the router has told them
     served: dict[str, int]  # class -> requests
     attained: dict[str, int]  # class -> requests that got all that was promised
     missed: dict[str, dict[str, int]]  # class -> what they missed first -> requests that did not
@@ -105,14 +107,18 @@ def _is_ready(http: httpx.Client) -> bool:
 def _told(http: httpx.Client) -> DeploymentStatus:
     told: dict[str, Any] = answered(http, "/status").json()
     exposed = answered(http, "/metrics").text
-    sums = _sums(exposed)
+    sums, stages = _sums(exposed), _by_class(exposed, "num_requests_at", "stage")
+    opened = dict(sums["num_requests_open", "class"])
+    for kind, counts in stages.items():  # gateways count now, the router counted up to a second ago
+        counts[_NEW] = max(0, opened.get(kind, 0) - sum(counts.values()))
+        opened[kind] = sum(counts.values())
     return DeploymentStatus(
         **{name: told[name] for name in ("state", "models", "parts", "late", "scale", "fallbacks", "weights")},
-        open=dict(sums["num_requests_open", "class"]),
+        open=opened,
         served=dict(sums["request_success", "class"]),
         attained=dict(sums["slo_attained", "class"]),
         missed=_by_class(exposed, "slo_missed", "why"),
-        stages=_by_class(exposed, "num_requests_at", "stage"),
+        stages=stages,
         pool_pages=dict(sums["kv_pool_pages", "state"]),
     )
 

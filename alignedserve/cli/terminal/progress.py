@@ -8,7 +8,15 @@ from typing import TextIO
 _WIDTH = 30  # of the bar
 _PAUSE_S = 0.1  # between two pictures of it
 _LOG_PAUSE_S = 15.0  # the same without a terminal
+_MINUTES_FROM_S, _HOURS_FROM_S = 90.0, 90.0 * 60
 _CLEAR = "\r\x1b[K"
+
+
+def about(seconds: float) -> str:
+    """Return an estimate of a time as people say it: about 40 s, about 3 min, about 2.5 h."""
+    if seconds < _MINUTES_FROM_S:
+        return f"about {max(1, seconds):.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < _HOURS_FROM_S else f"about {seconds / 3600:.1f} h"
 
 
 class ProgressBar:
@@ -30,9 +38,10 @@ class ProgressBar:
         if self._is_shown:
             self._draw(_CLEAR)
 
-    def show(self, done: int, total: int) -> None:
+    def show(self, done: int, total: int, left_s: float | None = None) -> None:
         full = _WIDTH * done // max(1, total)
-        self.tell(f"[{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {total:,}")
+        left = "" if left_s is None else f", {about(left_s)} left"
+        self.tell(f"[{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {total:,}{left}")
 
     def tell(self, text: str) -> None:
         """Show this behind the label."""

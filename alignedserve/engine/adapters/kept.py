@@ -2,7 +2,7 @@
 
 An adapter that cannot be read any more, or whose files have other content than when it was named, makes the outputs of
 its own requests not numbers: these end with an error, as for any such row, and no other request notices. Each step
-tries to read it anew.
+tries to read it again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class KeptAdapters:
     def _read(self, adapter: Adapter) -> AdapterWeights:
         began, files = time.perf_counter(), read_lora(Path(adapter.folder), self._model)
         if files.id != adapter.id:
-            raise AdapterError(f"{adapter.folder} has other content than when it was loaded: load it anew")
+            raise AdapterError(f"{adapter.folder} has other content than when it was loaded: load it again")
         weights = read_weights(files, self._layers)
         seconds, megabytes = time.perf_counter() - began, weights.num_bytes / (1 << 20)
         log.info("loaded adapter %s in %.2f s, %.1f MB", adapter.name, seconds, megabytes)

@@ -86,7 +86,7 @@ class WeighedMemory(PlainMemory):
 
     def _wish(self, running: WorkerRequest, tokens: int) -> MemoryWish:
         size = self.limits.block_size
-        halves = self._halves if running.request.adapter is None else 1  # K and V are made anew without adapters
+        halves = self._halves if running.request.adapter is None else 1  # K and V are made again without adapters
         kv, hidden = units_for(tokens, size), units_for(tokens, halves * size)
         return MemoryWish(self._value(running), kv, hidden, self._token_s * tokens)
 
@@ -109,7 +109,7 @@ class WeighedMemory(PlainMemory):
 
     @property
     def _headroom(self) -> int:
-        """Return the blocks to grow into, which hidden vectors leave free: a displaced request is computed anew."""
+        """Return the blocks to grow into, which hidden vectors leave free: a displaced request is recomputed."""
         return self._here.num_seated if self._policy.grows else 0
 
     # --- Seats
@@ -123,7 +123,7 @@ class WeighedMemory(PlainMemory):
     def worth_too_little(self, waiting: WaitingPrompts, now: float) -> list[WorkerRequest]:
         """Return the decodes that leave, since their memory brings more elsewhere (Apt-Serve §5).
 
-        KV becomes hidden only by being computed anew: the request waits until then. Hidden vectors become KV later."""
+        KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
         self._begin(waiting, now)
         decodes = list(self._here.residents.values())
         kinds = zip(decodes, self._stay_as(decodes), strict=True)

@@ -1,6 +1,6 @@
 """Choose how a request is best kept on the device: as KV, as hidden vectors, or not at all (Apt-Serve §4.2, §5).
 
-Hidden vectors take half of the memory, and in every step K and V are made of them anew, which delays all requests that
+Hidden vectors take half of the memory, and in every step K and V are made of them again, which delays all requests that
 are here. Scheduling request i is worth p, the time that it has been pending; as hidden p - N·ρ·m, where N requests are
 here, and ρ·m is what making its K and V takes. So memory brings, for each unit of it, with m halved:
 

@@ -1,6 +1,6 @@
 """The adapters (LoRA) that clients may choose as their model, which all gateways and the job runner share in a file.
 
-The file lies in shared memory, so a process that starts anew knows what was loaded, and a new deployment begins with
+The file lies in shared memory, so a process that starts again knows what was loaded, and a new deployment begins with
 what its settings say:
 
     count of changes 8 | length 8 | JSON: name -> [folder, id, bytes]

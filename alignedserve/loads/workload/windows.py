@@ -68,7 +68,7 @@ def check_window(times: Sequence[float], about_s: float | None) -> None:
 
 
 def varied(stream: Stream, draw: Random) -> Stream:
-    """Return the stream with windows of its trace drawn anew; one without `window_s` stays as it is."""
+    """Return the stream with windows of its trace drawn again; one without `window_s` stays as it is."""
     arrivals, lengths = stream.arrivals, stream.lengths
     if stream.window_s is None or not isinstance(arrivals, Recorded) or not isinstance(lengths, RecordedLengths):
         return stream

@@ -72,7 +72,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
             State.RESIDENT: "received",
             State.LEAVING: "received for the pool",
             State.JOINING: "not intact, the pool has it too",
-            State.WAITING: "not intact, computed anew",
+            State.WAITING: "not intact, recomputed",
             State.ABANDONED: "cancelled",
             State.GONE: "not intact",
         },

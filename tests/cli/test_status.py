@@ -1,0 +1,38 @@
+"""The lines of `alignedserve status` add up, though gateways and the router count at different moments."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from alignedserve.cli import main as cli
+from alignedserve.cli.remote import status
+
+TOLD = {"state": "ready", "models": ["demo"], "parts": [], "late": [], "scale": {}, "fallbacks": [], "weights": {}}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "router", "said"),
+    [
+        (17, {"unplaced": 2, "decode": 17}, "be: 19 open (2 without a worker, 17 with decode workers), 0 served"),
+        (5, {"decode": 4}, "be: 5 open (4 with decode workers, 1 with a gateway), 0 served"),
+        (3, {}, "be: 3 open, 0 served"),
+    ],
+    ids=["some have just ended", "one has just come", "the router is away"],
+)
+def test_open_requests_are_the_sum_of_their_places(
+    gateway: int, router: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(asked: httpx.Request) -> httpx.Response:
+        if asked.url.path != "/metrics":
+            return httpx.Response(200, json=TOLD)
+        lines = [f'alignedserve:num_requests_open{{class="be"}} {gateway}']
+        lines += [f'alignedserve:num_requests_at{{class="be",stage="{at}"}} {count}' for at, count in router.items()]
+        return httpx.Response(200, text="\n".join(lines) + "\n")
+
+    def asking(url: str, _: object) -> httpx.Client:
+        return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
+
+    monkeypatch.setattr(status, "asking", asking)
+    assert cli.main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == said
