@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import os
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
@@ -25,14 +28,26 @@ def url_of(config: Config) -> str:
 
 
 def announce_when_ready(config: Config, announce: Callable[[str], None]) -> None:
-    """Hand on a greeting as soon as the deployment takes requests. A thread waits for that, however long it takes."""
+    """Hand on a greeting as soon as the deployment takes requests, and tell the service manager. A thread waits for
+    that, however long it takes."""
 
     def wait() -> None:
         while not is_ready(config):  # asked again and again, as by a client: no part can answer for all others
             time.sleep(READY_LOOK_S)
+        _tell_service_manager()
         announce(_greeting(config))
 
     threading.Thread(target=wait, name="ready", daemon=True).start()
+
+
+def _tell_service_manager() -> None:
+    """Report that it is ready, as systemd wants it of a service of `Type=notify`; without a manager do nothing."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address.startswith("@"):  # not in the file system
+        address = f"\0{address[1:]}"
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        if address:
+            manager.sendto(b"READY=1", address)
 
 
 def is_ready(config: Config) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from alignedserve.lab.reproduce.cells import Cells
+from alignedserve.lab.reproduce.cells import Cells, X
 from alignedserve.lab.reproduce.figure import OURS, Figure
 from alignedserve.loads.figures.plotting import new_figure, save_figure
 
@@ -19,6 +19,8 @@ _MARKERS = "osv^D*Px"
 _BARS = 0.8  # width of all bars at one x
 _OURS, _OTHERS = "#0b84b8", ("#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#777777", "#9c6b4f")
 _MOST_CLAIMS = 3  # of the paper, that are written below
+_MARK: dict[str, Any] = {"s": 36, "c": "white", "linewidths": 1.4, "zorder": 5, "clip_on": False}
+_HIGHEST_MARK = 1.25  # of our highest value: marks above are at the edge, with their value
 
 
 def draw(figure: Figure, cells: Cells, path: Path) -> None:
@@ -32,9 +34,10 @@ def draw(figure: Figure, cells: Cells, path: Path) -> None:
     axis.set_ylabel(fill(str(figure.y), 36), fontsize="small")
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
+    _marks(figure, cells, axis)
     axis.set_ylim(0, axis.get_ylim()[1] * 1.04)  # also where all values are one
     axis.set_title(fill(f"{figure.number}: {figure.title}", 66), loc="left", fontsize="medium", pad=8)
-    canvas.legend(fontsize="small", loc="outside lower center", ncols=min(4, len(cells.labels)), frameon=False)
+    canvas.legend(fontsize="small", loc="outside lower center", ncols=4, frameon=False)
     for number, claim in enumerate(figure.claims[:_MOST_CLAIMS]):
         ours = claim.of(cells)
         words = f"{claim.text}: {claim.paper:.3g} in the paper, {f'{ours:.3g}' if isfinite(ours) else 'none'} here"
@@ -55,15 +58,41 @@ def _curves(figure: Figure, cells: Cells, axis: Axes) -> None:
 
 def _bars(figure: Figure, cells: Cells, axis: Axes) -> None:
     width = _BARS / len(cells.labels)
-    for number, (label, colour) in enumerate(_coloured(figure, cells)):
+    for label, colour in _coloured(figure, cells):
         means, errors = _means(figure, cells, label)
-        places = [at + (number + 0.5) * width - _BARS / 2 for at in range(len(cells.xs))]
+        places = [_place(cells, label, x) for x in cells.xs]
         hatch = "///" if colour == _OURS and label not in figure.ours[:1] else None
         bar: dict[str, Any] = {"label": label, "color": colour, "hatch": hatch, "edgecolor": "white"}
         axis.bar(places, means, width, yerr=errors, capsize=2, **bar)
     axis.set_xticks(range(len(cells.xs)), map(str, cells.xs))
     room = 1.2 if len(cells.xs) == 1 else 0.5  # so that a single group does not fill the picture
     axis.set_xlim(-room, len(cells.xs) - 1 + room)
+
+
+def _marks(figure: Figure, cells: Cells, axis: Axes) -> None:
+    """Mark where the paper's numbers put a system, beside what they are compared with here."""
+    marks = [mark for claim in figure.claims for mark in claim.marks(cells) if isfinite(mark[2])]
+    edge, colours = axis.get_ylim()[1] * _HIGHEST_MARK, dict(_coloured(figure, cells))
+    above: dict[tuple[float, str], list[str]] = {}
+    for label, x, value in marks:
+        place, y = _place(cells, label, x), value * figure.y.factor
+        if y <= edge:
+            axis.scatter([place], [y], marker="D", edgecolors=colours[label], **_MARK)
+        else:
+            above.setdefault((place, label), []).append(f"{y:,.0f}" if y >= 100 else f"{y:.3g}")
+    for (place, label), values in above.items():
+        axis.scatter([place], [edge], marker="^", edgecolors=colours[label], **_MARK)
+        below: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
+        axis.annotate("\n".join(values), (place, edge), (0, -7), fontsize=7, **below)
+    if marks:
+        axis.scatter([], [], marker="D", edgecolors="#111111", label="by the paper's number", **_MARK)
+
+
+def _place(cells: Cells, label: str, x: X) -> float:
+    """Return where a system's value is on the x axis."""
+    if not any(isinstance(other, str) for other in cells.xs):
+        return float(x)
+    return cells.xs.index(x) + (cells.labels.index(label) + 0.5) * _BARS / len(cells.labels) - _BARS / 2
 
 
 def _coloured(figure: Figure, cells: Cells) -> Iterator[tuple[str, str]]:

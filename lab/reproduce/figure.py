@@ -22,6 +22,8 @@ from alignedserve.lab.reproduce.cells import Cells, X
 
 _FACTORS = {"ms": 1e3, "%": 100.0}  # by which figures, in seconds and shares, are multiplied to be shown
 
+_LEAST_FACTOR = 1e-4  # by which a system's values may differ from what the paper's number asks for
+
 OURS = "aligned"  # the preset that is a curve of every figure
 _FILES = Path(__file__).parent / "files"
 
@@ -83,11 +85,50 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A number that the paper states about a figure, and the function that computes ours from the cells."""
+    """A number that the paper states about a figure, and the function that computes ours from the cells.
+
+    Where the text begins with the label of a system, a picture has a mark at this system's curve or bars.
+    """
 
     text: str
     paper: float
     of: Callable[[Cells], float]
+
+    def marks(self, cells: Cells) -> Iterator[tuple[str, X, float]]:
+        """Yield the system, each x and the value with which our figure would have the paper's number, all else being as
+        it is: where ours is 100 beside 80 of vLLM and the paper says 1.5 times vLLM's, that is 120."""
+        text = self.text.lower()
+        about = (label for label in cells.labels if text.startswith((f"{label} ".lower(), f"{label},".lower())))
+        label = max(about, key=len, default=None)
+        factor = None if label is None else self._factor(cells, label)
+        if label is None or factor is None:
+            return
+        ours = self.of(cells)
+        for x in cells.xs:
+            if self.of(_scaled(cells, 2.0, (label, x))) != ours:  # or the number is about other places
+                yield label, x, factor * cells.at(label, x)
+
+    def _factor(self, cells: Cells, label: str) -> float | None:
+        """Return by how much the system's values must grow for the paper's number, by bisection."""
+        keys = [(label, x) for x in cells.xs]
+        low, high = _LEAST_FACTOR, 1 / _LEAST_FACTOR
+
+        def beyond(factor: float) -> bool:
+            return self.of(_scaled(cells, factor, *keys)) > self.paper
+
+        at_low, at_high = beyond(low), beyond(high)
+        if at_low == at_high:
+            return None
+        while high / low > 1 + 1e-9:
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if beyond(middle) == at_low else (low, middle)
+        return low
+
+
+def _scaled(cells: Cells, factor: float, *keys: tuple[str, X]) -> Cells:
+    return Cells(
+        {**cells.values, **{key: [factor * value for value in cells.values[key]] for key in keys}}, cells.better
+    )
 
 
 @dataclass(frozen=True, slots=True)

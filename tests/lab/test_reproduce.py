@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from math import isnan
@@ -20,7 +21,7 @@ from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.reproduce import papers
-from alignedserve.lab.reproduce.cells import Cells
+from alignedserve.lab.reproduce.cells import Cells, X
 from alignedserve.lab.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
 from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, read_document, tables
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
@@ -351,3 +352,25 @@ def test_papers_are_found_by_name() -> None:
 def test_the_page_of_the_docs_is_what_ran() -> None:
     """The remedy is `alignedserve reproduce --out docs`, or where only texts changed `tools/reproductions_page.py`."""
     assert (DOCS / "reproductions.md").read_text(encoding="utf-8") == page(PAPERS.values(), reproduce.runs_in(DOCS))
+
+
+@pytest.mark.parametrize(
+    ("text", "paper", "of", "marks"),
+    [
+        ("A ÷ B at 2", 3.0, lambda cells: cells.times("A", "B", 2), [("A", 2, 12.0)]),
+        ("A below B, mean, %", 75.0, lambda cells: cells.less("A", "B"), [("A", 1, 0.5), ("A", 2, 1.0)]),
+        ("A, mended ÷ A at 1", 5.0, lambda cells: cells.times("A, mended", "A", 1), [("A, mended", 1, 5.0)]),
+        ("B, mean", 6.0, lambda cells: cells.over("B"), [("B", 1, 4.0), ("B", 2, 8.0)]),
+        ("B ÷ A, most", 6.0, lambda cells: cells.most_times("B", "A"), [("B", 1, 6.0), ("B", 2, 12.0)]),
+        ("what A adds to B", 3.0, lambda cells: cells.at("A", 1) - cells.at("B", 1), []),  # about no one system
+        ("A, always", 3.0, lambda _: 1.0, []),  # nothing that A does leads there
+    ],
+)
+def test_a_mark_stands_where_the_papers_number_would_put_the_system(
+    text: str, paper: float, of: Callable[[Cells], float], marks: list[tuple[str, X, float]]
+) -> None:
+    values = {"A": (1.0, 2.0), "A, mended": (2.0, 2.0), "B": (2.0, 4.0)}
+    cells = Cells({(label, x): [both[x - 1]] for label, both in values.items() for x in (1, 2)})
+    found = list(Claim(text, paper, of).marks(cells))
+    assert [mark[:2] for mark in found] == [mark[:2] for mark in marks]
+    assert [mark[2] for mark in found] == pytest.approx([mark[2] for mark in marks])
