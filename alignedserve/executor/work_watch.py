@@ -86,7 +86,7 @@ class WorkWatch:
     @contextmanager
     def beside(self, what: str) -> Iterator[None]:
         """Watch a piece of a copy beside the steps, which waits for its turn among them."""
-        self._beside = _Other(what, ON_GPU_S)
+        self._beside = _Other(what, max(ON_GPU_S, self._least_s))
         try:
             yield
         finally:

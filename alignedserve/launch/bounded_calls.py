@@ -39,7 +39,7 @@ class BoundedCalls:
         try:
             return answer.result(self._most_s)
         except Late:
-            if answer.done():  # the call itself has failed so
-                raise
+            if answer.done():  # just now, or the call itself has failed so
+                return answer.result()
             self._late = answer  # type: ignore[assignment]
             raise NoAnswer(f"{self._whom} has not answered for {self._most_s:g} s") from None

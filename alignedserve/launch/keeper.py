@@ -20,6 +20,7 @@ from alignedserve.config.choices import LogFormat
 from alignedserve.config.config import Config, dump, parse, reloaded
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
+from alignedserve.launch.bounded_calls import NoAnswer
 from alignedserve.launch.keeper_events import KeeperEvent, KeeperEvents, PartEnded, PartTask, Ready, TimeToLook
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.ready import announce_when_ready
@@ -184,7 +185,6 @@ class Keeper(ABC):
             self._screen.clear()
             part, silent_s = silent
             say(f"{part} runs and has given no sign of life for {silent_s:.0f} s: it is ended, and starts again")
-            self._starts.end(part)
             self.end(part)
         if self._starts.is_over:
             self._screen.clear()
@@ -210,14 +210,14 @@ class Keeper(ABC):
                 self._orders_to_stop.append(event)
                 self._drains = True
                 return ExitCode.STOPPED
-            case HeardOrder() if self._drains:
+            case HeardOrder() if self._drains or not self._kept:
                 event.answer("error: it stops")
                 event.done()
             case HeardOrder() if event.order.reload:
                 self._reload(event)
             case HeardOrder():
                 self._scale(event)
-            case Ready(greeting) if not self._drains:
+            case Ready(greeting) if self._kept and not self._drains:
                 self._starts.open()
                 self._screen.clear()
                 print(greeting, flush=True)
@@ -267,12 +267,14 @@ class Keeper(ABC):
         # A part that ran before may run again: other processes may free memory or space on a disk.
         cannot_run = life.is_first and bool(ended.failure)
         is_hopeless = cannot_run or quick_deaths >= MOST_QUICK_DEATHS
-        if life.spec.worker in self._added and is_hopeless:
+        may_come_yet = isinstance(ended.how, NoAnswer)  # Ray is away: nothing is known of the part
+        if life.spec.worker in self._added and is_hopeless and not may_come_yet:
             self._leave_out(life, ended)
             return None
         say(ended.failure or f"{ended.part} {_ending(ended.how)}")
         # A deployment that has served waits for its part: what kills it may be a request, or a machine that is full.
-        ends_all = not self._starts.is_open and (cannot_run or (is_hopeless and not self._serves_without(life.spec)))
+        cannot_serve = cannot_run or (is_hopeless and not may_come_yet and not self._serves_without(life.spec))
+        ends_all = not self._starts.is_open and cannot_serve
         if ended.failure and ends_all:
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
         if ended.part != ROUTER:
@@ -341,11 +343,19 @@ class Keeper(ABC):
             for name, life in self._lives.items():
                 life.spec = replace(life.spec, config=tree)
                 if name in self._alive:
-                    self.hand_on(life.spec)
+                    lines += self._not_handed_on(life.spec)
         for line in lines:
             say(f"reload: {line}")
             asked.answer(line)
         asked.done()
+
+    def _not_handed_on(self, spec: PartSpec) -> list[str]:
+        """Give a part its new settings; return a line where that fails, as on a full machine."""
+        try:
+            self.hand_on(spec)
+        except Exception as error:
+            return [f"error: {spec.name} keeps the old settings until it starts again: {error}"]
+        return []
 
     def _scale(self, asked: HeardOrder) -> None:
         """Start and retire workers as an order says."""

@@ -15,7 +15,7 @@ from alignedserve.config.config import Config
 from alignedserve.core import WORKERS, Role
 from alignedserve.launch import start
 from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
-from alignedserve.launch.keeper import Keeper, say
+from alignedserve.launch.keeper import GRACE_S, Keeper, say
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.reloading import Reloading
 from alignedserve.safe_path import module_command
@@ -56,6 +56,7 @@ class _PartProcess:
         self._lock, self._telling = threading.Lock(), threading.Lock()
         self._process: _Process | None = None
         self.is_over = False
+        self._has_ended = threading.Event()
 
     @property
     def pid(self) -> int | None:
@@ -81,6 +82,7 @@ class _PartProcess:
             was_over, self.is_over = self.is_over, True
         if not was_over:
             self._ended(self.spec, how, failure)
+        self._has_ended.set()
 
     def signal(self, number: signal.Signals) -> bool:
         """Send the signal, or let the process never begin; return whether there is one."""
@@ -91,7 +93,7 @@ class _PartProcess:
         if process is None:
             self.say_ended(-number)
         elif number is signal.SIGKILL:
-            process.wait()
+            self._has_ended.wait(GRACE_S)  # one that waits for a driver or a disk does not end
         return process is not None
 
 

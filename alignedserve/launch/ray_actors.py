@@ -29,7 +29,7 @@ from alignedserve.config.config import Config
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_ended
-from alignedserve.launch.bounded_calls import BoundedCalls
+from alignedserve.launch.bounded_calls import BoundedCalls, NoAnswer
 from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
 from alignedserve.launch.keeper import Keeper, NewPlace, say
 from alignedserve.launch.keeper_events import PartTask
@@ -98,7 +98,7 @@ class OnRay(Keeper):
         super().__init__(config, specs, reloading, machine)
         self._ray, self._ending = ray, ending
         self._groups, self._types, self._deployment = groups, types, specs[0].deployment
-        self._calls, self._is_ending = BoundedCalls("Ray"), False
+        self._calls = BoundedCalls("Ray")
         self._actors: dict[str, Any] = {}
         self._places: dict[str, _NodePlace] = {}
         ending.left = self._alive.copy
@@ -162,16 +162,14 @@ class OnRay(Keeper):
 
     def _within(self, call: Callable[[], T]) -> T:
         """Make a call to Ray, which raises NoAnswer if it takes too long. The end has a limit of its own."""
-        return call() if self._is_ending else self._calls.within(call)
+        return self._calls.within(call) if self._kept else call()
 
     def make_place(self, worker: str) -> NewPlace:
-        return self._within(partial(self._make_place, worker))
-
-    def _make_place(self, worker: str) -> NewPlace:
         """Make a place for a worker. A worker that shares a pool's memory goes to that node. Where KV may travel, a
         prefill worker goes anywhere; a decode worker goes to a new node, with a pool, if no pool's node has room."""
         if self._machine is not None:
             return NewPlace()
+        self._within(self._ray.nodes)  # what follows changes our places, so it is not left to a thread
         placing, role = placing_of(self._ray, self._config, self._types), Role(worker.partition("-")[0])
         parts, pools = placing.parts(role, worker), self._pools()
         if not pools or (role is Role.PREFILL and placing.may_travel):
@@ -228,7 +226,8 @@ class OnRay(Keeper):
         """Say why the part has no place yet, if it has none."""
         if self._lives[spec.name].began_at == math.inf:
             ranks = [rank.name for rank in self._ranks(spec.worker)]
-            say(waits({name: self._places[name].needs for name in ranks}, self._within(self._free)))
+            with suppress(NoAnswer):
+                say(waits({name: self._places[name].needs for name in ranks}, self._within(self._free)))
 
     def _clean(self) -> None:
         """Remove what no process holds any more from the shared memory of the nodes."""
@@ -351,7 +350,6 @@ class OnRay(Keeper):
             return False
 
     def _stop_all(self) -> None:
-        self._is_ending = True
         self._ending.begin(is_wanted=bool(self._orders_to_stop))
         super()._stop_all()
         self._wait_until_ended(self._alive, ANSWER_S)

@@ -105,7 +105,10 @@ def _follow_launcher(live: LiveSettings) -> None:
     def follow() -> None:
         with os.fdopen(0, "rb", closefd=False) as given:
             for line in given:
-                live.change(parse(PartSpec.from_json(line.decode()).config))
+                try:
+                    live.change(parse(PartSpec.from_json(line.decode()).config))
+                except Exception:  # half a line of a launcher that was killed
+                    log.exception("new settings are not taken")
         log.warning("the launcher has gone: this process ends")
         os._exit(ExitCode.LAUNCHER_GONE)
 

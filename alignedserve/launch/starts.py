@@ -92,14 +92,17 @@ class Starts:
         self._moved_at = now
 
     def silent(self, now: float) -> tuple[str, float] | None:
-        """Return the part that has been silent for longest, and for how long, if that is too long."""
-        passed_s, self._looked_at = min(now - self._looked_at, _MOST_PASSED_S), now
+        """Return the part that has been silent for longest, and for how long, if that is too long: it is to be ended,
+        and returned again if it is there much later."""
+        most_s = min(_MOST_PASSED_S, self._silent_s / 4)
+        passed_s, self._looked_at = min(now - self._looked_at, most_s), now
         for running in self._running.values():
             running.silent_s += passed_s
         part = max(self._running, key=lambda part: self._running[part].silent_s, default=None)
         if part is None or self._running[part].silent_s < self._silent_s:
             return None
-        return part, self._running[part].silent_s
+        silent_s, self._running[part].silent_s = self._running[part].silent_s, 0.0
+        return part, silent_s
 
     @property
     def is_over(self) -> bool:

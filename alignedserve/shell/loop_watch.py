@@ -51,12 +51,14 @@ class LoopWatch:
         self._loops: list[_WatchedLoop] = []
         self._has_ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._beginning = threading.Lock()
 
     def begin(self) -> None:
         """Give signs of life from now on."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="loop-watch", daemon=True)
-            self._thread.start()
+        with self._beginning:  # two loops of a process may begin at once
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="loop-watch", daemon=True)
+                self._thread.start()
 
     def end(self) -> None:
         """Look no more, and give no more signs of life: what remains of this process's end has to be short."""

@@ -109,7 +109,7 @@ class SqliteStore:
     async def close(self) -> None:
         if self._connection is not None:
             await self._run(self._connection.close)
-        self._thread.shutdown()
+        self._thread.shutdown(wait=self._connection is not None)  # or it may hang where it opens
 
     async def describe(self) -> StoreDescription:
         guarantees = (

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull, StoreTaken
 from alignedserve.store.blobs import Blobs, Writing, check_writable
-from alignedserve.store.sqlite_store import SqliteStore
+from alignedserve.store.sqlite_store import ANSWER_S, SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
 
 log = logging.getLogger("alignedserve.launch")
@@ -109,7 +109,10 @@ def _deployment_of(holder: str) -> list[str]:
 
 async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
     folder = data_folder(jobs)
-    blobs = await asyncio.to_thread(_make_folders, jobs, folder)
+    try:
+        blobs = await asyncio.wait_for(asyncio.to_thread(_make_folders, jobs, folder), ANSWER_S)
+    except asyncio.TimeoutError:
+        raise StoreError(f"the disk of {folder} has not answered for {ANSWER_S:g} s") from None
     if jobs.store == SQLITE:
         return Storage(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
     _check_redis_client()

@@ -59,8 +59,9 @@ class Search:
             for family in self.families
             for failing, holding in [self._limits(family)]
         ]
-        checks = 2 * len(self.fresh) + 1 if self.answer is None else len(self._checking())
-        return sum(max(0, sizes).bit_length() for sizes in open_sizes) + checks
+        searching = sum(max(0, sizes).bit_length() for sizes in open_sizes)
+        may_be_checked = 2 * len(self.fresh) + 1 if searching and self.answer is None else 0
+        return searching + may_be_checked + len(self._checking())
 
     def hear(self, trial: PlanTrial, outcome: Outcome) -> None:
         self.found.setdefault(trial.deployment, {})[trial.seed] = outcome

@@ -35,7 +35,9 @@ class KeptRuns:
         self._head = json.dumps({"code": _digest_of_code()})
         if path.exists():
             self._values.update(self._read(path.read_text(encoding="utf-8")))
-        self._write("w", self._head, *map(_line, self._values, self._values.values()))  # without what is cut off
+        new = path.with_suffix(".new")  # without what is cut off
+        self._write("w", self._head, *map(_line, self._values, self._values.values()), path=new)
+        os.replace(new, path)
 
     def __contains__(self, trial: SimulationTrial) -> bool:
         return repr(trial) in self._values
@@ -46,16 +48,16 @@ class KeptRuns:
     def add(self, trial: SimulationTrial, figures: RunFigures) -> None:
         key = repr(trial)
         self._values[key] = {metric: figures.at(metric) for metric in self._metrics}
-        self._write("a", _line(key, self._values[key]))
+        if self._path is not None:
+            self._write("a", _line(key, self._values[key]), path=self._path)
 
-    def _write(self, mode: str, *lines: str) -> None:
-        if self._path is None:
-            return
+    @staticmethod
+    def _write(mode: str, *lines: str, path: Path) -> None:
         try:
-            with self._path.open(mode, encoding="utf-8") as file:
+            with path.open(mode, encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in lines)
         except OSError as error:
-            raise SimulateError(f"{self._path} cannot be written: {error.strerror}") from None
+            raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
 
     def _read(self, text: str) -> Iterator[tuple[str, Values]]:
         """Yield the trials with all these metrics; a command that was killed may have left half a line."""

@@ -16,6 +16,7 @@ from alignedserve.config.choices import LogLevel
 from alignedserve.config.config import Config, load, parse
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch import keeper
+from alignedserve.launch.bounded_calls import NoAnswer
 from alignedserve.shell.control import HeardOrder, LauncherOrder, door_of, tell
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
@@ -97,6 +98,18 @@ def test_the_deployment_ends_with_a_part_that_nothing_can_be_served_without(part
     assert kept.run() == ExitCode.BROKEN
     assert kept.lives(part) == [1, 2, 3]
     assert kept.pauses_s == []
+
+
+def test_while_ray_does_not_answer_no_part_is_given_up() -> None:
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if kept.lives("decode-0")[-1:] == [6]:
+            stop()
+        elif spec.name == "decode-0":
+            raise NoAnswer("Ray still does not answer")
+
+    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.pauses_s == [1.0, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("failure", ["", "there is no memory"])
@@ -348,6 +361,20 @@ def test_settings_that_may_change_go_to_every_part_and_to_its_next_life() -> Non
     for spec in kept.told + kept.started[-1:]:
         told = parse(spec.config)
         assert (told.server.drain_s, told.slo.ttft_ms, told.log.level) == (7.0, 250.0, LogLevel.WARNING)
+
+
+def test_a_part_that_cannot_be_given_new_settings_is_named_and_the_others_get_them() -> None:
+    class Full(Reloaded):
+        def hand_on(self, spec: PartSpec) -> None:
+            if spec.name == "pool-0":
+                raise RuntimeError("can't start new thread")
+            super().hand_on(spec)
+
+    kept = Full(server__drain_s=7.0)
+    assert kept.run() == ExitCode.STOPPED
+    named = "error: pool-0 keeps the old settings until it starts again: can't start new thread"
+    assert kept.lines == ["server.drain_s: 7.0", named]
+    assert {spec.name for spec in kept.told} == {spec.name for spec in kept.started} - {"pool-0"}
 
 
 def test_where_one_setting_needs_a_restart_all_such_are_named_and_none_is_taken() -> None:

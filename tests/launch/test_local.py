@@ -66,7 +66,8 @@ def test_without_threads_no_process_is_started_of_which_nobody_would_hear(
     def refused() -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(local, "threading", SimpleNamespace(Thread=no_thread, Lock=threading.Lock))
+    without = SimpleNamespace(Thread=no_thread, Lock=threading.Lock, Event=threading.Event)
+    monkeypatch.setattr(local, "threading", without)
     assert ends() == ExitCode.BROKEN
     assert "cannot be started: RuntimeError: can't start new thread" in capsys.readouterr().err
     assert not started

@@ -177,8 +177,8 @@ def test_a_part_is_ended_if_and_only_if_it_is_quiet_for_too_long(gaps: list[tupl
 STILL_S, LOOK_S = 30.0, 2.0
 
 
-def running(*parts: str) -> Starts:
-    starts = Starts(QUIET_S, 0.0, STILL_S)
+def running(*parts: str, still_s: float = STILL_S) -> Starts:
+    starts = Starts(QUIET_S, 0.0, still_s)
     for part in parts:
         starts.begin(part, 1, 0.0)
         starts.hear(Sign(part, 1, Stage.RUNS), 0.0)
@@ -213,6 +213,14 @@ def test_signs_of_an_earlier_life_are_none_and_a_part_that_starts_again_is_not_s
 
 
 def test_a_launcher_that_stood_still_itself_takes_nobody_for_silent() -> None:
+    for starts in (running("router"), running("router", still_s=1.0)):
+        for now in range(0, 5_000, 1_000):
+            starts.hear(Sign("router", 1, Stage.RUNS), float(now))
+            assert starts.silent(float(now)) is None
+
+
+def test_a_part_that_could_not_be_ended_is_found_again() -> None:
     starts = running("router")
-    for now in range(0, 5_000, 1_000):
-        assert starts.silent(float(now)) is None
+    found = silent_at(starts, [], 10 * STILL_S)
+    assert found is not None
+    assert silent_at(starts, [], 20 * STILL_S, since=found) == pytest.approx(2 * found, abs=LOOK_S)
