@@ -111,5 +111,5 @@ def test_a_small_shared_memory_serves_and_says_what_is_lost(tmp_path: Path) -> N
         check_answers(deployment.url)
         deployment.wound("gateway-0")
         wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
-        assert "little is found again; give" in deployment.whole_log()
+        assert "keeps few prefixes; give" in deployment.whole_log()
         assert "SIGBUS" not in deployment.whole_log()
