@@ -206,8 +206,8 @@ _FOURTEEN = Figure(
     (_application(_AZURE),),
     _DECODED,
     (
-        Claim("without prefetch, less by %", 14.73, lambda cells: cells.less("w/o P", "AlignedServe")),
-        Claim("without both, a further %", 28.51, lambda cells: cells.less("w/o P&B", "w/o P")),
+        Claim("without prefetch, less by %", 14.73, lambda cells: cells.less("w/o P", "AlignedServe"), "w/o P"),
+        Claim("without both, a further %", 28.51, lambda cells: cells.less("w/o P&B", "w/o P"), "w/o P&B"),
     ),
     finding=(
         "Not shown for prefetch: copies go beside the steps with and without it, so the decode GPU waits for KV 0.2 % "

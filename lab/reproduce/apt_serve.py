@@ -92,7 +92,10 @@ def _reaches(label: str, other: str, mark: float, paper: float) -> Claim:
     def times(cells: Cells) -> float:
         return ratio(cells.crossing(label, mark), cells.crossing(other, mark))
 
-    return Claim(f"highest rate with {mark:.0%} in time, {label} ÷ {other}", paper, times)
+    def place(cells: Cells) -> tuple[float, float]:
+        return paper * cells.crossing(other, mark), mark
+
+    return Claim(f"highest rate with {mark:.0%} in time, {label} ÷ {other}", paper, times, label, place)
 
 
 def _all_reach(mark: float, papers: Sequence[float]) -> Iterator[Claim]:
@@ -146,11 +149,15 @@ def _against_price(number: str, texts: _Texts, rate: float, finding: str, behind
 
 
 def _kv_only(cv: float, paper: float) -> Claim:
-    return Claim(f"points that hidden vectors add at {cv:g}", paper, _points_more("Apt-Serve", "KV only", cv))
+    return Claim(
+        f"points that hidden vectors add at {cv:g}", paper, _points_more("Apt-Serve", "KV only", cv), "Apt-Serve"
+    )
 
 
 def _fcfs(cv: float, paper: float) -> Claim:
-    return Claim(f"points that its order adds to vLLM's at {cv:g}", paper, _points_more("Apt-Serve", "vLLM", cv))
+    return Claim(
+        f"points that its order adds to vLLM's at {cv:g}", paper, _points_more("Apt-Serve", "vLLM", cv), "Apt-Serve"
+    )
 
 
 _SHOWN = "Requests that get memory by how long they pend for how much of it keep more in time than by arrival (KV only)"

@@ -20,7 +20,7 @@ _BARS = 0.8  # width of all bars at one x
 _OURS, _OTHERS = "#0b84b8", ("#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#777777", "#9c6b4f")
 _MOST_CLAIMS = 3  # of the paper, that are written below
 _MARK: dict[str, Any] = {"s": 36, "c": "white", "linewidths": 1.4, "zorder": 5, "clip_on": False}
-_HIGHEST_MARK = 1.25  # of our highest value: marks above are at the edge, with their value
+_HIGHEST_MARK = 1.25  # of our highest value and x: marks beyond are at the edge, with their value
 
 
 def draw(figure: Figure, cells: Cells, path: Path) -> None:
@@ -73,19 +73,32 @@ def _marks(figure: Figure, cells: Cells, axis: Axes) -> None:
     """Mark where the paper's numbers put a system, beside what they are compared with here."""
     marks = [mark for claim in figure.claims for mark in claim.marks(cells) if isfinite(mark[2])]
     edge, colours = axis.get_ylim()[1] * _HIGHEST_MARK, dict(_coloured(figure, cells))
+    right = axis.get_xlim()[1] * _HIGHEST_MARK
     above: dict[tuple[float, str], list[str]] = {}
+    beside: dict[tuple[float, str], list[str]] = {}
     for label, x, value in marks:
         place, y = _place(cells, label, x), value * figure.y.factor
-        if y <= edge:
+        if place > right:
+            beside.setdefault((y, label), []).append(_number(place))
+        elif y > edge:
+            above.setdefault((place, label), []).append(_number(y))
+        elif isfinite(place):
             axis.scatter([place], [y], marker="D", edgecolors=colours[label], **_MARK)
-        else:
-            above.setdefault((place, label), []).append(f"{y:,.0f}" if y >= 100 else f"{y:.3g}")
+    small: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "ha": "center"}
     for (place, label), values in above.items():
         axis.scatter([place], [edge], marker="^", edgecolors=colours[label], **_MARK)
-        below: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top"}
-        axis.annotate("\n".join(values), (place, edge), (0, -7), fontsize=7, **below)
+        axis.annotate("\n".join(values), (place, edge), (0, -7), va="top", **small)
+    step = 0.06 * (right - axis.get_xlim()[0])  # between marks of several systems at one height
+    for number, ((y, label), values) in enumerate(beside.items()):
+        place = right - step * sum(other == y for other, _ in [*beside][:number])
+        axis.scatter([place], [y], marker=">", edgecolors=colours[label], **_MARK)
+        axis.annotate("\n".join(values), (place, y), (0, 6), va="bottom", **small)
     if marks:
         axis.scatter([], [], marker="D", edgecolors="#111111", label="by the paper's number", **_MARK)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _place(cells: Cells, label: str, x: X) -> float:

@@ -87,19 +87,25 @@ class Point:
 class Claim:
     """A number that the paper states about a figure, and the function that computes ours from the cells.
 
-    Where the text begins with the label of a system, a picture has a mark at this system's curve or bars.
+    A picture has marks where the paper's number would put the system that it is `about`: the one with whose label the
+    text begins, unless another is named. A number about a place on the x axis says where its mark is (`at`: x, value).
     """
 
     text: str
     paper: float
     of: Callable[[Cells], float]
+    about: str | None = None
+    at: Callable[[Cells], tuple[float, float]] | None = None
 
     def marks(self, cells: Cells) -> Iterator[tuple[str, X, float]]:
         """Yield the system, each x and the value with which our figure would have the paper's number, all else being as
         it is: where ours is 100 beside 80 of vLLM and the paper says 1.5 times vLLM's, that is 120."""
         text = self.text.lower()
-        about = (label for label in cells.labels if text.startswith((f"{label} ".lower(), f"{label},".lower())))
-        label = max(about, key=len, default=None)
+        named = (label for label in cells.labels if text.startswith((f"{label} ".lower(), f"{label},".lower())))
+        label = self.about or max(named, key=len, default=None)
+        if label is not None and self.at is not None:
+            yield label, *self.at(cells)
+            return
         factor = None if label is None else self._factor(cells, label)
         if label is None or factor is None:
             return

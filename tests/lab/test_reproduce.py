@@ -374,3 +374,15 @@ def test_a_mark_stands_where_the_papers_number_would_put_the_system(
     found = list(Claim(text, paper, of).marks(cells))
     assert [mark[:2] for mark in found] == [mark[:2] for mark in marks]
     assert [mark[2] for mark in found] == pytest.approx([mark[2] for mark in marks])
+
+
+def test_a_number_about_a_place_on_the_x_axis_says_where_its_mark_is_and_a_system_may_be_named() -> None:
+    cells = Cells({("A", 1): [1.0], ("A", 2): [2.0]})
+
+    def of(cells: Cells) -> float:
+        return cells.at("A", 2)
+
+    assert list(Claim("rate at 1.5", 9.0, of, "A", at=lambda _: (9.0, 1.5)).marks(cells)) == [("A", 9.0, 1.5)]
+    ((label, x, value),) = Claim("points more at 2", 9.0, of, "A").marks(cells)
+    assert (label, x) == ("A", 2)
+    assert value == pytest.approx(9.0)
