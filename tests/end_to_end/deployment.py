@@ -152,10 +152,16 @@ class Deployment:
 
     def wound(self, part: str) -> None:
         """Kill the process of this part, once it runs, and return when the launcher has started another for it."""
-        wait_until(lambda: self.runs(part), BACK_S, self.log)  # where others serve, a test before may not wait for it
-        old = self.pid(part)
-        os.kill(old, signal.SIGKILL)
-        wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
+        there: list[int] = []
+
+        def is_there() -> bool:
+            there[:] = self._pids(part)
+            return len(there) == 1
+
+        wait_until(is_there, BACK_S, self.log)  # where others serve, a test before may not wait for it
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(there[0], signal.SIGKILL)
+        wait_until(lambda: any(pid != there[0] for pid in self._pids(part)), BACK_S, self.log)
 
     def listens_at(self) -> set[IPAddress]:
         """Return the addresses at which its processes accept connections."""

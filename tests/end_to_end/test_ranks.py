@@ -30,11 +30,13 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytest.FixtureRequest) -> None:
     wanted = [*mixed(REQUESTS, seed=3, outputs=(1, 60)), *documents(3, seed=5)]
-    alone = mixed(4, seed=6, outputs=(80, 120))  # long enough for a move, and no prompts run where they move to
-    for asked in (wanted, alone):
-        check_greedy(asked, asyncio.run(all_tokens(ranked.url, asked)))
+    check_greedy(wanted, asyncio.run(all_tokens(ranked.url, wanted)))
     is_direct = not request.node.callspec.id.endswith("host")
-    assert (ranked.whole_log().count("is pulled from") > 0) is is_direct, "rank to rank"
+    for seed in range(6, 10):  # long enough for a move; how many do move depends on what runs when
+        check_greedy(alone := mixed(4, seed=seed, outputs=(80, 120)), asyncio.run(all_tokens(ranked.url, alone)))
+        if not is_direct or "is pulled from" in ranked.whole_log():
+            break
+    assert ("is pulled from" in ranked.whole_log()) is is_direct, "rank to rank"
 
 
 @pytest.mark.parametrize("part", ["decode-0-rank-1", "decode-0"] if SOAK else ["decode-0-rank-1"])
