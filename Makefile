@@ -81,13 +81,14 @@ smollm2: $(SERVING)
 	@$(BIN)/python -c "from alignedserve.architectures.model_source import chosen_model; \
 	  _, why = chosen_model(None); print(f'{why}: the tests that need it will skip') if why else None"
 
-# All tests, with lint and types beside them.
+# All tests but the rare ones, with lint and types beside them: make test RARE="--rare 1" has them all (tests/rare.py).
+RARE ?=
 test: setup redis chromium helm smollm2
 	@$(MAKE) --no-print-directory --jobs=3 types pytest lint
 
 # Three processes fill two cores, since tests of whole deployments wait for a third of their time (tests/conftest.py).
 pytest: $(TESTING)
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile $(RARE)
 
 # What a commit needs at least: lint, types, the tests of the cores, and what grows beyond its measure.
 check: setup
@@ -112,7 +113,7 @@ draws: setup
 
 # The tests that failed in the last run, by themselves.
 test-again: setup redis chromium helm smollm2
-	$(BIN)/pytest --last-failed --last-failed-no-failures none
+	$(BIN)/pytest --rare 1 --last-failed --last-failed-no-failures none
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.

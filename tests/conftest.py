@@ -22,7 +22,7 @@ from hypothesis import settings
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.fallbacks import fallbacks, works
 from alignedserve.machine.one_thread import ONE_THREAD
-from tests import times
+from tests import rare, times
 from tests.times import Timing
 
 SOAK = bool(os.environ.get("SOAK"))
@@ -71,6 +71,10 @@ _timings: list[Timing] = []
 def _processor_s() -> float:
     """Return the processor time of this process, and of processes that it started and that have ended."""
     return sum(os.times()[:4])
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.register(rare.Plugin(), "rare")
 
 
 def pytest_configure(config: pytest.Config) -> None:

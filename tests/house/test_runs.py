@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import draws, flakes, times
+from tests import draws, flakes, rare, times
 from tests.conftest import in_one_process
 from tests.flakes import Flake, told, why_red
 from tests.near import Deadline, by_turns, near, that_fit
@@ -101,6 +101,41 @@ class TestFlakes:
 
     def test_the_kept_file_is_read(self) -> None:
         assert all(flake.test.startswith("tests/") for flake in flakes.read())
+
+
+class TestRare:
+    FILE = """
+import pytest
+from tests.rare import rare, thinned
+
+@pytest.mark.parametrize("number", thinned(range(40), usual=2))
+def test_numbers(number): pass
+
+@pytest.mark.parametrize(("name", "number"), thinned([("a", 1), ("b", 2)], usual=1))
+def test_pairs(name, number): pass
+
+@rare
+def test_slow(): pass
+"""
+
+    def run(self, pytester: pytest.Pytester, *options: str) -> set[str]:
+        pytester.makepyfile(test_it=self.FILE)
+        pytester.makeini("[pytest]\nmarkers = rare\naddopts = -p no:schemathesis")
+        ran = pytester.inline_run(*options, plugins=[rare.Plugin()]).listoutcomes()[0]
+        return {report.nodeid.partition("::")[2] for report in ran}
+
+    def test_a_run_has_the_usual_cases_a_share_of_the_rare_and_any_that_is_named(
+        self, pytester: pytest.Pytester
+    ) -> None:
+        usual = {"test_numbers[0]", "test_numbers[20]", "test_pairs[a-1]"}
+        assert self.run(pytester) == usual
+        assert self.run(pytester, "test_it.py::test_slow") == {"test_slow"}
+        assert self.run(pytester, "test_it.py::test_numbers[7]") == {"test_numbers[7]"}
+        everything = self.run(pytester, "--rare", "1")
+        assert len(everything) == 43
+        some = [self.run(pytester, "--rare", "0.3", "--rare-seed", seed) for seed in "112"]
+        assert some[0] == some[1] != some[2]
+        assert all(usual < ran < everything for ran in some)
 
 
 class TestNear:
