@@ -3,9 +3,9 @@
 Each source is compiled once for each instruction set that the compiler knows, so that one library serves every CPU of
 a kind and chooses at run time. `python kernels/build.py` builds it in place, and installing does so too (setup.py).
 With `--here` only what this machine's CPU would choose is compiled, a third of the work. With `--tested` the library
-has what this CPU can run; the rest is compiled without optimisation, in a tenth of the time, and thrown away: that
-shows what a compiler refuses. Only the standard library is imported: setup.py and make run this file before anything is
-installed.
+has what this CPU can run, and only the set that it would choose is fast. Of the sets beyond, every second one is
+compiled without optimisation and thrown away: that shows what a compiler refuses. Only the standard library is
+imported: setup.py and make run this file before anything is installed.
 
 The library says from which sources it was built, and a library from other sources is not used (native/library.py):
 its kernels might take other arguments than the Python code passes.
@@ -80,14 +80,16 @@ def build(library: Path = LIBRARY, only_here: bool = False, only_tested: bool = 
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
-        tried = [isa for isa in sets if only_tested and isa not in run_here(compiler, sets)]
-        sets = used_here(compiler, sets) if only_here else [isa for isa in sets if isa not in tried]
+        best = used_here(compiler, sets)
+        beyond = [isa for isa in sets if only_tested and isa not in run_here(compiler, sets)]
+        sets = best if only_here else [isa for isa in sets if isa not in beyond]
         (folder / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
         (folder / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
-        jobs = list(_jobs(sets, folder))
+        fast = best[1:] or best if only_tested else sets
+        jobs = [job if isa in ("", *fast) else _slow(job) for isa, job in _jobs(sets, folder)]
+        trials = [["-O0", *job] for isa, job in _jobs(beyond[::-2], folder) if isa]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            trials = [[*job, "-O0"] for job in _jobs(tried, folder) if job not in jobs]
-            list(pool.map(lambda job: _run([*compiler, *job]), [*jobs, *trials]))
+            list(pool.map(lambda job: _run([*compiler, *_FLAGS, *job]), [*jobs, *trials]))
         objects = [job[-1] for job in jobs]
         made = folder / library.name
         # No -fopenmp here: GOMP_parallel and its kin stay unresolved until a process that has them loads this library.
@@ -119,12 +121,20 @@ def find_compiler() -> list[str]:
     raise NoCompiler("no C++ compiler found: install g++, or name one in the environment variable CXX")
 
 
-def _jobs(sets: Sequence[str], folder: Path) -> Iterator[list[str]]:
+def _jobs(sets: Sequence[str], folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield what the compiler is given beside the flags of all, with the instruction set or ""."""
     include = f"-I{folder}"
     for source in sorted(SOURCES.glob("*.cpp")):
         for isa in ("",) if source.name == ONCE else sets:
-            flags = (*_FLAGS, include, *X86.get(isa, ()), *([f"-DISA={isa}"] if isa else []))
-            yield [*flags, "-c", str(source), "-o", str(folder / f"{source.stem}.{isa}.o")]
+            flags = (include, *X86.get(isa, ()), *([f"-DISA={isa}"] if isa else []))
+            yield isa, [*flags, "-c", str(source), "-o", str(folder / f"{source.stem}.{isa}.o")]
+
+
+def _slow(job: list[str]) -> list[str]:
+    """Return the same, compiled to slower code in a third of the time. Without all of -O3 a compiler makes functions of
+    the standard library's templates, and the linker would keep those of one instruction set for all."""
+    source = Path(job[-3]).read_text()
+    return job if "<vector>" in source or '"beginnings.h"' in source else ["-O1", *job]
 
 
 def _instruction_sets() -> list[str]:
