@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
@@ -127,9 +127,12 @@ class Setting:
         return None
 
 
+_hints_of = cache(get_type_hints)  # they are compiled each time
+
+
 def settings_of(part: type, above: str = "") -> Iterator[Setting]:
     """Yield every leaf of a tree of dataclasses."""
-    hints = get_type_hints(part)
+    hints = _hints_of(part)
     for declared in fields(part):
         path = f"{above}{declared.name}"
         if is_section(declared):

@@ -27,8 +27,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
 
     try:
         text = path.read_text(encoding="utf-8")
-        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader), path)
-        tree = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        _refuse_repeated_keys(node, path)
+        tree = None if node is None else loader.construct_document(node)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -94,11 +94,12 @@ class _Equations:
         self.target = [0.0] * size
 
     def add(self, row: Vector, wanted: float, weight: float) -> None:
-        for equation, value in zip(self.matrix, row, strict=True):
-            if value:
-                scaled = weight * value
-                equation[:] = [old + scaled * other for old, other in zip(equation, row, strict=True)]
-        self.target = [old + weight * wanted * value for old, value in zip(self.target, row, strict=True)]
+        filled = [(at, value) for at, value in enumerate(row) if value]  # of a step's features most are 0
+        for at, value in filled:
+            equation, scaled = self.matrix[at], weight * value
+            for other_at, other in filled:
+                equation[other_at] += scaled * other
+            self.target[at] += weight * wanted * value
 
     def blend(self, keep: float, other: _Equations) -> None:
         """Forget a share of these equations, and take as much of the other ones."""

@@ -33,6 +33,8 @@ def bucket_of(seconds: float) -> int:
 
 
 def _sum(one: Any, other: Any) -> Any:
+    if not one or not other:
+        return one or other
     return one + other if isinstance(one, int) else dict(Counter(one) + Counter(other))
 
 

@@ -253,4 +253,5 @@ def _value(key: Setting, value: Any) -> Any:
 
 
 def _build_part(part: type[Part], values: Tree) -> Part:
-    return part(**{key: value for key, value in values.items() if key in keys_of(part)})
+    keys = keys_of(part)
+    return part(**{key: value for key, value in values.items() if key in keys})
