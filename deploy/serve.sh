@@ -30,12 +30,14 @@ setsid nohup sh -c '
   rm -f serve.pid
   touch serve.ended
 ' "$config" >> serve.log 2>&1 < /dev/null &
+ended=
 for _ in $(seq 7200); do  # nodes come, and a large model is loaded: `serve` itself ends a start in which nothing moves
+  if [ -f serve.ended ]; then ended=yes; fi  # looked at first: it may serve, and end, between two looks
   if grep -q "^serving " serve.log; then
     grep -A3 "^serving " serve.log  # on which address, what is promised, and a line to try
     exit 0
   fi
-  if [ -f serve.ended ]; then break; fi
+  if [ "$ended" ]; then break; fi
   sleep 1
 done
 tail -n 20 serve.log >&2
