@@ -67,7 +67,7 @@ redis:
 	@command -v redis-server > /dev/null || test -x $(REDIS)/usr/bin/redis-server || \
 	  tests/get_redis.sh $(REDIS) || echo "no redis-server: the tests that need one will skip"
 
-chromium:
+chromium: | redis  # each may update the lists of packages, and takes a lock then
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
 	  command -v google-chrome > /dev/null || test -x $(CHROMIUM)/usr/lib/chromium/chromium-headless-shell || \
 	  tests/get_chromium.sh $(CHROMIUM) || echo "no Chromium: the tests that need one will skip"
@@ -83,12 +83,13 @@ smollm2: $(SERVING)
 
 # All tests but the rare ones, with lint and types beside them: make test RARE="--rare 1" has them all (tests/rare.py).
 RARE ?=
-test: setup redis chromium helm smollm2
-	@$(MAKE) --no-print-directory --jobs=3 types pytest lint
+# What is needed is fetched, compiled and checked side by side.
+test:
+	@$(MAKE) --no-print-directory --jobs=4 pytest types lint
 
-# Three processes fill two cores, since tests of whole deployments wait for a third of their time (tests/conftest.py).
-pytest: $(TESTING)
-	$(BIN)/pytest -n 3 --dist loadfile $(RARE)
+# Four processes fill two cores, since tests of whole deployments wait for half of their time (tests/conftest.py).
+pytest: $(TESTING) $(EVERY_KERNEL) redis chromium helm smollm2
+	$(BIN)/pytest --processes 4 $(RARE)
 
 # What a commit needs at least: lint, types, the tests of the cores, and what grows beyond its measure.
 check: setup
@@ -96,7 +97,7 @@ check: setup
 
 CORES := owner router kvpool worker prefill_worker decode_worker schedulers scheduling protocol shell house
 cores: $(TESTING)
-	$(BIN)/pytest -q -n 2 --dist loadfile $(CORES:%=tests/%)
+	$(BIN)/pytest -q --processes 2 $(CORES:%=tests/%)
 
 warnings: $(TESTING)
 	@PYTHONPATH=tools $(BIN)/python tools/warn_house.py

@@ -6,23 +6,21 @@ import gc
 import os
 import re
 import signal
-import sys
 import time
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import pytest
-from _pytest.assertion import rewrite
 from hypothesis import settings
 
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.fallbacks import fallbacks, works
 from alignedserve.machine.one_thread import ONE_THREAD
 from tests import rare, times
+from tests.processes import Processes
 from tests.times import Timing
 
 SOAK = bool(os.environ.get("SOAK"))
@@ -57,10 +55,9 @@ for _name, _value in (*ONE_THREAD.items(), ("GOMP_SPINCOUNT", "1000")):
 # A process in the background ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Order for several test processes: first the tests that start whole deployments, and wait for a third of their time,
-# then what takes longest, so that at the end all have little left. Deployments have timeouts long enough for a machine
-# that runs three at a time.
-FIRST = ("cluster", "end_to_end", "third_party")
+# Tests that start whole deployments, and wait for half of their time. Deployments have timeouts long enough for a
+# machine that runs three at a time.
+WAITS = ("cluster", "end_to_end", "third_party")
 
 # A test of a deployment that others share (tests/end_to_end/conftest.py).
 _SHARES = re.compile(r"^(?:async )?def test_\w+\([^)]*\b(?:deployment|shared): Deployment", re.MULTILINE)
@@ -75,29 +72,12 @@ def _processor_s() -> float:
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(rare.Plugin(), "rare")
+    pluginmanager.register(Processes(by_group, keep_times), "processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        return
     if not config.option.collectonly:
         times.begin(times.folder_of(config))
-    if config.getoption("numprocesses", None):
-        rewrite_asserts_once(config, sorted(Path(__file__).parent.rglob("test_*.py")))
-
-
-def rewrite_asserts_once(config: pytest.Config, tests: Iterable[Path]) -> None:
-    """Compile the tests that nobody has compiled yet, as pytest does. On a fresh clone each process would do that by
-    itself, for 40 % of the time that it collects."""
-    for test in tests:
-        compiled = rewrite.get_cache_dir(test) / f"{test.stem}{rewrite.PYC_TAIL}"
-        if compiled.exists() or sys.dont_write_bytecode or not rewrite.try_makedirs(compiled.parent):
-            continue
-        with suppress(
-            SyntaxError, AttributeError, KeyError, TypeError
-        ):  # each process says where, or compiles by itself
-            source_hash, code = rewrite._rewrite_test(test, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, compiled)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -139,24 +119,14 @@ def timed(what: str) -> Iterator[None]:
         _timings.append(Timing(what, wall_s, used_s - sum(timing.processor_s for timing in inner)))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Keep what this run's tests took (tests/times.py)."""
-    worker = getattr(session.config, "workerinput", {}).get("workerid", "")
+def keep_times(config: pytest.Config, process: str) -> None:
+    """Keep what this process's tests took (tests/times.py)."""
     if _timings:
-        times.keep(_timings, f"-{worker}" if worker else "", times.folder_of(session.config))
+        times.keep(_timings, process, times.folder_of(config))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run in one process what shares much (with `-n`), and hand it out in the order of its files."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return in_one_process(nodeid.partition("::")[0])
-
-    config.option.loadscopereorder = False
-    return Scheduling(config, log)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    keep_times(session.config, "")
 
 
 @cache
@@ -170,20 +140,25 @@ def in_one_process(file: str) -> str:
     return "tests of shared deployments" if is_there else file
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not hasattr(config, "workerinput"):
-        return
-    files = {item.nodeid: item.nodeid.partition("::")[0] for item in items}
-    together, known = dict[str, float](), times.numbers()["files_s"]
-    for file in dict.fromkeys(files.values()):
-        name = in_one_process(file)
-        together[name] = together.get(name, 0.0) + known.get(file, times.UNKNOWN_S)
+def by_group(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """Return what runs in one process each, in the order in which it is handed out.
 
-    def turn(item: pytest.Item) -> tuple[bool, float, str]:
-        name = in_one_process(files[item.nodeid])
-        return not any(part in item.path.parts for part in FIRST), -together[name], name
-
-    items.sort(key=turn)  # a stable sort
+    What takes longest comes first, so that at the end all have little left. Tests of whole deployments wait for half of
+    their time, so these and the others are spread over the run alike."""
+    groups = dict[str, list[pytest.Item]]()
+    for item in items:
+        groups.setdefault(in_one_process(item.nodeid.partition("::")[0]), []).append(item)
+    known, takes_s = times.numbers()["files_s"], dict[str, float]()
+    for name, group in groups.items():
+        files = {item.nodeid.partition("::")[0] for item in group}
+        takes_s[name] = sum(known.get(file, times.UNKNOWN_S) for file in files)
+    places = dict[str, float]()
+    for waits in (True, False):
+        kind = [name for name, group in groups.items() if waits == any(part in group[0].path.parts for part in WAITS)]
+        kind.sort(key=lambda name: -takes_s[name])
+        total_s = sum(takes_s[name] for name in kind)
+        places |= {name: sum(takes_s[each] for each in kind[:at]) / total_s for at, name in enumerate(kind)}
+    return [groups[name] for name in sorted(groups, key=lambda name: places[name])]
 
 
 @pytest.fixture(autouse=True)

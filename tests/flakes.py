@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "tests" / "flakes.jsonl"
 SOON = 20  # commits within which a second time is red
 # A race in one of these may lose or repeat a token: one flake is red.
-STRICT = ("transport", "worker", "prefill_worker", "decode_worker", "owner", "kvpool", "jobs")
+STRICT = ("transport", "worker", "prefill_worker", "decode_worker", "owner", "kvpool", "jobs", "test_transports.py")
 Age = Callable[[str], int | None]  # commits since this one; None where that is unknown
 
 
@@ -43,9 +43,9 @@ def history(test: str, known: Sequence[Flake]) -> list[Flake]:
 
 def why_red(test: str, known: Sequence[Flake], age: Age) -> str:
     """Return why this flake fails the run; empty where it is yellow."""
-    parts = Path(test.partition("::")[0]).parts
-    if len(parts) > 2 and parts[1] in STRICT:
-        return f"a race in {parts[1]} may lose or repeat a token"
+    for part in Path(test.partition("::")[0]).parts[1:]:
+        if part in STRICT:
+            return f"a race in {part} may lose or repeat a token"
     for flake in history(test, known):
         since = age(flake.commit)
         if not flake.mended_by and (since is None or since <= SOON):

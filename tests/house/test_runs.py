@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
+import os
+from collections.abc import Sequence
+from itertools import count, groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +14,7 @@ from tests import draws, flakes, rare, times
 from tests.conftest import in_one_process
 from tests.flakes import Flake, told, why_red
 from tests.near import Deadline, by_turns, near, that_fit
+from tests.processes import Processes
 from tests.simulator.planted import lost_release, planted
 from tests.times import ROOT, UNKNOWN_S, Timing, budgets_of, over
 
@@ -93,6 +96,9 @@ class TestFlakes:
     def test_a_part_that_must_not_race_is_red_at_once(self, part: str) -> None:
         assert why_red(f"tests/{part}/step/test_a.py::test_b", [], _commits(None)) != ""
 
+    def test_nor_may_transports_of_whole_deployments(self) -> None:
+        assert why_red("tests/end_to_end/test_transports.py::test_b", [], _commits(None)) != ""
+
     def test_the_summary_has_its_history(self) -> None:
         known = [Flake(self.TEST, "abc1234", "2026-11-20")]
         assert told(self.TEST, known, _commits(50)) == f"YELLOW {self.TEST}: before: 2026-11-20 at abc1234"
@@ -138,7 +144,58 @@ def test_slow(): pass
         assert all(usual < ran < everything for ran in some)
 
 
+def by_file(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    return [list(of) for _, of in groupby(items, lambda item: item.path)]
+
+
+class TestProcesses:
+    FILE = """
+import os, signal, pytest
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    yield os.getpid()
+    open({ended!r}, "a").write(f"{{os.getpid()}} ")
+
+def test_a(shared): print("said by a")
+def test_b(shared): assert shared != {parent}
+def test_wrong(shared): print("said by wrong"); assert shared == 0
+def test_ends(shared):
+    if {kills}: os.kill(os.getpid(), signal.SIGKILL)
+def test_after(shared): pass
+"""
+
+    def run(self, pytester: pytest.Pytester, *options: str, kills: bool = False) -> tuple[pytest.HookRecorder, Path]:
+        ended = pytester.path / "ended"
+        for name in "abc":
+            code = self.FILE.format(ended=str(ended), parent=os.getpid(), kills=kills and name == "b")
+            pytester.makepyfile(**{f"test_{name}": code})
+        pytester.makeini("[pytest]\naddopts = -p no:schemathesis")
+        plugin = Processes(by_file, lambda *_: None)
+        return pytester.inline_run("--processes", "2", *options, plugins=[plugin]), ended
+
+    def test_each_group_runs_in_one_of_them_and_all_is_told(self, pytester: pytest.Pytester) -> None:
+        ran, ended = self.run(pytester)
+        passed, _, failed = ran.listoutcomes()
+        assert len(passed) == 12
+        assert {report.nodeid for report in failed} == {f"test_{name}.py::test_wrong" for name in "abc"}
+        assert {report.capstdout for report in failed} == {"said by wrong\n"}
+        assert len(ended.read_text().split()) == 3, "each file's fixture was torn down once"
+
+    def test_a_test_that_ends_its_process_has_failed_and_the_others_run(self, pytester: pytest.Pytester) -> None:
+        passed, _, failed = self.run(pytester, kills=True)[0].listoutcomes()
+        assert len(passed) == 11
+        [ends] = [report for report in failed if report.nodeid == "test_b.py::test_ends"]
+        assert "exit code -9" in str(ends.longrepr)
+
+    def test_at_the_first_failure_all_end(self, pytester: pytest.Pytester) -> None:
+        ran, ended = self.run(pytester, "-x")
+        assert ran.ret == pytest.ExitCode.TESTS_FAILED
+        assert 1 <= len(ended.read_text().split()) <= 2, "what was set up is torn down"
+
+
 class TestNear:
+    @rare.rare  # every source is parsed
     def test_the_files_own_tests_come_first(self) -> None:
         assert near("alignedserve/owner/core.py")[0].startswith("tests/owner/")
         assert near("router/lifecycle.py")[0] == "tests/router/test_lifecycle.py"

@@ -33,13 +33,14 @@ def test_every_page_is_in_the_site_and_is_found(tmp_path: Path) -> None:
     assert {page.replace("README.html", "index.html") for page in written} - pages == set()
 
 
-@pytest.mark.parametrize("link", ["missing.md", "README.md#no-such-heading"])
-def test_a_broken_link_fails(tmp_path: Path, link: str) -> None:
+def test_broken_links_fail(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "README.md").write_text(f"# One page\n\n[a link]({link})\n", encoding="utf-8")
+    links = "[a link](missing.md) [a link](README.md#no-such-heading)"
+    (tmp_path / "docs" / "README.md").write_text(f"# One page\n\n{links}\n", encoding="utf-8")
     (tmp_path / "mkdocs.yml").write_text(
         f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: docs\nnav: [README.md]\n", encoding="utf-8"
     )
     built = _build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert built.returncode != 0
-    assert link.partition("#")[2] in built.stderr
+    assert "missing.md" in built.stderr
+    assert "no-such-heading" in built.stderr

@@ -68,7 +68,7 @@ def test_a_case_an_argument_and_a_loop(tmp_path: Path) -> None:
 
 
 def test_what_is_drawn_changes_the_code_and_compiles() -> None:
-    for mutant in draw(["router/members.py", "alignedserve/protocol/cancelled.py"], 100, seed=1):
+    for mutant in draw(["router/members.py", "alignedserve/protocol/cancelled.py"], 30, seed=1):
         compile(mutant.tree(), mutant.file, "exec")
         assert ast.dump(mutant.tree()) != ast.dump(parsed(mutant.file))
 

@@ -46,7 +46,7 @@ MOST_S, FACTOR, START_S = 60.0, 10.0, 20.0
 IMPORTS_S = 60.0  # more for a process that imports and collects
 SURVIVED, KILLED, TIMED_OUT = "survived", "killed", "timed out"
 _PLANTING = Path(__file__).with_name("planting")
-OPTIONS = ("-q", "--no-header", "--capture=no", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:xdist")
+OPTIONS = ("-q", "--no-header", "--capture=no", "-p", "no:cacheprovider", "-p", "no:schemathesis")
 Ways = Mapping[Planted, Mapping[Test, int]]  # how far the tests are that may run each mutant
 Near = Mapping[Planted, Sequence[str]]  # the files of tests that are near each mutant
 
