@@ -6,20 +6,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.conftest import clustered, deployed_on
-from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
 from tests.end_to_end.deployment import Deployment, shared_memory, wait_until
 from tests.end_to_end.patient import Patient
+from tests.rare import rare
 
 HEAD, WORKER = {"CPU": 0}, {"CPU": 4, "decode": 1}
 LINES = 40
 DONE_S = 120.0
 
 
-@pytest.mark.skipif(not SOAK, reason="two clusters, half a minute: `make soak` has it")
+@rare
 def test_after_the_head_is_lost_a_job_goes_on_with_the_next_one(tmp_path: Path) -> None:
     wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
     jobs = ("--jobs-directory", str(tmp_path / "jobs"))

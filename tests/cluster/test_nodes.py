@@ -8,12 +8,12 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from alignedserve.launch.keeper import QUICK_DEATH_S
 from tests.cluster.conftest import Nodes, clustered, deployed_on
-from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
 from tests.end_to_end.deployment import (
     BACK_S,
@@ -26,10 +26,15 @@ from tests.end_to_end.deployment import (
     spawn,
     wait_until,
 )
+from tests.end_to_end.test_scale import serve_while
+from tests.rare import rare
 
 HEAD = {"CPU": 0}
 SOON_S = 45.0  # sooner than any call to Ray gives up
 SPLIT = {"CPU": 4, "kv_pool": 1, "prefill": 1, "decode": 1}
+PROMPTS, WITH_POOL = {"CPU": 2, "prefill": 2}, {"CPU": 2, "kv_pool": 1, "decode": 1}
+FED = "--transport collective --pool-verify-pages --set wire.transfer_timeout_s=3 --log-level debug".split()
+FED += ["--set", "schedule.helps=false"]  # prefill workers run prompts alone, and hand all on
 
 
 def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[], None]) -> list[list[int]]:
@@ -47,7 +52,47 @@ def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[],
     return asyncio.run(serve())
 
 
-@pytest.mark.skipif(not SOAK, reason="the test below shows most of it: `make soak` has it")
+def test_a_deployment_on_two_nodes_from_its_start_to_its_end() -> None:
+    """A pool and its worker are fed from another node. More come on a third node, and go on alone when the first are
+    lost under load. At last the cluster hangs: Ray itself would wait for its head for ever, and a second Ctrl-C ends
+    the deployment."""
+    with clustered(PROMPTS, WITH_POOL) as nodes, shared_memory() as memory:
+        (left := memory / "alignedserve-1-pool-0.lock").touch()
+        where = ("--ray-address", nodes.address, "--ray-place-s", "2", *FED)
+        with ended(
+            Deployment(*where, topology="1+1", launcher="ray", memory=memory, environment=nodes.environment)
+        ) as deployment:
+            assert not left.exists(), "what a killed launcher has left goes with a start"
+            lost, head = nodes.home("decode-0"), nodes.home("router")
+            assert nodes.home("pool-0") == lost != head == nodes.home("prefill-0")
+            check_greedy(few := mixed(6, seed=1, outputs=(1, 60)), asyncio.run(all_tokens(deployment.url, few)))
+            assert pulled_by(deployment) == {"decode-0"}
+
+            nodes.add(WITH_POOL)
+            assert serve_while(deployment, mixed(2, seed=31, outputs=(30, 60)), "scale", "--decode", "2")
+            wait_until(lambda: parts_of(deployment).keys() >= {"pool-1", "decode-1"}, BACK_S, deployment.log)
+            assert nodes.home("pool-1") == nodes.home("decode-1") not in (lost, head)
+            wanted = mixed(6, seed=2, outputs=(40, 90))
+            check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill(1)))
+
+            (gcs,) = (pid for pid, command in nodes.processes().items() if "/gcs_server " in command)
+            with held(gcs):
+                deployment.send(signal.SIGINT)
+                assert deployment.stop(signal.SIGTERM, within_s=SOON_S) == 0
+            assert "alignedserve: the end hangs in " in deployment.log()
+            wait_until(lambda: not any(map(part_of, nodes.processes().values())), GONE_S, deployment.log)
+
+
+@contextmanager
+def ended(deployment: Deployment) -> Iterator[Deployment]:
+    try:
+        yield deployment
+    finally:
+        deployment.kill()
+        deployment.forget()
+
+
+@rare  # the test above shows most of it
 def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None:
     with clustered(HEAD, SPLIT) as nodes, deployed_on(nodes, "1+1") as deployment:
         ours, head = nodes.home("decode-0"), nodes.home("router")
@@ -65,13 +110,23 @@ def test_a_split_deployment_moves_to_another_node_when_its_own_is_lost() -> None
         assert nodes.home("gateway-0") == head
 
 
+@rare  # tests/launch/test_placing.py has all of this but Ray's words
+def test_without_transfers_from_node_to_node_a_pool_is_where_prompts_are() -> None:
+    with clustered(PROMPTS, WITH_POOL) as nodes:
+        check_what_is_said(
+            nodes,
+            ("--topology", "1+1"),
+            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
+            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; "
+            r"the cluster's nodes are: \S+ \(CPU 2, kv_pool 1, decode 1\); \S+ \(CPU 2, prefill 2\)",
+        )
+
+
+@rare  # the first test has one pool, fed from another node
 def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
     """All KV goes from node to node; a node with a pool and its worker is lost under load."""
-    with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
-    flags = "--transport collective --pool-verify-pages --set wire.transfer_timeout_s=3 --max-num-seqs 4".split()
-    flags += ["--set", "schedule.helps=false"]  # prefill workers run prompts alone, and hand all on
-    flags += ["--log-level", "debug"]
-    with clustered(prompts, with_pool, with_pool) as nodes, deployed_on(nodes, "2+2", *flags) as deployment:
+    nodes_of = clustered(PROMPTS, WITH_POOL, WITH_POOL)
+    with nodes_of as nodes, deployed_on(nodes, "2+2", *FED, "--max-num-seqs", "4") as deployment:
         homes = {number: nodes.home(f"pool-{number}") for number in range(2)}
         assert homes == {number: nodes.home(f"decode-{number}") for number in range(2)}
         assert {nodes.home(f"prefill-{number}") for number in range(2)} == {nodes.home("router")}
@@ -83,18 +138,17 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
         assert re.search(r"decode-\d+.* goes to pool-\d+", deployment.whole_log()), "documents wait in the pools"
 
         def move() -> None:
-            nodes.add(with_pool)
+            nodes.add(WITH_POOL)
             nodes.kill(2)
 
         wanted = mixed(8, seed=5, outputs=(40, 120))
         check_greedy(wanted, served_while(deployment, wanted, move))
 
 
-@pytest.mark.skipif(not SOAK, reason="a minute; test_ranks.py has ranks on Ray on one node: `make soak` has it")
+@rare  # test_on_ray.py has ranks on one node
 @pytest.mark.parametrize("topology", ["colocated", "1+1"])
 def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: str) -> None:
-    """After a kill of one rank they return on the same node; after the loss of their node (`make soak`), on another
-    one."""
+    """After a kill of one rank they return on the same node; after the loss of their node, on another one."""
     each = {"CPU": 2, "decode": 1} if topology == "colocated" else SPLIT
     flags = ("--tensor-parallel-size", "2", "--pool-verify-pages")
     ranks = ("decode-0", "decode-0-rank-1")
@@ -115,8 +169,6 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
 
         wanted = mixed(6, seed=7, outputs=(40, 120))
         check_greedy(wanted, served_while(deployment, wanted, kill_a_rank))
-        if not SOAK:
-            return
         # the parts now count as stable: the launcher gives up a part that dies early again and again
         time.sleep(QUICK_DEATH_S)
         wanted = mixed(6, seed=8, outputs=(40, 120))
@@ -126,12 +178,12 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
         assert homes[0] not in (first, None, nodes.home("router"))
 
 
-@pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
+@rare
 def test_ranks_send_to_the_same_ranks_on_another_node() -> None:
-    prompts, decodes = {"CPU": 2, "prefill": 1}, {"CPU": 2, "kv_pool": 1, "decode": 1}
-    flags = "--transport collective --pool-verify-pages --tensor-parallel-size 2 --log-level debug".split()
-    flags += ["--set", "schedule.helps=false"]
-    with clustered(HEAD, prompts, decodes) as nodes, deployed_on(nodes, "1+1", *flags) as deployment:
+    with (
+        clustered(HEAD, PROMPTS, WITH_POOL) as nodes,
+        deployed_on(nodes, "1+1", *FED, "--tensor-parallel-size", "2") as deployment,
+    ):
         assert nodes.home("prefill-0") == nodes.home("prefill-0-rank-1") != nodes.home("decode-0")
         assert nodes.home("decode-0") == nodes.home("decode-0-rank-1") == nodes.home("pool-0")
         wanted = mixed(12, seed=10, outputs=(10, 60))
@@ -148,7 +200,7 @@ def pulled_by(deployment: Deployment) -> set[str]:
     return set(re.findall(r"(decode-\d+).* is pulled from", deployment.whole_log()))
 
 
-@pytest.mark.skipif(not SOAK, reason="half a minute, of which the test above shows most: `make soak` has it")
+@rare  # the first test shows most of it
 def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_on() -> None:
     each = {"CPU": 4, "decode": 1}
     with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2xcolocated", "--ray-place-s", "2") as deployment:
@@ -163,55 +215,31 @@ def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_o
         assert len({nodes.home(f"decode-{number}") for number in range(2)}) == 2
 
 
+@rare  # tests/launch/test_placing.py has all of this but Ray's words
 @pytest.mark.parametrize(
-    ("topology", "flags", "said"),
+    ("flags", "said"),
     [
         (
-            "1+1",
-            (),
-            r"pool-0, prefill-0, decode-0 share the memory of one node, which has to have CPU 2, kv_pool 1, "
-            r"prefill 1, decode 1, or `transport: collective`, by which they may share several; "
-            r"the cluster's nodes are: "
-            r"\S+ \(CPU 4, decode 1\); "
-            r"\S+ \(CPU 4, kv_pool 1, prefill 1\); \S+ \(nothing of use\)",
-        ),
-        (
-            "colocated",
             ("--device", "cuda", "--tensor-parallel-size", "4"),  # a GPU for each rank
             r"decode-0 has no place: it needs CPU 4, GPU 4, decode 1; the cluster's nodes are: .*",
         ),
-        ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\), .*"),
+        (("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\), .*"),
     ],
-    ids=["together", "ranks on GPUs", "no cluster"],
+    ids=["ranks on GPUs", "no cluster"],
 )
-def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags: tuple[str, ...], said: str) -> None:
-    given = ["--launcher", "ray", "--ray-address", apart.address, "--topology", topology, "--port", "0"]
-    process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=apart.environment)
+def test_what_has_no_place_is_said_in_a_line(apart: Nodes, flags: tuple[str, ...], said: str) -> None:
+    check_what_is_said(apart, flags, said)
+
+
+def check_what_is_said(nodes: Nodes, flags: tuple[str, ...], said: str) -> None:
+    given = ["--launcher", "ray", "--ray-address", nodes.address, "--port", "0"]
+    process = spawn("demo", *given, "--ray-place-s", "1", *flags, environment=nodes.environment)
     _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
 
 
-def test_a_second_ctrl_c_ends_a_deployment_whose_cluster_hangs(apart: Nodes) -> None:
-    """Ray itself would wait for its head for ever; it ends the parts once the head goes on. And before that, its start
-    has removed what a killed launcher had left in shared memory."""
-    (head,) = (pid for pid, command in apart.processes().items() if "/gcs_server " in command)
-    with shared_memory() as memory:
-        (left := memory / "alignedserve-1-pool-0.lock").touch()
-        where = ("--ray-address", apart.address)
-        deployment = Deployment(*where, launcher="ray", memory=memory, environment=apart.environment)
-        try:
-            assert not left.exists(), deployment.log()
-            with held(head):
-                deployment.send(signal.SIGINT)
-                assert deployment.stop(signal.SIGTERM, within_s=SOON_S) == 0
-            assert "alignedserve: the end hangs in " in deployment.log()
-            wait_until(lambda: not any(map(part_of, apart.processes().values())), GONE_S, deployment.log)
-        finally:
-            deployment.kill()
-            deployment.forget()
-
-
+@rare
 def test_a_node_that_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--port", "0"]
     soon = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # how often Ray asks Redis
@@ -225,5 +253,5 @@ def test_a_node_that_does_not_know_rays_token_may_not_join(apart: Nodes) -> None
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Nodes]:
-    with clustered(HEAD, {"CPU": 4, "decode": 1}, {"CPU": 4, "kv_pool": 1, "prefill": 1}) as nodes:
+    with clustered(HEAD, {"CPU": 4, "decode": 1}) as nodes:
         yield nodes

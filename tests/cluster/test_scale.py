@@ -9,13 +9,13 @@ import pytest
 
 from alignedserve.protocol.messages import rank_suffix
 from tests.cluster.conftest import clustered, deployed_on, growing
-from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
 from tests.end_to_end.deployment import BACK_S, deployed, wait_until
 from tests.end_to_end.test_scale import BY_LOAD, come_and_go, parts, serve_while
+from tests.rare import rare
 
 
-@pytest.mark.skipif(not SOAK, reason="the launcher for processes shows most of it: `make soak` has it")
+@rare  # the launcher for processes shows most of it
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
     """The nodes name no roles."""
@@ -33,7 +33,7 @@ def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
         wait_until(lambda: not any(map(nodes.pid, names)), BACK_S, deployment.log)  # their places are free again
 
 
-@pytest.mark.skipif(not SOAK, reason="a cluster that grows and shrinks, a minute: `make soak` has it")
+@rare
 def test_machines_come_with_the_load_and_go_with_it() -> None:
     """Ray's own autoscaler starts a node for a part without a place, and ends a node that is idle for a while."""
     with growing({"CPU": 1, "decode": 1}, most=2) as nodes:
@@ -52,7 +52,7 @@ def test_machines_come_with_the_load_and_go_with_it() -> None:
             wait_until(lambda: "decode-0" in parts(served), BACK_S, served.log)
 
 
-@pytest.mark.skipif(not SOAK, reason="half a minute: `make soak` has it")
+@rare
 def test_a_decode_worker_on_another_node_has_a_pool_there_and_takes_it_along() -> None:
     with_pool, prompts = {"CPU": 2, "kv_pool": 1, "decode": 1}, {"CPU": 2, "prefill": 2}
     with clustered(prompts, with_pool) as nodes:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stderr, suppress
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import times
 from tests.conftest import timed
+from tests.end_to_end.client import reference
 from tests.end_to_end.deployment import BACK_S, LOCAL, NONE_ON_RAY, TOPOLOGIES, Deployment, Kind, deployed, wait_until
+from tests.rare import rarely
 
 
 @pytest.fixture(params=TOPOLOGIES)
@@ -24,9 +28,14 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return topology, launcher
 
 
-def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
+def on(kinds: Sequence[Any]) -> pytest.MarkDecorator:
     """Replace the kinds of the fixture `kind` for one test."""
     return pytest.mark.parametrize("kind", kinds, ids="-".join)
+
+
+def usually(kind: Kind, of: Sequence[Kind] = LOCAL) -> list[Any]:
+    """Return the kinds for `on` or `shared_on`: this one in each run, and the others rarely."""
+    return [kind, *(rarely((other,)) for other in of if other != kind)]
 
 
 _FLAGS = ("--log-level", "debug", "--pool-verify-pages")  # each move of a request is logged, and each page checked
@@ -87,6 +96,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[place] = item
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Load the model of reference before processes are forked (tests/processes.py): in each it would take seconds."""
+    here, option = Path(__file__).parent, session.config.option
+    if option.processes > 1 and not option.collectonly and any(item.path.parent == here for item in session.items):
+        with redirect_stderr(StringIO()):  # a bar of its progress
+            reference()
+
+
 def _shares(item: pytest.Item) -> bool:
     return "shared" in getattr(item, "fixturenames", ())
 
@@ -99,13 +116,13 @@ def none_runs_unused(request: pytest.FixtureRequest, running: WorkerRequest) -> 
             running.stop()
 
 
-@pytest.fixture(scope="module", params=LOCAL, ids="-".join)
+@pytest.fixture(scope="module", params=usually(LOCAL[1]), ids="-".join)  # the topology with more parts
 def shared(request: pytest.FixtureRequest, running: WorkerRequest) -> Deployment:
     """Return a deployment for tests that leave it unchanged: all modules share it."""
     return running.of(request.param)
 
 
-def shared_on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
+def shared_on(kinds: Sequence[Any]) -> pytest.MarkDecorator:
     """Replace the kinds of the fixture `shared` for one test."""
     return pytest.mark.parametrize("shared", kinds, ids="-".join, indirect=True, scope="module")
 

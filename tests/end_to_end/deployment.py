@@ -42,7 +42,7 @@ IPAddress = IPv4Address | IPv6Address
 Kind = tuple[str, str]  # kind of deployment: topology, launcher
 KINDS: list[Kind] = list(itertools.product(TOPOLOGIES, LAUNCHERS))
 LOCAL: list[Kind] = [(topology, "local") for topology in TOPOLOGIES]
-# Ray takes seconds to start. The short form has one Ray deployment, in test_on_ray.py, for what can fail only there.
+# Ray takes seconds to start: tests/cluster/test_nodes.py has one deployment on it in each run, for what can fail there.
 NONE_ON_RAY = KINDS if SOAK else LOCAL
 
 # These limits hold on a slow and shared machine too; a wait in vain still fails.

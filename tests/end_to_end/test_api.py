@@ -14,10 +14,9 @@ import httpx
 import openai
 import pytest
 
-from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, client, streamed
-from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import ANSWER_S, BACK_S, LOCAL, NAME, Deployment, wait_until
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, NAME, Deployment, wait_until
+from tests.rare import rarely, thinned
 
 ASKED: Any = {"model": NAME, "messages": [{"role": "user", "content": "Count from 3 to 12."}], "temperature": 0}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -27,10 +26,6 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 def sdk(deployment: Deployment) -> Iterator[openai.OpenAI]:
     with closing(openai.OpenAI(api_key="none", base_url=f"{deployment.url}/v1", max_retries=0)) as client:
         yield client
-
-
-# What a gateway does by itself is the same whatever the topology.
-ON_ONE = shared_on(LOCAL if SOAK else LOCAL[1:])
 
 
 # --- OpenAI's client
@@ -54,7 +49,6 @@ def test_it_completes_and_counts(sdk: openai.OpenAI) -> None:
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (5, "length")
 
 
-@ON_ONE
 def test_it_names_its_model(sdk: openai.OpenAI) -> None:
     assert [model.id for model in sdk.models.list()] == [NAME]
 
@@ -67,7 +61,6 @@ def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
     assert first.choices[0].message.content != reseeded.choices[0].message.content
 
 
-@ON_ONE
 @pytest.mark.parametrize(
     ("changes", "error", "param"),
     [
@@ -90,7 +83,6 @@ def test_it_raises_typed_errors(
 # --- Bare HTTP
 
 
-@ON_ONE
 def test_a_stream_is_framed_as_events(deployment: Deployment) -> None:
     body = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
     answer = httpx.post(f"{deployment.url}{CHAT}", json=body, timeout=ANSWER_S)
@@ -105,7 +97,7 @@ def test_a_stream_is_framed_as_events(deployment: Deployment) -> None:
     assert chunks[-1]["choices"] == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [rarely(False), True])
 def test_a_promise_that_no_server_can_keep_is_named_or_refused(deployment: Deployment, stream: bool) -> None:
     """The router knows what a prompt takes soon after a worker has run one."""
     with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:
@@ -118,7 +110,7 @@ def test_a_promise_that_no_server_can_keep_is_named_or_refused(deployment: Deplo
         assert "its prompt alone takes" in refused.json()["error"]["message"]
 
 
-BAD: list[tuple[str, bytes, int, str | None]] = [
+BAD: list[tuple[str, bytes, int, str | None]] = [  # tests/gateway/test_errors.py has more
     ("malformed JSON", b'{"model": ', 400, None),
     ("no object", b"[1]", 400, None),
     ("invalid UTF-8", b'{"model": "demo", "prompt": "\xff\xfe"}', 400, None),
@@ -137,14 +129,13 @@ BAD: list[tuple[str, bytes, int, str | None]] = [
 ]
 
 
-@ON_ONE
-@pytest.mark.parametrize(("body", "status", "param"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+@pytest.mark.parametrize(("name", "body", "status", "param"), thinned(BAD, usual=5))
 def test_a_bad_request_is_refused_and_a_good_request_follows(
-    deployment: Deployment, body: bytes, status: int, param: str | None
+    deployment: Deployment, name: str, body: bytes, status: int, param: str | None
 ) -> None:
     with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:
         answer = http.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == status, answer.text
+        assert answer.status_code == status, (name, answer.text)
         error = answer.json()["error"]
         assert error["message"]
         assert error["param"] == param or param is None
@@ -152,7 +143,6 @@ def test_a_bad_request_is_refused_and_a_good_request_follows(
         assert (good.status_code, good.json()["usage"]["completion_tokens"]) == (200, 2)
 
 
-@ON_ONE
 def test_it_answers_to_its_own_names_alone(deployment: Deployment) -> None:
     def status(host: str) -> int:
         return httpx.get(f"{deployment.url}/v1/models", headers={"Host": host}, timeout=ANSWER_S).status_code

@@ -22,31 +22,29 @@ import pytest
 from alignedserve.launch.keeper import MOST_QUICK_DEATHS
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, command, mixed, streamed, tokens_of
-from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.patient import ENDED, Patient
+from tests.rare import rare, thinned
 from tests.redis_server import RedisServer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.jsonl"
 DONE_S = 1_800.0 if SOAK else 600.0
-LINES = 2_000 if SOAK else 32
-KILLS = 32 if SOAK else 4
+LINES = 2_000 if SOAK else 10
+KILLS = 32 if SOAK else 2
 # seconds between two kills of one part: the launcher gives up a part that never lives for longer than 5 s
 APART_S = 6.0
 PARTS = {"colocated": ("decode-0",), "1+1": ("prefill-0", "decode-0", "pool-0")}
 # parts that chats do not need: chats that run while one of these is killed get all their tokens
 UNTOUCHED = ("jobs-0", "redis")
 STREAMS_S = 240.0  # for chats to begin: a part that was killed before may still be starting again
-# The short form has each store and each topology once.
-STORES = [("sqlite", "colocated"), ("redis", "1+1")]
-ALL_STORES = [*STORES, ("sqlite", "1+1"), ("redis", "colocated")]
+# tests/jobs has both stores.
+STORES = thinned([("redis", "1+1"), ("sqlite", "colocated"), ("sqlite", "1+1"), ("redis", "colocated")], usual=1)
 
 
 def batch(deployment: Deployment, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return command("batch", *arguments, "--url", f"{deployment.url}/v1")
 
 
-@shared_on([("colocated", "local")])
 def test_the_example_of_documents_from_the_command_line(deployment: Deployment, tmp_path: Path) -> None:
     lines, out = tmp_path / "orders.jsonl", tmp_path / "facts.jsonl"
     asked = [json.loads(line) for line in EXAMPLE.read_text().splitlines()]
@@ -66,7 +64,6 @@ def test_the_example_of_documents_from_the_command_line(deployment: Deployment, 
     assert again.read_bytes() == out.read_bytes()
 
 
-@shared_on([("colocated", "local")])
 def test_a_file_that_is_wrong_is_told_line_by_line(deployment: Deployment, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(f"{EXAMPLE.read_text().splitlines()[0]}\n{{\n")
@@ -99,7 +96,7 @@ class Killer:
         self._victims = ["jobs-0", "gateway-0", "router", *PARTS[topology], *(["redis"] if redis is not None else [])]
         self._at = dict.fromkeys(self._victims, -math.inf)
         self.killed: list[str] = []
-        self._chats = [chat for chat in mixed(8 * KILLS, seed=5, outputs=(80, 120)) if chat.stream]
+        self._chats = [chat for chat in mixed(8 * KILLS, seed=5, outputs=(60, 90)) if chat.stream]
         self.chatted: list[tuple[Wanted, list[int]]] = []  # chats that ran during a kill
 
     def kill(self) -> None:
@@ -107,7 +104,7 @@ class Killer:
         fresh = [victim for victim in rested if victim not in self.killed] or rested
         if not fresh:
             return
-        victim = self._draw.choice(fresh)
+        victim = self._draw.choice(fresh) if self.killed else "jobs-0"
         self.killed.append(victim)
         if victim in UNTOUCHED:
             asyncio.run(self._kill_beside_chats(victim))
@@ -150,9 +147,9 @@ async def _begun(http: httpx.AsyncClient, wanted: Wanted) -> tuple[AsyncGenerato
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize(("redis", "topology"), ALL_STORES if SOAK else STORES, indirect=["redis"])
+@pytest.mark.parametrize(("redis", "topology"), STORES, indirect=["redis"])
 def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisServer | None, topology: str) -> None:
-    wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 80))
+    wanted = mixed(LINES, seed=7, prompts=(3, 200), outputs=(20, 60))
     store = [] if redis is None else ["--jobs-store", redis.url]
     with deployed("--max-batch", "8", *store, topology=topology) as deployment:
         patient, killer = Patient(deployment), Killer(deployment, topology, redis, seed=11)
@@ -179,9 +176,9 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
         check_greedy(chats, tokens)
 
 
-@shared_on([("colocated", "local")])
+@rare  # the test above kills it too
 def test_chats_do_not_notice_that_the_job_runner_was_killed(deployment: Deployment) -> None:
-    lines, chats = mixed(20, seed=3, outputs=(60, 100)), mixed(4, seed=4, outputs=(150, 200))
+    lines, chats = mixed(8, seed=3, outputs=(40, 60)), mixed(2, seed=4, outputs=(100, 150))
     patient = Patient(deployment)
 
     async def chat_and_kill() -> list[list[int]]:
@@ -198,7 +195,7 @@ def test_chats_do_not_notice_that_the_job_runner_was_killed(deployment: Deployme
     wait_until(lambda: patient.look(id)["status"] == "completed", DONE_S, deployment.log)
 
 
-@shared_on([("colocated", "local")])
+@rare  # tests/launch/test_keeper.py has such a part, and tests/jobs a store without a runner
 def test_chats_go_on_while_the_job_runner_does_not_stay_up(deployment: Deployment) -> None:
     """Killed as soon as it is back, more often than a part may die that nothing can be served without, it stays away
     for longer and longer. New jobs are refused with 503 then, and nothing else ends."""

@@ -10,10 +10,8 @@ import pytest
 
 from alignedserve.cli import main as cli
 from tests.demo_conversations import conversations
-from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import Deployment
-
-ON_ONE = shared_on([("colocated", "local")])
+from tests.rare import rare
 
 
 def measured(deployment: Deployment, workload: str, folder: Path, *flags: str) -> Any:
@@ -25,7 +23,6 @@ def measured(deployment: Deployment, workload: str, folder: Path, *flags: str) -
     return run
 
 
-@ON_ONE
 def test_turns_of_chats_are_counted_to_the_token_and_found_in_the_cache(deployment: Deployment, tmp_path: Path) -> None:
     load = "sizes:prompt=200,output=12,turns=2,think_s=0.1,num_requests=3,rate=20,ttft_s=100,tbt_s=100"
     run = measured(deployment, load, tmp_path)
@@ -37,7 +34,7 @@ def test_turns_of_chats_are_counted_to_the_token_and_found_in_the_cache(deployme
     assert not any("counted" in note for note in run["record"]["notes"]), "the ids count"
 
 
-@ON_ONE
+@rare  # the batch job below runs beside chats
 def test_best_effort_requests_run_beside_chats(
     deployment: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,13 +49,12 @@ def test_best_effort_requests_run_beside_chats(
     assert "RT" in capsys.readouterr().out
 
 
-@ON_ONE
 def test_a_model_that_is_not_served(deployment: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--url", deployment.url, "--model", "other"]) == 2
     assert "refuses with 404: the model 'other' is not served here" in capsys.readouterr().err
 
 
-@ON_ONE
+@rare
 def test_best_effort_requests_are_lines_of_a_batch_job(deployment: Deployment, tmp_path: Path) -> None:
     load = "sizes:service=be,prompt=60,output=10,arrivals=closed,in_flight=3,num_requests=6"
     papers = measured(deployment, load, tmp_path, "--batch")["classes"]["be"]
@@ -67,7 +63,6 @@ def test_best_effort_requests_are_lines_of_a_batch_job(deployment: Deployment, t
     assert papers["ttft_s.mean"] is None
 
 
-@ON_ONE
 def test_a_batch_job_beside_chats_is_cancelled_when_they_have_ended(deployment: Deployment, tmp_path: Path) -> None:
     load = tmp_path / "load.json"
     chats = {"name": "chat", "prompt": 20, "output": 8, "rate": 5, "num_requests": 6}
@@ -78,7 +73,7 @@ def test_a_batch_job_beside_chats_is_cancelled_when_they_have_ended(deployment: 
     assert any("of its 1,000 lines had not ended: left out" in note for note in run["record"]["notes"])
 
 
-@ON_ONE
+@rare  # tests/bench reads such files
 def test_texts_of_a_file_end_where_the_model_ends_them(deployment: Deployment, tmp_path: Path) -> None:
     chats, asked = tmp_path / "chats.jsonl", [said.messages for said in conversations() if len(said.messages) == 1]
     chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in asked[:12]))

@@ -21,6 +21,7 @@ from tests.chromium import program
 from tests.end_to_end.client import Wanted, all_tokens, mixed
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.test_explain import chat
+from tests.rare import rare
 
 SHOWN_S = 5.0  # a dead worker shows within this time
 
@@ -55,12 +56,12 @@ def row(part: str) -> str:
 
 @contextmanager
 def load(url: str) -> Iterator[None]:
-    """Send a dozen requests, again and again, while the block runs."""
+    """Send ten requests, again and again, while the block runs."""
     is_over = threading.Event()
 
     def send() -> None:
         while not is_over.is_set():
-            asyncio.run(all_tokens(url, mixed(12, seed=3, outputs=(60, 200))))
+            asyncio.run(all_tokens(url, mixed(10, seed=3, outputs=(40, 80))))
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -107,6 +108,7 @@ def test_a_request_in_a_table_tells_its_story(page: Page) -> None:
     page.value("document.querySelector('#story').close()")
 
 
+@rare  # the test above tells such a story
 def test_each_reason_names_requests_that_tell_their_story(watched: Deployment, page: Page) -> None:
     chat(watched, slo={"ttft_ms": 0.001, "tbt_ms": 60_000})
     page.until("document.querySelector('#reason-rows').innerText.includes('first token after')")
@@ -195,7 +197,7 @@ def test_it_asked_only_its_own_server_and_had_no_error(watched: Deployment, page
 
 
 def test_a_recorded_run_is_moved_by_its_slider_and_by_keys(browser: Browser, tmp_path: Path) -> None:
-    recorded, trial = tmp_path / "run.html", SimulationTrial("aligned", "chat,num_requests=60,rate=10", "1+1")
+    recorded, trial = tmp_path / "run.html", SimulationTrial("aligned", "chat,num_requests=20,rate=10", "1+1")
     run_filmed(trial, lambda *_: None, recorded)
     with browser.page(recorded.as_uri()) as page:
         last = page.value("pictures.length - 1")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.end_to_end.deployment import ANSWER_S, Deployment, deployed
+from tests.end_to_end.deployment import ANSWER_S, Deployment
+from tests.rare import rare
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALLER = {
@@ -18,12 +16,6 @@ SMALLER = {
     "seeds=[0, 1]": "seeds=[0]",
     'topology="2+2"': 'topology="1+1", settings={"engine.tune_s": 0}',
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Deployment]:
-    with deployed() as deployment:
-        yield deployment
 
 
 def printed_by(name: str, folder: Path, **env: str) -> str:
@@ -42,28 +34,33 @@ def printed_by(name: str, folder: Path, **env: str) -> str:
     return done.stdout
 
 
-def test_a_chat(server: Deployment, tmp_path: Path) -> None:
-    assert len(printed_by("chat.py", tmp_path, URL=server.url).splitlines()) >= 2
+def test_a_chat(deployment: Deployment, tmp_path: Path) -> None:
+    assert len(printed_by("chat.py", tmp_path, URL=deployment.url).splitlines()) >= 2
 
 
-def test_llm(server: Deployment, tmp_path: Path) -> None:
-    assert printed_by("llm.py", tmp_path, URL=server.url).startswith("What is the capital of France? ")
+@rare
+def test_llm(deployment: Deployment, tmp_path: Path) -> None:
+    assert printed_by("llm.py", tmp_path, URL=deployment.url).startswith("What is the capital of France? ")
 
 
-def test_a_batch(server: Deployment, tmp_path: Path) -> None:
-    printed = printed_by("batch.py", tmp_path, URL=server.url)
+@rare  # test_batches.py runs one by commands
+def test_a_batch(deployment: Deployment, tmp_path: Path) -> None:
+    printed = printed_by("batch.py", tmp_path, URL=deployment.url)
     assert [f"sum-{number} " in printed for number in range(8)] == [True] * 8
 
 
-def test_deadlines(server: Deployment, tmp_path: Path) -> None:
-    chat, document = printed_by("deadlines.py", tmp_path, URL=server.url).splitlines()
+@rare
+def test_deadlines(deployment: Deployment, tmp_path: Path) -> None:
+    chat, document = printed_by("deadlines.py", tmp_path, URL=deployment.url).splitlines()
     assert (chat.split(":")[0], document.split(":")[0]) == ("chat", "document")
 
 
+@rare  # tests/policies
 def test_a_scheduler(tmp_path: Path) -> None:
     assert "shortest first" in printed_by("scheduler.py", tmp_path)
 
 
+@rare  # tests/api/test_simulating.py
 def test_simulate_and_compare(tmp_path: Path) -> None:
     printed = printed_by("compare.py", tmp_path)
     assert "of the chats in time" in printed
@@ -71,6 +68,7 @@ def test_simulate_and_compare(tmp_path: Path) -> None:
     assert (tmp_path / "run.html").stat().st_size > 10_000
 
 
+@rare  # test_python_api.py starts such a deployment from a script
 def test_a_cluster_as_processes_of_this_machine(tmp_path: Path) -> None:
     """On Ray the same call is tried by test_on_ray.py. Requests are taken once one worker that decodes is there."""
     printed = printed_by("cluster.py", tmp_path, LAUNCHER="local", MODEL="demo").splitlines()

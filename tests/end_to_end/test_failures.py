@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import httpx
@@ -26,14 +26,18 @@ from tests.end_to_end.deployment import (
     held,
     wait_until,
 )
+from tests.rare import rare, rarely
 
-REQUESTS = 12  # of every kind that `mixed` has
+REQUESTS = 6
+# A decode worker is killed by test_adapters.py and others, a prefill worker by test_transports.py, and a pool by
+# test_little_memory.py.
+OFTEN = ("router",)
 SEEDS = range(10 if SOAK else 1)
-# The short form has the topology with more parts; test_batches.py kills those of a colocated deployment.
+# The short form has the topology with more parts.
 HURT = NONE_ON_RAY if SOAK else [("1+1", "local")]
 PARTS = {
     "colocated": ["decode-0", "router"],
-    "1+1": ["prefill-0", "decode-0", "router", "pool-0"],
+    "1+1": ["decode-0", "router", "prefill-0", "pool-0"],
 }
 
 
@@ -56,7 +60,7 @@ def each_part(kinds: list[Kind]) -> pytest.MarkDecorator:
     cases = [(kind, part) for kind in kinds for part in PARTS[kind[0]]]
     return pytest.mark.parametrize(
         ("wounded", "part"),
-        cases,
+        [case if case[1] in OFTEN else rarely(case) for case in cases],
         indirect=["wounded"],
         ids=[f"{'-'.join(kind)}-{part}" for kind, part in cases],
         scope="module",
@@ -69,13 +73,14 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
     check_no_token_is_lost(wounded, part, seed)
 
 
+@rare
 @pytest.mark.parametrize("wounded", [kind for kind in HURT if kind[0] == "1+1"], ids="-".join, indirect=True)
 def test_a_prefill_worker_that_decodes_comes_back_and_no_token_is_lost(wounded: Deployment) -> None:
     """Outputs this short end on the worker of their prompts."""
-    check_no_token_is_lost(wounded, "prefill-0", seed=50, outputs=(40, 60))
+    check_no_token_is_lost(wounded, "prefill-0", seed=50, outputs=(30, 50))
 
 
-def check_no_token_is_lost(deployment: Deployment, part: str, seed: int, outputs: tuple[int, int] = (60, 140)) -> None:
+def check_no_token_is_lost(deployment: Deployment, part: str, seed: int, outputs: tuple[int, int] = (40, 70)) -> None:
     wanted = mixed(REQUESTS, seed=seed, outputs=outputs)
 
     async def serve_and_kill() -> list[list[int]]:
@@ -90,7 +95,7 @@ def check_no_token_is_lost(deployment: Deployment, part: str, seed: int, outputs
     try:
         check_greedy(wanted, asyncio.run(serve_and_kill()))
         wait_until(lambda: deployment.is_ready, BACK_S)
-        check_greedy(few := mixed(4, seed=100 + seed), asyncio.run(all_tokens(deployment.url, few)))
+        check_greedy(few := mixed(2, seed=100 + seed, outputs=(1, 60)), asyncio.run(all_tokens(deployment.url, few)))
     except BaseException:
         print(deployment.log())
         raise
@@ -120,7 +125,7 @@ def check_a_killed_gateway(deployment: Deployment) -> None:
     asyncio.run(stream_and_kill())
     wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
     assert deployment.metric("num_requests_open") == 0
-    check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(deployment.url, few)))
+    check_greedy(few := mixed(2, seed=200, outputs=(1, 60)), asyncio.run(all_tokens(deployment.url, few)))
 
 
 def test_the_files_of_a_killed_worker_go_when_it_starts_again(wounded: Deployment) -> None:
@@ -133,6 +138,7 @@ def test_the_files_of_a_killed_worker_go_when_it_starts_again(wounded: Deploymen
     wait_until(lambda: len(files()) == 1, BACK_S, lambda: f"{files()} are there")  # the lock of its life
 
 
+@rare  # tests/launch/test_keeper.py has the pauses
 @pytest.mark.parametrize("wounded", HURT, ids="-".join, indirect=True)
 def test_a_part_that_cannot_start_again_is_tried_again_until_it_can(wounded: Deployment, model: Path) -> None:
     """A part that ran before may fail to start for a passing reason: here its model is away for longer than three quick
@@ -146,4 +152,16 @@ def test_a_part_that_cannot_start_again_is_tried_again_until_it_can(wounded: Dep
     wounded.wound("router")
     away.rename(model)
     wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
-    check_greedy(few := mixed(4, seed=300), asyncio.run(all_tokens(wounded.url, few)))
+    # A router that is killed leaves a process of its own behind, and the launcher waits for that.
+    wait_until(lambda: len(zombies_of(wounded.process.pid)) <= 1, BACK_S, wounded.log)
+    check_greedy(few := mixed(2, seed=300, outputs=(1, 60)), asyncio.run(all_tokens(wounded.url, few)))
+
+
+def zombies_of(launcher: int) -> list[str]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state == "Z" and int(parent) == launcher:
+                found.append(stat.read_text())
+    return found

@@ -15,12 +15,12 @@ import pytest
 
 from tests.conftest import SOAK
 from tests.end_to_end.client import client
-from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import ANSWER_S, LOCAL, MODEL, NAME, Deployment, deployed
+from tests.end_to_end.deployment import ANSWER_S, MODEL, NAME, Deployment, deployed
 from tests.models import llama
+from tests.rare import rare
 from tests.schemas import WORDS, schema
 
-NUM_SCHEMAS = 300 if SOAK else 8
+NUM_SCHEMAS = 300 if SOAK else 4
 AT_ONCE = 12
 CHAT = "/v1/chat/completions"
 PLACE = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"]}
@@ -28,10 +28,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {**PLACE, "additionalProperties": False}}},
     {"type": "function", "function": {"name": "time"}},
 ]
-
-
-# A start takes longer than all requests of these tests: the short form has one deployment, in which requests are moved.
-ON_FEW = shared_on(LOCAL if SOAK else [("1+1", "local")])
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +40,11 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deploymen
         yield deployment
 
 
-@ON_FEW
 def test_what_is_whole_follows_its_schema(deployment: Deployment) -> None:
     check_schemas(deployment, least=NUM_SCHEMAS // 2)
 
 
-@pytest.mark.skipif(not SOAK, reason="a deployment of its own; tests/engine/test_syntax.py has random logits")
+@rare  # tests/engine/test_syntax.py has random logits
 def test_so_it_does_with_a_random_model(random_model: Deployment) -> None:
     check_schemas(random_model, least=1)
 
@@ -95,7 +90,6 @@ def ask(deployment: Deployment, **fields: Any) -> Any:
     return answer.json()
 
 
-@ON_FEW
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_call_that_is_demanded_comes(deployment: Deployment, choice: Any) -> None:
     asked = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 120}
@@ -107,7 +101,6 @@ def test_a_call_that_is_demanded_comes(deployment: Deployment, choice: Any) -> N
         jsonschema.validate(json.loads(call["function"]["arguments"]), PLACE)
 
 
-@ON_FEW
 def test_choices_and_prompts_are_one_answer(deployment: Deployment) -> None:
     prompts = ["One", "Two", "Three"]
     asked = {"model": NAME, "prompt": prompts, "n": 2, "max_tokens": 5, "service_tier": "flex"}

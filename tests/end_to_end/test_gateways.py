@@ -53,7 +53,7 @@ def complete(deployment: Deployment, key: str) -> httpx.Response:
 
 
 def answered(deployment: Deployment) -> set[str]:
-    lines = [line for line in deployment.whole_log().splitlines() if "path=/v1/completions" in line]
+    lines = [line for line in deployment.whole_log().splitlines() if "path=/v1/completions status=200" in line]
     return {name for name in ("gateway-0", "gateway-1") if any(f" {name}: " in line for line in lines)}
 
 
@@ -62,8 +62,9 @@ def test_both_serve_and_either_tells_of_both(two: Deployment, keys: tuple[Path, 
 
     def both() -> bool:
         nonlocal asked
-        assert statuses(two, keys[1], 4) == [200] * 4
-        asked += 4
+        codes = statuses(two, keys[1], 4)
+        assert set(codes) <= {200, 503}, "one gateway may hear of the workers a moment after the other"
+        asked += codes.count(200)
         return answered(two) == {"gateway-0", "gateway-1"}
 
     wait_until(both, BACK_S, two.log)

@@ -1,7 +1,6 @@
 """Tests of what can fail on Ray alone, on one deployment: Ray takes many seconds to start.
 
-It has a worker of two ranks, and is typed in a folder whose files are named like modules. More kinds of deployments on
-Ray, and more of their parts, are hurt in the long form.
+It has a worker of two ranks, and is typed in a folder whose files are named like modules.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ from tests.end_to_end.test_greedy import check_none_is_reached_from_elsewhere
 from tests.end_to_end.test_ranks import check_a_killed_rank, check_ranks_come_and_go
 from tests.end_to_end.test_stop import DRAIN_S, check_open_requests_end
 from tests.hostile_folder import imported, make_hostile
+from tests.rare import rare
+
+pytestmark = rare  # tests/cluster/test_nodes.py has one story on Ray in each run
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def on_ray(folder: Path) -> Iterator[Deployment]:
 
 
 def test_two_ranks_say_what_transformers_says_and_run_no_code_of_their_folder(on_ray: Deployment, folder: Path) -> None:
-    wanted = [*mixed(24, seed=3, outputs=(1, 60)), *documents(3, seed=5)]
+    wanted = [*mixed(8, seed=3, outputs=(1, 40)), *documents(2, seed=5)]
     check_greedy(wanted, asyncio.run(all_tokens(on_ray.url, wanted)))
     assert imported(folder) == []
 

@@ -11,17 +11,17 @@ import httpx
 import pytest
 
 from alignedserve.launch.keeper import QUICK_DEATH_S
-from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, NAME, Deployment, deployed, wait_until
 from tests.planted import Poison, poisonous
+from tests.rare import rare, thinned
 
-INNOCENTS = 12
+INNOCENTS = 6
 MOST_DEATHS = 3
 QUIET_S = QUICK_DEATH_S + 1.0
 # Each topology, and where in a step the request ends its worker.
-TOPOLOGIES = ("colocated", "2xcolocated", "1+1") if SOAK else ("1+1",)
-PLACES = ("prompt", "decode", "sampling", "end") if SOAK else ("decode",)
+TOPOLOGIES = thinned(["1+1", "colocated", "2xcolocated"], usual=1)
+PLACES = thinned(["decode", "prompt", "sampling", "end"], usual=1)
 
 
 class Poisoned(NamedTuple):
@@ -39,7 +39,7 @@ def poisoned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def rested(poisoned: Poisoned) -> Poisoned:
     """Wait until workers have been up for a while: part after part that ends at once may end a deployment."""
-    since = [time.monotonic()]
+    since = [time.monotonic() if poisoned.poison.num_deaths else -QUIET_S]
 
     def has_been_ready() -> bool:
         if not poisoned.deployment.is_ready:
@@ -53,7 +53,7 @@ def rested(poisoned: Poisoned) -> Poisoned:
 @pytest.mark.parametrize("how", PLACES)
 def test_a_request_that_ends_its_workers_is_given_up_and_no_other_is_lost(rested: Poisoned, how: str) -> None:
     deployment, before = rested.deployment, rested.poison.num_deaths
-    wanted = mixed(INNOCENTS, seed=11, outputs=(150, 200))
+    wanted = mixed(INNOCENTS, seed=11, outputs=(100, 150))
 
     async def attack() -> tuple[httpx.Response, list[list[int]]]:
         served = deployment.metric("generation_tokens_total")
@@ -74,6 +74,7 @@ def test_a_request_that_ends_its_workers_is_given_up_and_no_other_is_lost(rested
     wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
 
 
+@rare  # test_hangs.py has a worker that hangs between two steps
 def test_a_step_that_never_ends_ends_its_worker_and_its_request(rested: Poisoned) -> None:
     """Meanwhile /ready is 503 and /status says which step is late; then it is a death as any other."""
     deployment, before = rested.deployment, rested.poison.num_deaths

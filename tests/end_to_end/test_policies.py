@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.end_to_end.deployment import BACK_S, deployed, wait_until
 from tests.end_to_end.test_explain import chat
 from tests.policies.test_page import CODE, COMMANDS
+from tests.rare import rare
 
 RAISES = """
 
@@ -20,6 +21,7 @@ class Raises(PlacementPolicy):
 """
 
 
+@rare  # tests/policies
 def test_it_decides_and_one_that_raises_is_named_while_chats_go_on(tmp_path: Path) -> None:
     (tmp_path / "policy.py").write_text(CODE + RAISES)
     [flags] = [shlex.split(command)[1:] for command in COMMANDS if command.startswith("serve")]

@@ -13,28 +13,28 @@ from typing import Any
 
 import pytest
 
-from alignedserve import LLM, Deployment, SamplingParams, Slo
+import alignedserve
+from alignedserve import LLM, SamplingParams, Slo
 from alignedserve.api.llm import Prompt
 from alignedserve.errors import AskError, DeploymentError
-from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
-from tests.end_to_end.deployment import BACK_S, MARK, marked, wait_until
-from tests.smollm2 import smollm2
+from tests.end_to_end.deployment import BACK_S, MARK, Deployment, marked, wait_until
+from tests.rare import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 QUESTION = [{"role": "user", "content": "Say hello."}]
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    settings = {"engine.profile_s": 0, "engine.tune_s": 0, "engine.threads": 1}
-    with LLM("demo", dtype="float32", pool_memory_mb=256, settings=settings) as started:
-        yield started
+@pytest.fixture
+def llm(shared: Deployment) -> Iterator[LLM]:
+    """Yield a client of a server that runs; the guide's snippets start their own."""
+    with LLM(url=shared.url) as asking:
+        yield asking
 
 
 def test_outputs_equal_transformers_in_the_order_of_the_prompts(llm: LLM) -> None:
-    wanted = mixed(24, seed=70, prompts=(3, 100), outputs=(1, 40))
+    wanted = mixed(12, seed=70, prompts=(3, 100), outputs=(1, 30))
     params = [SamplingParams(temperature=0, max_tokens=each.max_tokens, ignore_eos=each.ignore_eos) for each in wanted]
     outputs = llm.generate([each.prompt for each in wanted], params)
     check_greedy(wanted, [output.outputs[0].token_ids for output in outputs])
@@ -103,11 +103,10 @@ def test_what_is_wrong_is_said_and_harms_no_later_call(llm: LLM) -> None:
     assert llm.generate("a", GREEDY)[0].outputs[0].token_ids
 
 
-def test_a_server_that_runs_is_asked_too(llm: LLM) -> None:
-    assert llm.deployment is not None
-    with LLM(url=llm.deployment.url) as other:
-        assert other.generate("a", GREEDY)[0].outputs == llm.generate("a", GREEDY)[0].outputs
-    assert llm.deployment.is_running
+def test_a_server_that_was_there_before_stays(shared: Deployment) -> None:
+    with LLM(url=shared.url) as asking:
+        assert asking.generate("a", GREEDY)
+    assert shared.is_ready
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_server_that_runs_is_asked_too(llm: LLM) -> None:
 )
 def test_a_deployment_that_cannot_start_says_why(model: str, flags: dict[str, Any], said: str) -> None:
     with pytest.raises(DeploymentError, match=said):
-        Deployment(model, **flags)
+        alignedserve.Deployment(model, **flags)
 
 
 def environment_in(home: Path) -> dict[str, str]:
@@ -125,40 +124,21 @@ def environment_in(home: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(home), **settings}
 
 
-SLEEPS = """
-import sys, time
-from alignedserve import LLM
-llm = LLM("demo", pool_memory_mb=256, settings={"engine.tune_s": 0})
-print("ready", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("way", [signal.SIGKILL, *([signal.SIGINT] if SOAK else [])])
-def test_nothing_stays_when_its_process_ends(way: signal.Signals, tmp_path: Path) -> None:
-    mark = f"python-api-{way.name}"
-    environment = environment_in(tmp_path) | {MARK: mark}
-    with subprocess.Popen([sys.executable, "-c", SLEEPS], env=environment, stdout=subprocess.PIPE) as script:
-        assert script.stdout is not None
-        assert script.stdout.readline() == b"ready\n"
-        script.send_signal(way)
-        script.wait()
-    wait_until(lambda: not marked(mark), BACK_S, lambda: str(marked(mark)))
-
-
-def test_the_snippets_of_the_guide_run(tmp_path: Path) -> None:
-    """A deployment that they do not close ends with its process."""
+@pytest.mark.parametrize(("count", "end"), thinned([(2, "SIGKILL"), (3, "SIGINT"), (3, "")], usual=1))
+def test_the_snippets_of_the_guide_run_and_leave_nothing(count: int, end: str, tmp_path: Path) -> None:
+    """A deployment that they do not close ends with its process, also where that is killed."""
     guide = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S))
-    code = code.replace('Deployment("smollm2"', 'Deployment("demo"')  # loads in a fraction of the time
+    snippets = re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S)
+    assert len(snippets) == "".join(snippets).count('("smollm2"') + 1 == 3
+    code = "\n".join(snippets[:count])  # the last starts a deployment of its own
+    code = code.replace('("smollm2"', '("demo", settings={"engine.tune_s": 0}')  # starts in a fraction of the time
     assert "\nllm.close()\n" in code
     code = code.replace("\nllm.close()\n", "\n")
-    environment = environment_in(tmp_path) | {MARK: (mark := "python-api-guide")}
-    models = smollm2().parent.parent
-    (tmp_path / ".cache" / "alignedserve").mkdir(parents=True)
-    (tmp_path / ".cache" / "alignedserve" / "models").symlink_to(models)
+    if end:
+        code += f"\nimport os, signal, sys\nsys.stdout.flush()\nos.kill(os.getpid(), signal.{end})\n"
+    environment = environment_in(tmp_path) | {MARK: (mark := f"python-api-{end}")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout
-    assert re.search(r"http://127\.0\.0\.1:\d+$", done.stdout, re.M)
+    assert done.returncode == (-signal.Signals[end] if end else 0), done.stderr
+    assert len(done.stdout.splitlines()) >= 3, "two answers and a stream"
+    assert count == 2 or re.search(r"http://127\.0\.0\.1:\d+$", done.stdout, re.M)
     wait_until(lambda: not marked(mark), BACK_S, lambda: str(marked(mark)))

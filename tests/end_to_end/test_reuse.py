@@ -58,7 +58,7 @@ def talks(deployment: Deployment, count: int, turns: int, most: int = 2_000) -> 
 
 def test_turns_and_shared_beginnings_equal_transformers(deployment: Deployment) -> None:
     before = deployment.metric("prompt_tokens_cached_total")
-    check(spoken := talks(deployment, count=4, turns=3))
+    check(spoken := talks(deployment, count=2, turns=2))
     cached = deployment.metric("prompt_tokens_cached_total") - before
     again = sum(len(wanted.prompt) // PAGE * PAGE for conversation in spoken for wanted, _ in conversation[:-1])
     assert cached >= again, "prompts that the next turn's begins with; of answers what was there in time"

@@ -9,13 +9,8 @@ import httpx
 import pytest
 import torch
 
-from tests.conftest import SOAK
 from tests.end_to_end.client import EOS, all_tokens, client, held_out, mixed, reference
-from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import ANSWER_S, LOCAL, NAME, Deployment
-
-# In 1+1 a prefill worker samples an output's first token, and a decode worker all others.
-pytestmark = shared_on(LOCAL if SOAK else LOCAL[1:])
+from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment
 
 LONG = held_out()[100:700]  # needs more than one scored chunk
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a story."}], "seed": 5}
@@ -66,7 +61,7 @@ def test_what_is_sampled_depends_on_no_neighbour(deployment: Deployment) -> None
     async def crowded() -> list[list[int]]:
         async with client(deployment.url) as http:
             asked = asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(2)))
-            _, answers = await asyncio.gather(all_tokens(deployment.url, mixed(8, seed=2)), asked)
+            _, answers = await asyncio.gather(all_tokens(deployment.url, mixed(4, seed=2, outputs=(1, 80))), asked)
             return [answer.json()["choices"][0]["token_ids"] for answer in answers]
 
     assert asyncio.run(crowded()) == [alone, alone]
@@ -105,7 +100,7 @@ def test_only_what_is_allowed_comes(deployment: Deployment) -> None:
     assert biased["token_ids"] == [300] * 5
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_answer_is_one_of_the_choices(deployment: Deployment, seed: int) -> None:
     choices = ["yes", "yes, please", "no"]
     body = {**CHAT, "temperature": 2.0, "seed": seed, "structured_outputs": {"choice": choices}}

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,9 +14,10 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.shell import control
-from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
-from tests.end_to_end.deployment import BACK_S, Deployment, deployed, part_of, wait_until
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import BACK_S, LOCAL, Deployment, deployed, part_of, wait_until
+from tests.rare import rare
 
 
 def parts(deployment: Deployment) -> set[str]:
@@ -45,7 +45,7 @@ def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.Ca
         assert capsys.readouterr().out.splitlines() == ["prefill-1 starts", "decode-1 starts"]
         wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, BACK_S, deployment.log)
 
-        wanted = mixed(12, seed=32, outputs=(30, 80))
+        wanted = mixed(8, seed=32, outputs=(30, 60))
         check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
         said = capsys.readouterr().out.splitlines()
         assert {"prefill-1 has ended", "decode-1 has ended"} <= set(said)
@@ -79,7 +79,7 @@ def come_and_go(deployment: Deployment, name: str) -> None:
 BY_LOAD = ("--scale-decode", "1-2", "--scale-shrink-after-s", "1")
 
 
-@pytest.mark.skipif(not SOAK, reason="a minute; tests/simulator/test_scaling.py shows most of it: `make soak` has it")
+@rare  # tests/simulator/test_scaling.py shows most of it
 def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
     with deployed(*BY_LOAD) as deployment:
         come_and_go(deployment, "decode-1")
@@ -94,42 +94,42 @@ def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
     ("flags", "said"),
     [
         (["--decode", "0"], "without a decode worker no request would decode: --decode is 1 at least"),
-        (["--prefill", "2"], "the deployment is colocated: it has only decode workers"),
         ([], "scale to how many?"),
     ],
 )
 def test_what_cannot_be_is_said(
-    flags: list[str], said: str, colocated: Deployment, capsys: pytest.CaptureFixture[str]
+    flags: list[str], said: str, deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["scale", *flags, "--port", str(colocated.port)]) == 2
+    assert cli.main(["scale", *flags, "--port", str(deployment.port)]) == 2
     assert said in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def colocated() -> Iterator[Deployment]:
-    with deployed() as deployment:
-        yield deployment
+@rare
+@shared_on(LOCAL[:1])
+def test_prompts_alone_need_the_other_topology(deployment: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scale", "--prefill", "2", "--port", str(deployment.port)]) == 2
+    assert "the deployment is colocated: it has only decode workers" in capsys.readouterr().err
 
 
-def test_a_worker_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
+def test_a_worker_that_was_asked_for_and_cannot_be_is_left_out(deployment: Deployment) -> None:
     """The launcher drops this worker, and everything else goes on."""
-    assert cli.main(["scale", "--decode", "2", "--port", str(colocated.port)]) == 0
+    assert cli.main(["scale", "--decode", "2", "--port", str(deployment.port)]) == 0
 
     def is_left_out() -> bool:
-        for pid, command in colocated.processes().items():
+        for pid, command in deployment.processes().items():
             if part_of(command) == "decode-1":
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        return "decode-1 is left out: it does not stay up" in colocated.whole_log()
+        return "decode-1 is left out: it does not stay up" in deployment.whole_log()
 
-    wait_until(is_left_out, BACK_S, colocated.log, look_s=0.0)  # it is ready half a second after it began
-    check_greedy(few := mixed(2, seed=34), asyncio.run(all_tokens(colocated.url, few)))
-    assert parts(colocated) >= {"decode-0", "gateway-0"}
-    assert "decode-1" not in parts(colocated)
+    wait_until(is_left_out, BACK_S, deployment.log, look_s=0.0)  # it is ready half a second after it began
+    check_greedy(few := mixed(2, seed=34), asyncio.run(all_tokens(deployment.url, few)))
+    assert parts(deployment) >= {"decode-0", "gateway-0"}
+    assert "decode-1" not in parts(deployment)
 
 
-def test_nobody_else_may_speak_there(colocated: Deployment) -> None:
-    folder = control.door_of(colocated.port).parent
+def test_nobody_else_may_speak_there(deployment: Deployment) -> None:
+    folder = control.door_of(deployment.port).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert folder.stat().st_uid == os.getuid()
 

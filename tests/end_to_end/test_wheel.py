@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from glob import glob
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 from alignedserve.kernels.build import X86, NoCompiler, find_compiler
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import ANSWER_S, NAME, deployed
+from tests.rare import rare, thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_S = 900.0  # the compiler takes most of it, on cores that other processes use too
@@ -47,8 +49,8 @@ def _compiles() -> bool:
         return False
 
 
-# Without a compiler, tests/kernels/test_build.py builds nothing, and test_fallbacks.py serves.
-@pytest.fixture(scope="module", params=["compiler", "no compiler"] if SOAK else ["compiler"])
+# tests/kernels/test_build.py compiles.
+@pytest.fixture(scope="module", params=thinned(["no compiler", "compiler"], usual=1))
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     with_compiler = request.param == "compiler"
     if with_compiler and not _compiles():
@@ -61,12 +63,12 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     path = os.environ["PATH"] if with_compiler else str(tmp / "empty")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
     if not with_compiler:
-        env.pop("CXX", None)
+        env.pop("C    modules = [", None)
     elif not SOAK:
-        env["CXX"] = str(_old_compiler(tmp / "old-c++"))
+        env["C    modules = ["] = str(_old_compiler(tmp / "old-c++"))
     _pip(env, "wheel", "--no-build-isolation", "--wheel-dir", tmp / "wheels", tmp / "source")
     (wheel,) = (tmp / "wheels").iterdir()
-    _pip(env, "install", "--no-compile", "--target", tmp / "site", wheel)
+    zipfile.ZipFile(wheel).extractall(tmp / "site")  # all that an installation does with it
     shutil.rmtree(tmp / "source")
     yield Installed(wheel, tmp / "site", with_compiler, path)
     shutil.rmtree(tmp)
@@ -98,7 +100,7 @@ def elsewhere(installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(installed.folder))
     monkeypatch.setenv("PATH", installed.path)
-    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("C    modules = [", raising=False)
     return installed
 
 
@@ -107,8 +109,11 @@ def test_it_is_for_any_python_of_this_system_and_holds_what_serving_needs(instal
     assert installed.wheel.name.endswith(f"_{platform.machine()}.whl")
     held = zipfile.ZipFile(installed.wheel).namelist()
     sources = [f"alignedserve/kernels/csrc/{source.name}" for source in (ROOT / "kernels" / "csrc").iterdir()]
+    modules = [
+        path for path in glob("alignedserve/**/*.py", root_dir=ROOT, recursive=True) if "benchmarks/" not in path
+    ]
     profiles = [f"alignedserve/lab/devices/profiles/{path.name}" for path in _profiles()]
-    assert {*sources, *profiles, "alignedserve/demo_model/model.safetensors"} <= set(held)
+    assert {*sources, *modules, *profiles, "alignedserve/demo_model/model.safetensors"} <= set(held)
     assert profiles
     assert ("alignedserve/kernels/libalignedserve_kernels.so" in held) == installed.compiled
     assert not [name for name in held if not name.startswith("alignedserve")], "nothing else lands in site-packages"
@@ -145,7 +150,7 @@ def _profiles() -> list[Path]:
     return [path for path in (ROOT / "lab" / "devices" / "profiles").iterdir() if path.is_file()]
 
 
-@pytest.mark.skipif(not SOAK, reason="the test below finds the same model and kernels; tests/cli has the doctor")
+@rare  # the test below finds the same model and kernels; tests/cli has the doctor
 def test_the_doctor_names_its_kernels(elsewhere: Installed) -> None:
     command = [sys.executable, "-m", "alignedserve", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
@@ -158,6 +163,7 @@ def test_the_doctor_names_its_kernels(elsewhere: Installed) -> None:
         assert found["kernels"].endswith("install a C++ compiler and AlignedServe again")
 
 
+@rare  # the first test finds all that is imported, and test_fallbacks.py serves without kernels
 def test_it_serves_and_says_once_what_computes(elsewhere: Installed) -> None:
     with deployed(model=elsewhere.package / "demo_model") as deployment:
         body = {"model": NAME, "messages": [{"role": "user", "content": "Count from 3 to 6."}], "max_tokens": 24}

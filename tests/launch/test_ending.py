@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.launch.failing import NUM_FAILURES
+from tests.rare import thinned
 
 SOON_S = 20.0  # on a slow machine too
 NEVER_S = 10 * SOON_S
@@ -16,7 +17,10 @@ NEVER_S = 10 * SOON_S
 
 @pytest.mark.parametrize(
     ("call", "signals", "end_s"),
-    [("get", 1, 3.0), ("shutdown", 1, 3.0), ("kill", 2, NEVER_S), ("util.remove_placement_group", 2, NEVER_S)],
+    thinned(
+        [("get", 1, 3.0), ("shutdown", 1, 3.0), ("kill", 2, NEVER_S), ("util.remove_placement_group", 2, NEVER_S)],
+        usual=2,
+    ),
 )
 def test_it_ends_whatever_does_not_return(call: str, signals: int, end_s: float) -> None:
     command = [sys.executable, "-m", "tests.launch.hanging", call, str(end_s)]

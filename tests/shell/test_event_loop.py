@@ -46,13 +46,13 @@ def test_a_loop_that_is_busy_in_python_is_ended_too() -> None:
 
 
 def test_a_loop_that_turns_goes_on_however_often_it_stands_for_a_moment() -> None:
-    with begin(f"for _ in range(8):\n    time.sleep({STILL_S / 2})\n    await asyncio.sleep({STILL_S / 6})") as process:
+    with begin(f"for _ in range(4):\n    time.sleep({STILL_S / 2})\n    await asyncio.sleep({STILL_S / 6})") as process:
         assert process.communicate(timeout=120) == ("ended\n", "")
     assert process.returncode == 0
 
 
 def test_a_process_that_was_suspended_has_not_stood_still() -> None:
-    with begin("print(flush=True)\nfor _ in range(200):\n    await asyncio.sleep(0.01)") as process:
+    with begin("print(flush=True)\nfor _ in range(20):\n    await asyncio.sleep(0.01)") as process:
         assert process.stdout is not None
         process.stdout.readline()
         os.kill(process.pid, signal.SIGSTOP)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,16 +17,17 @@ from tests.store.test_stores import ME, ids, stored
 START_S = 60.0
 
 
-@pytest.fixture
-def trio(tmp_path: Path) -> Iterator[RedisTrio]:
-    servers = RedisTrio(tmp_path)
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisTrio]:
+    """Yield servers for all tests, the last of which kills the master: Sentinels take 10 s to know each other."""
+    servers = RedisTrio(tmp_path_factory.mktemp("trio"))
     yield servers
     servers.kill()
 
 
-async def opened(trio: RedisTrio) -> RedisStore:
+async def opened(trio: RedisTrio, prefix: str) -> RedisStore:
     """Open the store once both replicas follow: before, a failover may choose the one that has not all."""
-    store = await RedisStore.open(trio.url, "p")
+    store = await RedisStore.open(trio.url, prefix)
     deadline = asyncio.get_running_loop().time() + START_S
     while len((await store.redis.role())[2]) < 2:
         assert asyncio.get_running_loop().time() < deadline, "the replicas do not follow"
@@ -36,11 +36,52 @@ async def opened(trio: RedisTrio) -> RedisStore:
     return store
 
 
+def test_a_write_waits_for_each_replica_that_follows(trio: RedisTrio, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        store = await opened(trio, "waits")
+        monkeypatch.setattr("alignedserve.store.redis_store.REPLICA_MS", 0)  # for ever
+        with trio.stopped(trio.servers[2]):
+            adding = asyncio.create_task(store.add_file(stored(1)))
+            _, waiting = await asyncio.wait([adding], timeout=0.5)
+            assert waiting, "a failover may choose the replica that has not answered"
+        await adding
+        await store.close()
+
+    asyncio.run(check())
+
+
+def test_the_first_operation_after_another_replica_came_says_what_it_did(trio: RedisTrio) -> None:
+    """It is sent again, to wait for both; the second time it finds its file gone."""
+
+    async def check() -> None:
+        await (await opened(trio, "again")).close()
+        store = await RedisStore.open(trio.url, "again")
+        assert await store.remove_file(ME, "file-0")
+        await store.close()
+
+    asyncio.run(check())
+
+
+def test_a_master_without_a_replica_acknowledges_nothing(trio: RedisTrio, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        store = await opened(trio, "alone")
+        monkeypatch.setattr("alignedserve.store.redis_store.REPLICA_MS", 100)
+        with (
+            trio.stopped(trio.servers[1]),
+            trio.stopped(trio.servers[2]),
+            pytest.raises(StoreError, match="has no replica that answers"),
+        ):
+            await store.add_file(stored(1))
+        await store.close()
+
+    asyncio.run(check())
+
+
 def test_what_was_acknowledged_is_there_after_a_failover(trio: RedisTrio) -> None:
     holder = Holder("runner", 1, "demo")
 
     async def check() -> None:
-        store, number = await opened(trio), 0
+        store, number = await opened(trio, "failover"), 0
         lease = await store.lease(holder, 60.0)
         assert lease is not None
 
@@ -63,44 +104,6 @@ def test_what_was_acknowledged_is_there_after_a_failover(trio: RedisTrio) -> Non
         assert [each for each in range(1, number + 1) if f"file-{each}" not in found] == []
         assert await store.lease(Holder("other", 2, "demo"), 60.0) is None, "the lease is as it was"
         assert await store.lease(holder, 60.0) == lease
-        await store.close()
-
-    asyncio.run(check())
-
-
-def test_a_write_waits_for_each_replica_that_follows(trio: RedisTrio, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        store = await opened(trio)
-        monkeypatch.setattr("alignedserve.store.redis_store.REPLICA_MS", 0)  # for ever
-        with trio.stopped(trio.servers[2]):
-            adding = asyncio.create_task(store.add_file(stored(1)))
-            _, waiting = await asyncio.wait([adding], timeout=0.5)
-            assert waiting, "a failover may choose the replica that has not answered"
-        await adding
-        await store.close()
-
-    asyncio.run(check())
-
-
-def test_the_first_operation_after_another_replica_came_says_what_it_did(trio: RedisTrio) -> None:
-    """It is sent again, to wait for both; the second time it finds its file gone."""
-
-    async def check() -> None:
-        await (await opened(trio)).close()
-        store = await RedisStore.open(trio.url, "p")
-        assert await store.remove_file(ME, "file-0")
-        await store.close()
-
-    asyncio.run(check())
-
-
-def test_a_master_without_a_replica_acknowledges_nothing(trio: RedisTrio, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        store = await opened(trio)
-        monkeypatch.setattr("alignedserve.store.redis_store.REPLICA_MS", 100)
-        await asyncio.to_thread(trio.kill, *trio.servers[1:])
-        with pytest.raises(StoreError, match="has no replica that answers"):
-            await store.add_file(stored(1))
         await store.close()
 
     asyncio.run(check())
