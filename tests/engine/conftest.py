@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from alignedserve.engine.engine import Engine
+from tests.kernels.interpreter import patched_once as patched_once
 from tests.models import MODELS, OPTIONS, STORED
 from tests.reference import Tally, load
 
@@ -36,9 +37,9 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return make
 
 
-@pytest.fixture(params=[*MODELS])
+@pytest.fixture
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
-    """Yield the folder of a model for each way to compute it in turn."""
+    """Return the folder of the model that a test names: `parametrize("folder", [...], indirect=True)`."""
     return folder_of(request.param)
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from alignedserve.config.choices import Dtype
 from alignedserve.engine.engine import Engine
 from alignedserve.lab.benchmarks import gpu, gpu_quantised
 from alignedserve.lab.benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
@@ -78,7 +79,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 def test_rates_are_reported_against_the_peer(quantised: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = [Case("decode 2 x 4", (4, 4), 4), Case("prefill 8", (8,), 1)]
-    engines: dict[str, Peer] = {"ours": Ours(quantised, 64 // BLOCK), "vLLM": Slow()}
+    engines: dict[str, Peer] = {"ours": Ours(quantised, 64 // BLOCK, dtype=Dtype.FLOAT32), "vLLM": Slow()}
     pair = Versus("against vLLM", "ours", "vLLM", partial(ratio_to, "vLLM"))
     assert [case for case, _ in compare("w8a8", wanted, 1, engines, [pair])] == wanted
     decode, prefill = printed(capsys)

@@ -41,7 +41,7 @@ def test_what_they_say_is_what_they_say_alone(
         place(spans, lies)
 
     monkeypatch.setattr(StaticSpans, "place", noting)
-    for seed in range(300 if SOAK else 6):
+    for seed in range(300 if SOAK else 3):
         random, replays = Random(seed), Replays()
         folder, policy = folder_of(random.choice(("gqa-untied", "qwen2", "opt"))), random.choice(POLICIES)
         topology, directory = random.choice(("colocated", "1+1")), tmp_path / str(seed)

@@ -53,7 +53,7 @@ NAMES = [*MODELS] if SOAK else ["mha-tied", "mistral", "opt", "deepseek-v2", "ge
     ttfts_s=st.lists(st.floats(0.01, 1.0), min_size=5, max_size=5),
     budget=st.integers(3, 64),
 )
-@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_greedy_output_with_any_budgets(
     folder_of: Callable[[str], Path],
     engine_of: Callable[[Path, int], Engine],

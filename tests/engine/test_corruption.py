@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from alignedserve.protocol.events import Event, MemberJoined, Received
 from alignedserve.protocol.messages import ROUTER, Prefill, Progress, Tokens
 from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
+from tests.rare import thinned
 from tests.reference import Tally, compare
 from tests.samples import POOL_MEMBER, next_attempt, request
 
@@ -212,6 +214,7 @@ def killed_writer(arena: Arena, page: int) -> None:
     """Have a process write half of the page and die by SIGKILL, so that none of our own clean-up runs."""
     code = f"""
 import os, signal
+from itertools import product
 from pathlib import Path
 from alignedserve.kvpool.arena.arena import Arena
 arena = Arena.attach(Path({str(arena.path)!r}))
@@ -240,7 +243,7 @@ WAYS: dict[str, Spoil] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thinned(WAYS, usual=3))
 def test_on_its_way_to_be_decoded(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
@@ -252,7 +255,7 @@ def test_on_its_way_to_be_decoded(
     assert deployment.num_refused == {"decode-0": 1}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", thinned(WAYS, usual=7))
 def test_as_the_beginning_of_another_prompt(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
@@ -272,8 +275,7 @@ def test_as_the_beginning_of_another_prompt(
 
 
 @pytest.mark.parametrize("verify", [False])
-@pytest.mark.parametrize("service", list(ServiceClass))
-@pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize(("worker", "service"), thinned(product(("decode-0", "prefill-0"), ServiceClass), usual=2))
 def test_kv_that_is_not_a_number_is_computed_anew_where_pages_are_not_verified(
     deployment: Deployment, check: Callable[[Request, list[int]], None], worker: str, service: ServiceClass
 ) -> None:

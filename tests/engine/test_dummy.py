@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,11 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.sizing.capacity import capacity
 from alignedserve.sizing.memory import demand
-from tests.conftest import SOAK
 from tests.engine.test_models import FolderOf
 from tests.engine.test_ranks import FAMILIES, Both, said
 from tests.engine.transformers_families import make as family_of
 from tests.models import gqa
+from tests.rare import thinned
 
 SMALL = {"engine.load_format": "dummy", "engine.dtype": "float32", "engine.kv_memory_mb": 64, "kvpool.memory_mb": 64}
 
@@ -59,7 +60,7 @@ def alone(folder: Path, quantization: Quantization = Quantization.NONE) -> Engin
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES[:: 1 if SOAK else 4])  # test_ranks.py cuts the weights of all
+@pytest.mark.parametrize("name", thinned(FAMILIES, usual=3))  # test_ranks.py cuts the weights of all
 def test_two_ranks_and_another_start_say_what_one_rank_says(
     name: str, folder_of: FolderOf, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
@@ -70,7 +71,7 @@ def test_two_ranks_and_another_start_say_what_one_rank_says(
     assert said(Both(folder, pool, tensors_of=lambda _: DummyWeights()), sampling) == expected
 
 
-@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
+@pytest.mark.parametrize("quantization", thinned((Quantization.INT8, Quantization.INT4), usual=1))
 def test_quantised_ones_are_the_same_on_all_ranks(
     quantization: Quantization, pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
@@ -81,8 +82,10 @@ def test_quantised_ones_are_the_same_on_all_ranks(
     assert said(both, Sampling()) == said(alone(folder, quantization), Sampling())
 
 
-@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT8])
-@pytest.mark.parametrize("family", ["gpt2", "granite", "starcoder2", "hunyuan_v1_moe"])
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    thinned(product(("gpt2", "granite", "hunyuan_v1_moe"), (Quantization.NONE, Quantization.INT8)), usual=2),
+)
 def test_models_of_transformers_are_the_same_at_every_start(
     family: str, quantization: Quantization, tmp_path: Path
 ) -> None:
@@ -135,7 +138,7 @@ def test_numbers_are_as_wide_apart_as_those_that_models_begin_with_and_have_full
     assert float(singular[-1]) > 0.9 * (math.sqrt(1000) - math.sqrt(384))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", thinned(FAMILIES, usual=8))
 def test_about_as_many_numbers_are_planned_as_are_made(name: str, folder_of: FolderOf) -> None:
     folder, kernels = folder_of(name), Reference()
     loader = Loader(DummyWeights(), torch.float32, kernels, partial(kernels.layer, dtype=torch.float32))

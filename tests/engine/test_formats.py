@@ -39,7 +39,6 @@ from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Linear, Fp8Weight, 
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedWeight
 from alignedserve.sizing.capacity import capacity
-from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_models import TOKENS, furthest, logits_of
 from tests.engine.test_quantised_models import kernels_here, loaded_bytes
@@ -47,6 +46,7 @@ from tests.engine.test_ranks import Both
 from tests.engine.transformers_families import make
 from tests.models import gqa
 from tests.quantised_folders import FORMS, WEIGHTS, Rounded, awq, bytes_each, gptq, packed_by_inputs, quantised_folder
+from tests.rare import thinned
 from tests.reference import CLOSE, Tally, compare
 
 Quantised = tuple[Path, Any]  # a folder, and the network that it stands for
@@ -75,8 +75,10 @@ def test_logits_are_those_of_the_expanded_weights(form: str, quantised_of: Quant
         assert furthest(logits_of(folder, tokens, kernels=kernels), expected) < CLOSE
 
 
-@pytest.mark.parametrize("form", ["gptq-4-act-order", "awq", "w4a16-asymmetric", "fp8-channel"])
-@pytest.mark.parametrize("model", EVERY_LAYER[1:])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    thinned(product(EVERY_LAYER[1:], ("gptq-4-act-order", "awq", "w4a16-asymmetric", "fp8-channel")), usual=5),
+)
 def test_layers_of_every_family(model: str, form: str, quantised_of: QuantisedOf) -> None:
     folder, network = quantised_of(model, form)
     tokens = prompt_of(2, 30)
@@ -85,10 +87,7 @@ def test_layers_of_every_family(model: str, form: str, quantised_of: QuantisedOf
     assert furthest(logits_of(folder, tokens), expected) < CLOSE
 
 
-@pytest.mark.parametrize(
-    ("model", "form"),
-    [*product(("gqa-untied", "neox"), IN_PARTS)] if SOAK else zip(("gqa-untied", "neox") * 2, IN_PARTS, strict=True),
-)
+@pytest.mark.parametrize(("model", "form"), thinned(product(("gqa-untied", "neox"), IN_PARTS), usual=3))
 def test_layers_that_are_expanded_or_packed_some_rows_at_a_time(
     form: str, model: str, quantised_of: QuantisedOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +99,7 @@ def test_layers_that_are_expanded_or_packed_some_rows_at_a_time(
         assert torch.equal(logits_of(folder, tokens, kernels=kernels), at_once)
 
 
-@pytest.mark.parametrize("form", [*FORMS][:: 1 if SOAK else 3])  # the logits of all are compared
+@pytest.mark.parametrize("form", thinned(FORMS, usual=2))  # the logits of all are compared
 def test_greedy_output_is_that_of_the_expanded_weights(form: str, quantised_of: QuantisedOf, tally: Tally) -> None:
     folder, network = quantised_of("gqa-untied", form)
     driver = Driver(Engine(folder, num_blocks=30, dtype="float32"), 0)
@@ -194,7 +193,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(("family", "form"), FAMILIES)
+@pytest.mark.parametrize(("family", "form"), thinned(FAMILIES, usual=3))
 def test_layers_of_other_families(family: str, form: str, tmp_path: Path, tally: Tally) -> None:
     network = quantised_folder(make(tmp_path / "plain", family), tmp_path / form, form)
     engine = Engine(tmp_path / form, num_blocks=30, dtype="float32")
@@ -204,7 +203,7 @@ def test_layers_of_other_families(family: str, form: str, tmp_path: Path, tally:
     compare(network, live.prompt, driver.generate(live, 12), tally, f"{family}, {form}")
 
 
-@pytest.mark.parametrize(("family", "form"), FAMILIES[:: 1 if SOAK else 2])
+@pytest.mark.parametrize(("family", "form"), thinned(FAMILIES, usual=2))
 def test_they_take_the_memory_that_is_planned(family: str, form: str, tmp_path: Path) -> None:
     plain = make(tmp_path / "plain", family, hidden_size=256, intermediate_size=512, head_dim=64)
     quantised_folder(plain, tmp_path / form, form)
@@ -296,7 +295,9 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gqa(tmp_path_factory.mktemp("even") / "plain", intermediate_size=64)
 
 
-@pytest.mark.parametrize("form", ["gptq-4", "awq", "w8a8", "w4a16-asymmetric", "fp8-block", "fp8-channel"])
+@pytest.mark.parametrize(
+    "form", thinned(("gptq-4", "awq", "w8a8", "w4a16-asymmetric", "fp8-block", "fp8-channel"), usual=3)
+)
 def test_two_ranks_say_what_the_expanded_weights_say(
     form: str, even: Path, tmp_path: Path, pool: ThreadPoolExecutor, tally: Tally
 ) -> None:
@@ -308,7 +309,7 @@ def test_two_ranks_say_what_the_expanded_weights_say(
     compare(network, live.prompt, driver.generate(live, 12), tally, form)
 
 
-@pytest.mark.parametrize("form", ["fp8-block", "w8a8"])
+@pytest.mark.parametrize("form", thinned(("fp8-block", "w8a8"), usual=1))
 def test_compressed_vectors_and_experts_in_a_quantised_folder(
     form: str, folder_of: Callable[[str], Path], tmp_path: Path, pool: ThreadPoolExecutor, tally: Tally
 ) -> None:

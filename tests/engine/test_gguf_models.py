@@ -32,6 +32,7 @@ from tests.engine.test_models import TOKENS, furthest, logits_of
 from tests.engine.test_quantised_models import loaded_bytes
 from tests.gguf_files import Written, written
 from tests.models import BASE, Make, gqa, llama, made, neox, qwen2, qwen3
+from tests.rare import rarely, thinned
 from tests.reference import CLOSE, Tally, compare
 
 _WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole blocks
@@ -63,7 +64,7 @@ def check(made: Written) -> None:
         assert furthest(logits_of(folder, tokens, kernels=kernels), expected) < CLOSE
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*map(rarely, ("llama", "qwen2")), "llama-tied", "qwen3", "gptneox"])
 def test_every_family_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     architecture, make = FAMILIES[name]
     check(written(make(tmp_path / "model"), tmp_path / "model.gguf", architecture, medium))
@@ -92,7 +93,7 @@ SCALINGS: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None]]] = 
 }
 
 
-@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("name", thinned(SCALINGS, usual=1))
 def test_scaled_positions_turn_as_in_transformers(name: str, tmp_path: Path) -> None:
     scaling, more = SCALINGS[name]
     rope = {"rope_theta": 500.0, "original_max_position_embeddings": 160, **scaling}
@@ -129,7 +130,7 @@ OTHERS: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None] | None
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", ["phi3", *map(rarely, ("gemma", "gemma3", "phi3-long"))])
 def test_gemma_and_phi_say_what_transformers_says(name: str, tmp_path: Path) -> None:
     changes, more = OTHERS[name]
     name = name.removesuffix("-long")
@@ -176,7 +177,7 @@ def test_ranks_read_their_parts(kind: Kind, tmp_path: Path) -> None:
             assert found is None or torch.equal(found.expanded(), expected)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", thinned(FAMILIES, usual=1))
 def test_blocks_that_are_unpacked_some_rows_at_a_time(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +189,7 @@ def test_blocks_that_are_unpacked_some_rows_at_a_time(
     assert torch.equal(logits_of(folder, tokens), expected)
 
 
-@pytest.mark.parametrize(("name", "kind"), zip(FAMILIES, cycle((Kind.Q4_K, Kind.Q8_0)), strict=False))
+@pytest.mark.parametrize(("name", "kind"), thinned(zip(FAMILIES, cycle((Kind.Q4_K, Kind.Q8_0)), strict=False), usual=2))
 def test_planning_knows_the_bytes(name: str, kind: Kind, tmp_path: Path) -> None:
     architecture, make = FAMILIES[name]
     folder = resolve(str(written(make(tmp_path / "model"), tmp_path / "model.gguf", architecture, lambda _: kind).path))
@@ -200,6 +201,6 @@ def test_planning_knows_the_bytes(name: str, kind: Kind, tmp_path: Path) -> None
     assert 0.85 * planned < loader.num_bytes < 1.15 * planned
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", thinned(Kind, usual=4))  # test_gguf_blocks.py unpacks blocks of all
 def test_every_kind_has_the_logits_of_transformers(kind: Kind, tmp_path: Path) -> None:
     check(written(gqa(tmp_path / "model", **_WIDE), tmp_path / "model.gguf", "llama", lambda _: kind))

@@ -31,6 +31,7 @@ from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of
+from tests.rare import rarely
 from tests.reference import Tally, compare
 
 FolderOf = Callable[[str], Path]
@@ -68,8 +69,8 @@ def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driv
     [
         ("gqa-untied", Reference, 5, 6),
         ("opt", Reference, 5, 6),
-        ("qwen2", triton, 3, 4),
-        ("youtu", triton, 3, 4),
+        ("qwen2", triton, 2, 2),
+        rarely(("youtu", triton, 3, 4)),
         ("gqa-untied", lambda: None, 5, 6),
     ],
     ids=["llama", "opt", "triton", "compressed vectors", "c++"],
@@ -86,10 +87,10 @@ def test_requests_that_come_and_go_say_what_transformers_says(
     """Requests of different lengths sit out some steps; blocks are filled from either end; steps are planned ahead and
     not."""
     driver, replays = captured(folder_of(name), made(), most)
-    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 1 + count) for n in range(count)]
+    lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 3 + n) for n in range(count)]
     for live in lives:
         driver.prefill(live, [5])
-    while opened := [live for live in lives if len(live.output) < 1 + count]:
+    while opened := [live for n, live in enumerate(lives) if len(live.output) < 3 + n]:
         chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
         driver.run(*chosen, parts=[live.decode() for live in chosen])
     for live in lives:

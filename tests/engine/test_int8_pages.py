@@ -25,10 +25,11 @@ from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
 from tests.demo_conversations import conversations
+from tests.rare import rarely
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "alignedserve" / "demo_model"
-PAGE, BLOCK, PROMPTS, ANSWER = 64, 16, 4, 48
+PAGE, BLOCK, PROMPTS, ANSWER = 64, 16, 2, 48
 GROUPS, CHANNELS = 2, 300
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -145,7 +146,7 @@ def decoded(engine: Engine, token: int, start: int, blocks: Sequence[int]) -> in
     return engine.step(StepPlan(1, (), (decode,))).tokens[0][1]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", rarely("float32")])
 def test_attention_and_greedy_tokens_hardly_change(dtype: str) -> None:
     """One engine has KV as computed, the other has KV that came back from int8; both are fed the tokens of the
     first."""

@@ -22,10 +22,10 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
 from alignedserve.lab.benchmarks.common.one_pass import OnePass
-from tests.conftest import SOAK
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama, mpt
+from tests.rare import rarely, thinned
 from tests.reference import CLOSE, attention_of
 
 FolderOf = Callable[[str], Path]
@@ -56,7 +56,11 @@ def furthest(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("name", [*MODELS, *STORED, *OPTIONS])
+FAMILIES = "gemma glm bloom falcon-7b falcon-rw qwen3-moe olmoe glm4-moe minimax-m2 dots1 glm4-moe-lite".split()
+VARIANTS = [name for name in OPTIONS if name not in FAMILIES]
+
+
+@pytest.mark.parametrize("name", [*MODELS, *STORED, *FAMILIES, *map(rarely, VARIANTS)])
 def test_logits_are_those_of_transformers(name: str, folder_of: FolderOf, reference_of: ReferenceOf) -> None:
     folder, tokens = folder_of(name), prompt_of(1, TOKENS)
     with torch.inference_mode():
@@ -71,10 +75,7 @@ ROUNDED = [*(name for name in MODELS if name not in MIXTURES), *(name for name i
 NARROW = (torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [*product(ROUNDED, NARROW)] if SOAK else [(name, NARROW[at % 2]) for at, name in enumerate(ROUNDED)],
-)
+@pytest.mark.parametrize(("name", "dtype"), thinned(product(ROUNDED, NARROW), usual=7))
 def test_narrow_types_stay_within_their_rounding(
     name: str, dtype: torch.dtype, folder_of: FolderOf, reference_of: ReferenceOf
 ) -> None:

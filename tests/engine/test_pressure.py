@@ -25,6 +25,7 @@ from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.scheduling.policy import Cache, Handoff, Layout, Policy
 from tests.engine.deployment import PAGES, asked, deployed
+from tests.rare import rarely
 from tests.reference import Tally, compare
 
 PLAIN = Policy(candidate_share=1.0)
@@ -75,17 +76,17 @@ KINDS = {"hidden", "projected"}
     ("topology", "name", "policy", "seed", "pages", "wanted"),
     [
         ("1+1", "gqa-untied", BATCHED, 2, PAGES, LEAVING | ASIDE | BATCHES),
-        ("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
-        ("1+1", "deepseek-v3", PLAIN, 2, PAGES, LEAVING | ASIDE),
+        rarely(("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS)),
+        rarely(("1+1", "deepseek-v3", PLAIN, 2, PAGES, LEAVING | ASIDE)),
         ("1+1", "deepseek-v3", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
         ("1+1", "opt", replace(HYBRID, handoff=Handoff.POOL), 10, FEW_PAGES, LEAVING | ASIDE | BATCHES | KINDS),
-        ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"}),
+        rarely(("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"})),
         ("colocated", "gqa-untied", PLAIN, 6, FEWER_PAGES, {"preemption", "eviction to the pool", "fetched", "kept"}),
-        ("colocated", "gqa-untied", PLAIN, 2, 0, {"preemption"}),
+        rarely(("colocated", "gqa-untied", PLAIN, 2, 0, {"preemption"})),
         ("colocated", "gqa-untied", SHARED, 15, PAGES, SLOTS),
-        ("colocated", "gqa-untied", SHARED, 15, 0, SLOTS),
-        ("colocated", "opt", HYBRID, 2, PAGES, {"preemption"} | KINDS),
-        ("colocated", "opt", HYBRID, 2, 0, {"preemption"} | KINDS),
+        rarely(("colocated", "gqa-untied", SHARED, 15, 0, SLOTS)),
+        rarely(("colocated", "opt", HYBRID, 2, PAGES, {"preemption"} | KINDS)),
+        rarely(("colocated", "opt", HYBRID, 2, 0, {"preemption"} | KINDS)),
     ],
 )
 def test_what_they_say_is_what_they_say_alone(
@@ -117,7 +118,7 @@ def test_what_they_say_is_what_they_say_alone(
 @pytest.mark.parametrize(
     ("topology", "seed", "look_ahead", "wanted"),
     [
-        ("1+1", 2, 0, LEAVING | {"written ahead"}),
+        rarely(("1+1", 2, 0, LEAVING | {"written ahead"})),
         ("1+1", 3, 1, LEAVING | {"written ahead"}),
         ("colocated", 4, 0, {"preemption", "eviction to the pool", "fetched", "kept"}),
     ],
@@ -149,7 +150,7 @@ def test_with_copies_beside_the_steps_too(
         assert wanted - happened(deployment.decodes) == set()
 
 
-@pytest.mark.parametrize("look_ahead", [0, 1])
+@pytest.mark.parametrize("look_ahead", [rarely(0), 1])
 def test_what_a_prefill_worker_that_decodes_hands_on_is_said_as_it_is_said_alone(
     folder_of: Callable[[str], Path], reference_of: Callable[[Path], Any], tmp_path: Path, look_ahead: int
 ) -> None:

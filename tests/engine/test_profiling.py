@@ -360,7 +360,7 @@ def test_the_command_writes_a_profile_and_a_plot(
 ) -> None:
     """The budget is enough for all measurements on any machine: the command ends when they are done."""
     out = tmp_path / "profile.json"
-    limits = ["--kv-memory-mb", "1", "--max-step-tokens", "64", "--max-batch", "8", "--threads", "1"]
+    limits = ["--kv-memory-mb", "1", "--max-step-tokens", "16", "--max-batch", "2", "--threads", "1"]
     assert main(["profile", str(folder_of("gqa-untied")), "--out", str(out), "--budget", "600", *limits]) == 0
     profile = load(out)
     dots = list(ElementTree.parse(f"{out}.svg").iter("{http://www.w3.org/2000/svg}use"))

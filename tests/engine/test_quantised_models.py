@@ -3,7 +3,7 @@ the same quantised weights, expanded to fp32, also where two ranks share it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -28,13 +28,13 @@ from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
 from alignedserve.sizing.capacity import capacity
 from alignedserve.sizing.memory import demand
-from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.test_models import ROUNDED, TOKENS, FolderOf, furthest, logits_of
 from tests.engine.test_ranks import Both
 from tests.engine.transformers_families import make as family_of
 from tests.models import MODELS, gqa, llama
+from tests.rare import rarely, thinned
 from tests.reference import CLOSE, Tally, compare
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -42,17 +42,11 @@ SMALL = {"engine.dtype": "float32", "engine.kv_memory_mb": 64, "kvpool.memory_mb
 QUANTIZED = [Quantization.INT8, Quantization.INT4]
 
 
-def pairs_of(names: Iterable[str], first: int = 0) -> list[tuple[str, Quantization]]:
-    """Return each name with one of the forms, in turn; with both in the long form."""
-    turns = [(name, QUANTIZED[at % 2]) for at, name in enumerate(names, first)]
-    return [*product(names, QUANTIZED)] if SOAK else turns
-
-
 def kernels_here() -> list[Kernels]:
     return [Reference(), Native(Library())]
 
 
-@pytest.mark.parametrize(("name", "quantization"), pairs_of(MODELS, 1))  # the greedy output below is of the other form
+@pytest.mark.parametrize(("name", "quantization"), thinned(product(MODELS, QUANTIZED), usual=7))
 def test_logits_are_those_of_the_expanded_weights(name: str, quantization: Quantization, folder_of: FolderOf) -> None:
     folder, tokens = folder_of(name), prompt_of(1, TOKENS)
     with torch.inference_mode():
@@ -62,7 +56,7 @@ def test_logits_are_those_of_the_expanded_weights(name: str, quantization: Quant
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("name", "quantization"), [("qwen2", Quantization.INT4), ("opt", Quantization.INT8)])
+@pytest.mark.parametrize(("name", "quantization"), [("qwen2", Quantization.INT4), rarely(("opt", Quantization.INT8))])
 def test_triton_kernels_say_the_same(name: str, quantization: Quantization, folder_of: FolderOf) -> None:
     """They run in Triton's interpreter."""
     kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
@@ -75,7 +69,7 @@ def test_triton_kernels_say_the_same(name: str, quantization: Quantization, fold
     assert furthest(found, expected) < CLOSE
 
 
-@pytest.mark.parametrize(("name", "quantization"), pairs_of(ROUNDED))
+@pytest.mark.parametrize(("name", "quantization"), thinned(product(ROUNDED, QUANTIZED), usual=5))
 def test_in_bf16_they_are_near(name: str, quantization: Quantization, folder_of: FolderOf) -> None:
     folder, tokens = folder_of(name), prompt_of(1, TOKENS)
     exact = logits_of(folder, tokens, quantization=quantization)
@@ -94,7 +88,7 @@ def compare_greedy(engine: Any, network: Any, tally: Tally, label: str) -> None:
         compare(network, live.prompt, driver.generate(live, 20), tally, f"{label}, {live.name}")
 
 
-@pytest.mark.parametrize(("name", "quantization"), pairs_of(MODELS))
+@pytest.mark.parametrize(("name", "quantization"), thinned(product(MODELS, QUANTIZED), usual=3))
 def test_greedy_output_is_that_of_the_expanded_weights(
     name: str, quantization: Quantization, folder_of: FolderOf, tally: Tally
 ) -> None:
@@ -102,8 +96,9 @@ def test_greedy_output_is_that_of_the_expanded_weights(
     compare_greedy(engine, expanded_reference(folder_of(name), quantization), tally, f"{name}, {quantization.value}")
 
 
-@pytest.mark.parametrize("name", ["gqa-untied", "qwen2", "neox"])
-@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize(
+    ("name", "quantization"), thinned(product(("gqa-untied", "qwen2", "neox"), QUANTIZED), usual=2)
+)
 def test_layers_that_are_quantised_some_rows_at_a_time(
     name: str, quantization: Quantization, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,20 +118,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize(
-    ("name", "quantization"),
-    pairs_of(
-        (
-            "qwen2",
-            "opt",
-            "neox",
-            "deepseek-v3",
-            "qwen2-moe",
-            "phi3",
-            *(("mha-tied", "llama4", "mpt", "glm4") if SOAK else ()),
-        )
-    ),
-)
+IN_PARTS = ("qwen2", "mha-tied", "opt", "deepseek-v3", "neox", "qwen2-moe", "llama4", "phi3", "mpt", "glm4")
+
+
+@pytest.mark.parametrize(("name", "quantization"), thinned(product(IN_PARTS, QUANTIZED), usual=2))
 def test_two_ranks_have_the_weights_of_one(
     name: str, quantization: Quantization, folder_of: FolderOf, pool: ThreadPoolExecutor, tally: Tally, tmp_path: Path
 ) -> None:
@@ -172,8 +157,7 @@ PLANNED: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.parametrize("name", PLANNED)
-@pytest.mark.parametrize("quantization", QUANTIZED)
+@pytest.mark.parametrize(("name", "quantization"), thinned(product(PLANNED, QUANTIZED), usual=3))
 def test_as_many_bytes_are_planned_as_weights_take(name: str, quantization: Quantization, tmp_path: Path) -> None:
     folder = PLANNED[name](tmp_path / name)
     config, model = load_config({"engine.quantization": quantization.value, **SMALL}, {}, None), read_config(folder)

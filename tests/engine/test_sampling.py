@@ -91,14 +91,14 @@ NUM_DRAWN = 4_000 if SOAK else 1_500
 def test_seeds_and_indexes_are_as_good_as_independent() -> None:
     """Compare along the indexes of one seed, along the seeds of one index, and along the diagonal of both."""
     sampling = Sampling(temperature=1.0)
-    flat = [0.0] * 8
-    ways = [
-        [alone(flat, sampling, index) for index in range(NUM_DRAWN)],
-        [alone(flat, Sampling(1.0, seed=seed), 0) for seed in range(NUM_DRAWN)],
-        [alone(flat, Sampling(1.0, seed=seed), NUM_DRAWN - seed) for seed in range(NUM_DRAWN)],
+    ways: list[list[tuple[Sampling, int]]] = [
+        [(sampling, index) for index in range(NUM_DRAWN)],
+        [(Sampling(1.0, seed=seed), 0) for seed in range(NUM_DRAWN)],
+        [(Sampling(1.0, seed=seed), NUM_DRAWN - seed) for seed in range(NUM_DRAWN)],
     ]
     for way in ways:
-        pairs = Counter(pairwise(way))  # all 64 pairs of neighbours should be equally frequent
+        # All 64 pairs of neighbours should be equally frequent.
+        pairs = Counter(pairwise(token for token in choose(torch.zeros(NUM_DRAWN, 8), way) if token is not None))
         assert (
             chi_square(pairs, {(a, b): (NUM_DRAWN - 1) / 64 for a in range(8) for b in range(8)}) < 120
         )  # p = 2e-5 at 63

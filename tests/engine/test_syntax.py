@@ -21,8 +21,8 @@ from alignedserve.errors import PlanError
 from alignedserve.gateway.access.keys import KeyEntry, hash_key
 from alignedserve.text.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
-from tests.conftest import SOAK
 from tests.end_to_end.deployment import MODEL
+from tests.rare import rarely
 from tests.samples import request as request_of
 from tests.schemas import schema
 
@@ -71,17 +71,17 @@ def sampled(
 
 def test_what_is_whole_is_valid(text: TextModel, syntaxes: Syntaxes) -> None:
     ended = 0
-    for number in range(300 if SOAK else 25):
+    for number in range(10):
         wanted = schema(Random(number))
         output = said(json_syntax(wanted), syntaxes, text.vocab_size, number)
         if output[-1] == STOP:
             jsonschema.validate(json.loads(text.decode(output[:-1])), wanted)
             ended += 1
-    assert ended > 5
+    assert ended > 2
 
 
 def test_it_does_not_depend_on_being_moved_or_begun_early(text: TextModel, syntaxes: Syntaxes) -> None:
-    for number in range(6):
+    for number in range(2):
         syntax = json_syntax(schema(Random(number)))
         alone = said(syntax, syntaxes, text.vocab_size, number)
         assert said(syntax, syntaxes, text.vocab_size, number, moved_at=range(1, MOST, 3)) == alone
@@ -140,13 +140,13 @@ def test_choices_of_one_body_compile_their_syntax_once(text: TextModel, compiled
 
 def test_however_many_wait_none_is_compiled_in_a_step(text: TextModel, compiled: list[str]) -> None:
     preparing = Preparing(text)
-    lines = [Sampling(syntax=f"start: /a{{1,{number + 1}}}/") for number in range(200)]
+    lines = [Sampling(syntax=f"start: /a{{1,{number + 1}}}/") for number in range(80)]
     for line in lines:
         preparing.order(line)
     preparing.finish()
     assert compiled == [line.syntax for line in lines]
     assert all(preparing.first_token(line, str(number)) is not None for number, line in enumerate(lines))
-    assert len(compiled) == 200
+    assert len(compiled) == 80
 
 
 def test_a_request_that_sat_out_long_is_not_compiled_again(text: TextModel, compiled: list[str]) -> None:
@@ -242,7 +242,7 @@ def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
     assert syntaxes.find_fault("no syntax at all")
 
 
-@pytest.mark.parametrize("pattern", ["(a{1000}){1000}", "b(a{1000}){1000}"])
+@pytest.mark.parametrize("pattern", ["b(a{1000}){1000}", rarely("(a{1000}){1000}")])
 def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Syntaxes, pattern: str) -> None:
     why = syntaxes.find_fault(regex_syntax(pattern))
     assert why
@@ -256,12 +256,12 @@ def test_large_and_empty_patterns_can_be_followed(syntaxes: Syntaxes, syntax: st
     assert syntaxes.find_fault(syntax) is None
 
 
-@pytest.mark.parametrize("length", [4, 8, 16, 200])
+@pytest.mark.parametrize("length", [4, *map(rarely, (8, 16, 200))])
 def test_the_longest_enum_can_be_followed(text: TextModel, syntaxes: Syntaxes, length: int) -> None:
     """No mask of it takes more work than a mask may, though it is reached only after some tokens."""
     words = ["".join(Random(number).choices(ascii_letters, k=length)) for number in range(95_000 // (length + 4))]
     syntax = json_syntax({"type": "object", "properties": {"a": {"enum": words}}, "required": ["a"]}, "")
-    for seed in range(3):
+    for seed in range(2):
         output = said(syntax, syntaxes, text.vocab_size, seed)
         assert output[-1] == STOP or len(output) == MOST
         assert output[-1] != STOP or json.loads(text.decode(output[:-1]))["a"] in words

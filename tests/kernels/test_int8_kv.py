@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from itertools import product
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.kernels.every import native_sets
 from tests.kernels.samples import threads
 from tests.kernels.test_attention import BOUNDS as OF_WHOLE
 from tests.kernels.test_attention import DTYPES, LEAST, LONG, Case, Shape, cases, made
+from tests.rare import thinned
 
 # Queries are rounded to 16 bits. In bf16, tiles of many queries round the numbers of K and V to bf16 first.
 BOUNDS = {torch.float32: 5e-4, torch.bfloat16: 2 * OF_WHOLE[torch.bfloat16], torch.float16: 2**-11 + 5e-4}
@@ -85,8 +87,9 @@ def test_any_step_attends_as_the_reference_does(kernels: Native, dtype: torch.dt
     holds()
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("case", [LONG[3], LONG[4], LONG[7]], ids=["a chunk", "a window", "a beginning"])
+@pytest.mark.parametrize(
+    ("case", "dtype"), thinned(product([LONG[3], LONG[4], LONG[7]], DTYPES[:2]), usual=3)
+)  # a chunk, a window, a beginning
 def test_work_is_divided_over_threads_without_a_trace(kernels: Native, case: Case, dtype: torch.dtype) -> None:
     with threads(2):
         check(kernels, case, dtype)

@@ -24,6 +24,7 @@ from tests.conftest import examples
 from tests.kernels.every import on_all_kernels, on_native_kernels
 from tests.kernels.samples import threads
 from tests.kernels.test_attention import BOUNDS, DTYPES, LEAST, Case, Shape, Step, made, one_long_span, one_span
+from tests.rare import rarely
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ LONG = [
 
 
 @on_native_kernels
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *map(rarely, (torch.float32, torch.float16))], ids=str)
 def test_work_is_divided_over_threads_without_a_trace(kernels: Kernels, dtype: torch.dtype) -> None:
     with threads(3):
         for latent, spans, begins in LONG:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import SOAK
+from tests.rare import rare
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,7 @@ def test_kernels_compile_for_gpus(arch: int) -> None:
         assert kernel["shared"] <= LEAST_SHARED, kernel
 
 
+@rare
 @pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
 def test_all_choices_of_the_tuner_compile_well_for_hopper() -> None:
     """The tuner measures each choice when a worker starts, so none may take long for nothing.

@@ -4,6 +4,7 @@ weight in fp64, on random shapes that divide no tile; and of layers of 8-bit flo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -22,9 +23,11 @@ from tests.conftest import SOAK
 from tests.gpu.layers import HALVES, LayerCase, random_layer
 from tests.kernels.samples import packed, strided, threads
 from tests.kernels.test_quantised import drawn
+from tests.rare import thinned
 
 KERNELS, REFERENCE = TritonKernels(), Reference()
 CPU = torch.device("cpu")
+DTYPES = (torch.float32, *HALVES)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of numbers that are spoilt on purpose
@@ -38,15 +41,18 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
-@pytest.mark.parametrize("seed", range(200 if SOAK else 5))
+@pytest.mark.parametrize(
+    ("seed", "dtype"),
+    [*product(range(200), DTYPES)] if SOAK else thinned(product(range(5), DTYPES), usual=7),
+)
 def test_a_layer_is_the_product_with_the_expanded_weight(seed: int, dtype: torch.dtype) -> None:
     case = random_layer(seed, dtype)
     case.check_floats(case.output(KERNELS, CPU))
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("seed", range(200 if SOAK else 4))
+@pytest.mark.parametrize(
+    ("seed", "dtype"), [*product(range(200), HALVES)] if SOAK else thinned(product(range(4), HALVES), usual=3)
+)
 def test_rows_and_weights_of_8_bits_are_multiplied_as_whole_numbers(seed: int, dtype: torch.dtype) -> None:
     case = random_layer(seed, dtype, is_plain=True)
     case.check_whole(case.output(KERNELS, CPU))
