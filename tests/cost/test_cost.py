@@ -16,10 +16,22 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, Fold, KvForm, Sampling, Sight, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
-from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, shape_of
+from alignedserve.cost.model import (
+    Coefficients,
+    CostModel,
+    Kind,
+    Link,
+    Route,
+    Shape,
+    StepEstimate,
+    Uncertainty,
+    shape_of,
+)
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, load, save, store
 from alignedserve.errors import ProfileError
 from alignedserve.lab.devices import gpu_truth
+from tests.conftest import examples
+from tests.rare import thinned
 from tests.samples import LIMITS
 
 STEPS = Path(__file__).parent / "cost_steps.json"  # recorded by `python -m lab.benchmarks.cost --record`
@@ -151,18 +163,28 @@ def synthetic(count: int, seed: int, noise: float = 0.0) -> list[Point]:
     return points
 
 
+@cache
+def _fitted(noise: float) -> OnlineCost:
+    return OnlineCost(synthetic(200, seed=0, noise=noise))
+
+
+def learner(noise: float = 0.0) -> OnlineCost:
+    """Return a cost model that was fitted to 200 steps, and learns; the fit is made once."""
+    return _fitted(noise).copy()
+
+
 def errors(model: CostModel, points: list[Point], kind: Kind | None = None) -> list[float]:
     of_kind = [point for point in points if kind in (None, point.shape.kind)]
     return [abs(model.seconds(point.shape) / point.seconds - 1) for point in of_kind]
 
 
 def test_a_fit_tells_new_steps() -> None:
-    model = fit(synthetic(200, seed=0, noise=0.02))
+    model = learner(0.02).model
     assert median(errors(model, synthetic(200, seed=1))) < 0.03
 
 
 def test_the_uncertainty_is_about_the_error_of_new_steps() -> None:
-    model = fit(synthetic(200, seed=0, noise=0.05))
+    model = learner(0.05).model
     new = synthetic(300, seed=1, noise=0.05)
     for kind in Kind:
         known, seen = model.uncertainty[kind], spread(errors(model, new, kind))
@@ -214,7 +236,7 @@ seconds = st.floats(1e-5, 10)
 steps = st.lists(st.tuples(chunks, prefixes, seconds), max_size=12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(steps, steps)
 def test_no_coefficient_is_ever_negative(
     profiled: list[tuple[list[tuple[int, int]], list[int], float]],
@@ -232,14 +254,14 @@ def test_no_coefficient_is_ever_negative(
 
 
 def test_it_begins_as_slow_as_it_was_told() -> None:
-    points = synthetic(100, seed=0)
-    usual, slow = (OnlineCost(points, slowdown=slowdown) for slowdown in (1.0, 3.0))
+    known = dict.fromkeys(Kind, Uncertainty())
+    slow, shape = OnlineCost(synthetic(200, seed=0), slowdown=3.0, known=known), Shape.build([], [300] * 8)
     assert slow.slowdown == pytest.approx(3.0)
-    assert slow.model.seconds(points[0].shape) == pytest.approx(3 * usual.model.seconds(points[0].shape))
+    assert slow.model.seconds(shape) == pytest.approx(3 * learner().model.seconds(shape))
 
 
 def test_a_snapshot_does_not_change() -> None:
-    online = OnlineCost(synthetic(100, seed=0))
+    online = learner()
     before, shape = online.model, Shape.build([], [100])
     said = before.seconds(shape)
     for _ in range(2):
@@ -249,7 +271,7 @@ def test_a_snapshot_does_not_change() -> None:
 
 
 def test_an_outlier_moves_next_to_nothing() -> None:
-    online = OnlineCost(synthetic(200, seed=0))
+    online = learner()
     shape = Shape.build([], [300] * 8)
     before = online.model.seconds(shape)
     online.learn(shape, 50 * before)
@@ -257,7 +279,7 @@ def test_an_outlier_moves_next_to_nothing() -> None:
 
 
 def test_a_worker_that_ran_a_single_size_for_long_still_knows_the_other_sizes() -> None:
-    online = OnlineCost(synthetic(200, seed=0, noise=0.02))
+    online = learner(0.02)
     small, large = Shape.build([], [100] * 2), Shape.build([], [1500] * 40)
     for _ in range(1000):
         online.learn(small, 1.1 * TRUE.seconds(small))
@@ -266,7 +288,7 @@ def test_a_worker_that_ran_a_single_size_for_long_still_knows_the_other_sizes() 
 
 
 def test_a_kind_that_slows_down_is_a_warning_for_the_others() -> None:
-    online = OnlineCost(synthetic(200, seed=0))
+    online = learner()
     decode, prefill = Shape.build([], [300] * 8), Shape.build([(200, 0)])
     before = online.model.seconds(prefill)
     for _ in range(100):
@@ -278,7 +300,7 @@ def test_a_spell_of_slow_memory_is_followed_within_a_few_steps_and_soon_forgotte
     """What steps read takes twice as long meanwhile: a step of few tokens nearly so, one of many hardly longer."""
     few, many = Shape.build([(8, 0)], [300] * 8), Shape.build([(4000, 0)], [300] * 8)
     slowed = CostModel({kind: one.scaled(2.0, 1.0) for kind, one in TRUE.coefficients.items()})
-    online = OnlineCost(synthetic(300, seed=0, noise=0.02))
+    online = learner(0.02)
     for truth in (TRUE, slowed, TRUE):
         for _ in range(6):
             online.learn(few, truth.seconds(few))
@@ -290,7 +312,7 @@ def test_a_spell_of_slow_memory_is_followed_within_a_few_steps_and_soon_forgotte
 
 
 def test_the_uncertainty_follows_the_errors() -> None:
-    online = OnlineCost(synthetic(200, seed=0))
+    online = learner()
     chance, shape = random.Random(1), Shape.build([], [300] * 8)
     for _ in range(600):
         online.learn(shape, TRUE.seconds(shape) * (1 + 0.2 * chance.uniform(-1, 1)))
@@ -301,7 +323,7 @@ def test_the_uncertainty_follows_the_errors() -> None:
 
 def test_how_far_the_longest_steps_go_is_measured() -> None:
     """There are a few stalls, of which the usual error of steps says nothing."""
-    online, shape, chance = OnlineCost(synthetic(200, seed=0)), Shape.build([(64, 0)], [300] * 8), random.Random(2)
+    online, shape, chance = learner(), Shape.build([(64, 0)], [300] * 8), random.Random(2)
     steps_s = TRUE.seconds(shape)
     for number in range(1000):
         online.learn(
@@ -316,7 +338,7 @@ def test_how_far_the_longest_steps_go_is_measured() -> None:
 
 
 def test_short_steps_do_not_say_how_far_long_steps_go() -> None:
-    online = OnlineCost(synthetic(200, seed=0))
+    online = learner()
     short, long = Shape.build([(8, 0)], [50]), Shape.build([(4000, 0)], [300] * 8)
     for number in range(2000):
         online.learn(long, TRUE.seconds(long))
@@ -327,7 +349,7 @@ def test_short_steps_do_not_say_how_far_long_steps_go() -> None:
 
 
 def test_delays_of_short_steps_are_a_smaller_share_of_steps_that_have_not_run() -> None:
-    online, short = OnlineCost(synthetic(200, seed=0)), Shape.build([(8, 0)], [50])
+    online, short = learner(), Shape.build([(8, 0)], [50])
     for number in range(200):
         online.learn(short, TRUE.seconds(short) * (2.0 if not number % 50 else 1.0))
     known, short_s = online.model.uncertainty[Kind.MIXED], TRUE.seconds(short)
@@ -335,7 +357,7 @@ def test_delays_of_short_steps_are_a_smaller_share_of_steps_that_have_not_run() 
 
 
 def test_before_enough_steps_the_profile_says_how_far_they_go() -> None:
-    online, shape = OnlineCost(synthetic(200, seed=0, noise=0.1)), Shape.build([(64, 0)], [300] * 8)
+    online, shape = learner(0.05), Shape.build([(64, 0)], [300] * 8)
     online.learn(shape, TRUE.seconds(shape))
     known = online.model.uncertainty[Kind.MIXED]
     assert not known.tails
@@ -360,11 +382,15 @@ def recorded(model: str) -> dict[str, list[Point]]:
     return {name: [Point(Shape(*row[:-1]), row[-1]) for row in rows] for name, rows in tree.items()}
 
 
+@cache
+def of_recorded(model: str) -> OnlineCost:
+    return OnlineCost(recorded(model)["profile"])
+
+
 @pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE])
 @pytest.mark.parametrize("model", MODELS)
 def test_recorded_steps_that_were_held_out(model: str, kind: Kind) -> None:
-    steps = recorded(model)
-    off = spread(errors(fit(steps["profile"]), steps["held_out"], kind))
+    off = spread(errors(of_recorded(model).model, recorded(model)["held_out"], kind))
     assert off.median <= 0.10
     assert off.p90 <= 0.25
 
@@ -372,7 +398,7 @@ def test_recorded_steps_that_were_held_out(model: str, kind: Kind) -> None:
 def test_recorded_steps_that_become_slower() -> None:
     """The median error is taken 200 to 300 steps after all times grow by 1.6."""
     steps = recorded("demo")
-    online, off = OnlineCost(steps["profile"]), []
+    online, off = of_recorded("demo").copy(), list[float]()
     change = len(steps["served"]) - 300
     for at, step in enumerate(steps["served"]):
         took = step.seconds * (DRIFT if at >= change else 1)
@@ -385,7 +411,7 @@ def test_recorded_steps_that_become_slower() -> None:
 # --- GPUs
 
 
-@pytest.mark.parametrize("name", gpu_truth.names())
+@pytest.mark.parametrize("name", thinned(gpu_truth.names(), usual=2))
 def test_composed_gpu_steps_that_were_held_out(name: str) -> None:
     truth = gpu_truth.load(name)
 

@@ -176,7 +176,7 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
+TestAnything.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 
 
 def rt(name: str = "A") -> Owner:

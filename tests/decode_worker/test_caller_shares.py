@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, WorkerLimits
-from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Shape
 from alignedserve.scheduling.policy import Policy
 from tests.conftest import examples
+from tests.cost.fitted import cost_of
 from tests.decode_worker.test_packing import LIMITS, Device, make_request, parts
+from tests.rare import rarely
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
 DEFAULT = Policy(reuse=False)
@@ -67,7 +69,7 @@ def test_a_flood_of_one_caller_is_served_in_the_order_in_which_it_came() -> None
 
 def test_a_short_prompt_does_not_wait_for_anothers_long_ones() -> None:
     limits = WorkerLimits(num_blocks=4096, block_size=4, page_size=8, max_step_tokens=64, max_batch=32)
-    cost = OnlineCost([Point(Shape.build([(size, start)]), 1.5e-4 * size) for size in SIZES for start in (0, 256)])
+    cost = cost_of([Point(Shape.build([(size, start)]), 1.5e-4 * size) for size in SIZES for start in (0, 256)])
     device = Device(DEFAULT, limits, cost=cost)
     device.ask(*flood("ann", number=16, tokens=2, prompt=640))  # 1.5 s of prompts
     for _ in range(5):
@@ -76,12 +78,12 @@ def test_a_short_prompt_does_not_wait_for_anothers_long_ones() -> None:
     assert steps_until(device, "bob") <= 3
 
 
-@pytest.mark.parametrize(("decode_s", "is_alone"), [(1e-3, True), (1e-5, False)])
+@pytest.mark.parametrize(("decode_s", "is_alone"), [(1e-3, True), rarely((1e-5, False))])
 def test_a_short_prompt_runs_before_the_decodes_of_one_that_holds_all_seats(decode_s: float, is_alone: bool) -> None:
     """Where that halves the time of its step: else both would only take longer."""
     points = [Point(Shape.build([(size, 0)]), 1e-3 + 1e-5 * size) for size in SIZES]
     points += [Point(Shape.build(prefixes=[8] * size), 1e-3 + decode_s * size) for size in SIZES]
-    device = Device(DEFAULT, replace(ROOMY, max_batch=16, max_step_tokens=64), cost=OnlineCost(points))
+    device = Device(DEFAULT, replace(ROOMY, max_batch=16, max_step_tokens=64), cost=cost_of(points))
     device.ask(*flood("ann", number=15, tokens=40))
     for _ in range(20):
         device.step()
@@ -99,7 +101,7 @@ def test_late_chats_go_on_however_many_guests_come_one_after_the_other() -> None
     points = [Point(Shape.build([(size, 0)]), 1e-3 + 1e-5 * size) for size in SIZES]
     points += [Point(Shape.build(prefixes=[8] * size), 1e-3 + 1e-3 * size) for size in SIZES]
     limits = replace(ROOMY, max_batch=16, max_step_tokens=64)
-    device = Device(DEFAULT, limits, step_s=0.3, cost=OnlineCost(points))
+    device = Device(DEFAULT, limits, step_s=0.3, cost=cost_of(points))
     device.ask(*flood("ann", number=12, tokens=200))
     for _ in range(15):
         device.step()

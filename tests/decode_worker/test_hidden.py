@@ -176,4 +176,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, max_examples=examples(40), stateful_step_count=40)
+TestAnyOrder.settings = settings(deadline=None, max_examples=examples(20), stateful_step_count=40)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from alignedserve.core import NO_OPENING, Request, ServiceClass, StepResult, WorkerLimits
-from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.fit import Point
 from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
@@ -31,6 +31,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Policy, Room, SchedulerName
 from alignedserve.worker.setup import WorkerSetup
+from tests.cost.fitted import cost_of
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, STOP, entry, member, request, said
 
 SHAPES = [
@@ -133,7 +134,7 @@ def pair(
     direct: bool = False,
 ) -> Pair:
     """`token_s` is what a prompt token takes by the cost model, where that knows any times."""
-    cost = None if token_s is None else OnlineCost([Point(shape, token_s * shape.tokens) for shape in SHAPES])
+    cost = None if token_s is None else cost_of([Point(shape, token_s * shape.tokens) for shape in SHAPES])
     setup = WorkerSetup(limits, policy, cost, copying, root=b"model", direct=direct, copies_beside=copies_beside)
     made = Pair(decode_core(setup), PoolCore(pages, limits.block_size, policy))
     made.hears(MemberJoined(member("decode-0")), "pool-0")

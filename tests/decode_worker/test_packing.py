@@ -454,7 +454,7 @@ def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Worke
     st.integers(12, 30),
     st.integers(1, 4),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_everybody_ends_however_they_are_packed(
     asked: list[tuple[bool, int, int, int]], policy: Policy, blocks: int, batch: int
 ) -> None:

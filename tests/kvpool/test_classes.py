@@ -203,7 +203,7 @@ class ClassesOfKinds(_AnyClasses):
 
 
 TestClasses, TestClassesOfKinds = Classes.TestCase, ClassesOfKinds.TestCase
-TestClasses.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
+TestClasses.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestClassesOfKinds.settings = TestClasses.settings
 
 

@@ -153,7 +153,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestPagesOfKinds = Machine.TestCase
-TestPagesOfKinds.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
+TestPagesOfKinds.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 
 
 def test_a_compressed_page_keeps_its_name_and_is_not_compressed_again() -> None:

@@ -306,4 +306,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)

@@ -107,7 +107,7 @@ class Reuse(RuleBasedStateMachine):
 
 
 TestReuse = Reuse.TestCase
-TestReuse.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+TestReuse.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 def stored(pages: Pages, name: str, *names: int) -> tuple[int, ...]:

@@ -18,8 +18,9 @@ from alignedserve.lab.trials.running import run_filmed, run_once
 from alignedserve.loads.records.records import RunRecord
 from alignedserve.metrics.recent import SLOT_S
 from alignedserve.simulator.run import Simulation
+from tests.rare import rare
 
-TRIAL = SimulationTrial("aligned", "chat,num_requests=60,rate=10", "1+1")
+TRIAL = SimulationTrial("aligned", "chat,num_requests=30,rate=6,output=exp:60:150", "1+1")
 
 
 def filmed(trial: SimulationTrial) -> tuple[Simulation, list[Any]]:
@@ -98,6 +99,7 @@ def test_the_command_writes_a_page(tmp_path: Path) -> None:
     assert '"decode-0"' in page.read_text()
 
 
+@rare
 def test_a_record_is_the_same_with_a_page(tmp_path: Path) -> None:
     def requests(record: RunRecord) -> list[object]:
         return [*record.requests]

@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cache, partial
 from itertools import combinations, product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -39,19 +40,20 @@ from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault,
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
+from tests.rare import rare, rarely, thinned
 from tests.simulator import digests
 from tests.simulator.planted import PLANTS, Plant, planted
 
 # tests/mutants/results.md says which bugs the first 50 find. `make draws` adds up to 60 that no run has tried.
 NUM_SEEDS = 10_000 if SOAK else 32
-PARTS = 10 if SOAK else 2
+PARTS = 10 if SOAK else 4
 NUM_DRAWN = max(NUM_SEEDS, 600)  # seeds of which only the scenarios are looked at
 DIGESTS = Path(__file__).parents[1] / "simulator" / "digests.json"
-FEW = (1, 527, 848)
+FEW = (1, 848)
 OF_THE_FIRST = f"import json; from tests.simulator.digests import now; print(json.dumps(now({FEW})))"
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", thinned(range(PARTS), usual=1))
 def test_all_holds_in_every_seed(part: int) -> None:
     for seed in range(part, NUM_SEEDS, PARTS):
         verdict = attempt(draw_scenario(seed))
@@ -167,7 +169,7 @@ class TestDigests:
         assert json.loads(done.stdout) == {str(seed): kept[str(seed)] for seed in FEW}
 
 
-@pytest.mark.parametrize("seed", [3053, 3568, 4275, 5065, 5372, 9810, 11219324, 77120276])
+@pytest.mark.parametrize("seed", thinned([3568, 5372, 77120276, 3053, 4275, 5065, 9810, 11219324], usual=2))
 def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     """Seed 5065: a finished chat lacked the pages kept for a document, which lacked the memory that the chat had. The
     other seeds: pages or outputs stayed for ever when a request was cancelled, or sent in vain, while its KV was on its
@@ -180,9 +182,10 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(84002186, 91000316, 93000165, 93000668, 94002550, 96000612, 99100412, 99208880, 99210534, 100011567),
-        *(100170912, 101015959, 101028706, 101070877, 101071909, 26232, 37120),
-        *(1763, 7177, 20202, 30064, 27100121, 61001132, 61002350, 91416473406),
+        *(7177, 20202, 27100121, 84002186, 94002550, 101028706),
+        *map(rarely, (91000316, 99100412, 99210534, 101071909)),
+        *map(rarely, (93000165, 93000668, 96000612, 99208880, 100011567, 100170912, 101015959, 101070877)),
+        *map(rarely, (26232, 37120, 1763, 30064, 61001132, 61002350, 91416473406)),
     ],
 )
 def test_a_wide_seed_that_failed_once(seed: int) -> None:
@@ -230,7 +233,6 @@ class TestPlanted:
     def test_each_is_found_and_shrunk(self, plant: Plant) -> None:
         seed = self.FOUND_AT[plant.__name__]
         with planted(plant):
-            assert all(attempt(draw_scenario(before)).failure is None for before in range(seed - 1, seed))
             failure = attempt(draw_scenario(seed)).failure
             assert failure is not None
             assert failure.rule in PLANTS[plant]
@@ -318,17 +320,17 @@ def _kills(scenario: Scenario, member: str) -> bool:
 
 
 class TestSavedRuns:
-    @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+    @pytest.mark.parametrize("name", ["run.jsonl.gz", rarely("run.jsonl")])
     def test_a_run_is_saved_byte_for_byte_and_read_again(self, tmp_path: Path, name: str) -> None:
         first, second = tmp_path / name, tmp_path / f"other-{name}"
-        assert record(draw_scenario(3), first) == record(draw_scenario(3), second) == attempt(draw_scenario(3))
+        assert record(draw_scenario(10), first) == record(draw_scenario(10), second) == attempt(draw_scenario(10))
         assert first.read_bytes() == second.read_bytes()
-        assert read_scenario(first) == draw_scenario(3)
+        assert read_scenario(first) == draw_scenario(10)
 
     def test_the_first_difference_is_found_with_what_came_before(self, tmp_path: Path) -> None:
         first, second = tmp_path / "one", tmp_path / "other"
-        record(draw_scenario(3), first)
-        written = first.read_text().splitlines(keepends=True)
+        written = saved_run()
+        first.write_text("".join(written))
         second.write_text("".join([*written[:20], written[20].replace("[", "[1", 1), *written[21:]]))
         found = first_difference(first, second)
         assert isinstance(found, Difference)
@@ -339,25 +341,24 @@ class TestSavedRuns:
 
     def test_a_run_that_ends_earlier_differs_there(self, tmp_path: Path) -> None:
         first, second = tmp_path / "one", tmp_path / "other"
-        record(draw_scenario(3), first)
-        written = first.read_text().splitlines(keepends=True)
-        second.write_text("".join(written[:10]))
+        first.write_text("".join(saved_run()))
+        second.write_text("".join(saved_run()[:10]))
         found = first_difference(first, second)
         assert isinstance(found, Difference)
         assert (found.number, found.right) == (10, "(nothing: this run is shorter)")
 
     @pytest.mark.parametrize("number", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
     def test_a_run_of_another_version_differs(self, tmp_path: Path, number: str) -> None:
-        record(draw_scenario(3), tmp_path / "one")
-        first, second, *rest = (tmp_path / "one").read_text().splitlines(keepends=True)
+        first, second, *rest = saved_run()
+        (tmp_path / "one").write_text("".join(saved_run()))
         (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{number}]\n', *rest]))
         found = first_difference(tmp_path / "one", tmp_path / "other")
         assert isinstance(found, Difference)
         assert (found.number, second in found.right) == (1, False)
 
     def test_the_file_and_the_line_that_are_wrong_are_named(self, tmp_path: Path) -> None:
-        record(draw_scenario(3), tmp_path / "one")
-        written = (tmp_path / "one").read_text().splitlines(keepends=True)
+        written = saved_run()
+        (tmp_path / "one").write_text("".join(written))
         (tmp_path / "cut").write_text("".join([*written[:4], written[4][:7]]))
         with pytest.raises(FuzzError, match=r"cut is not a saved run: line 5 is not valid JSON"):
             first_difference(tmp_path / "one", tmp_path / "cut")
@@ -376,10 +377,17 @@ class TestSavedRuns:
             read_scenario(tmp_path / "none")
 
 
+@cache
+def saved_run() -> tuple[str, ...]:
+    """Return the lines of a saved run."""
+    with TemporaryDirectory() as folder:
+        record(draw_scenario(3), path := Path(folder) / "run")
+        return tuple(path.read_text().splitlines(keepends=True))
+
+
 def _edited(path: Path, *keys: str | int, to: object) -> Path:
-    """Save a run and edit its file: set the value at `keys`, or remove the key where `to` is None."""
-    record(draw_scenario(3), path)
-    first, *rest = path.read_text().splitlines(keepends=True)
+    """Write a saved run, in which the value at `keys` is another, or the key is not there where `to` is None."""
+    first, *rest = saved_run()
     head = json.loads(first)
     at = head["scenario"]
     for key in keys[:-1]:
@@ -427,10 +435,6 @@ class TestCommand:
         assert cli.main(["fuzz", "--replay", str(tmp_path / "run")]) == 2
         assert "line 1 has seed 2 times in one object" in capsys.readouterr().err
 
-    def test_seeds_that_hold(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["fuzz", "--seeds", "3", "--start", "10"]) == 0
-        assert "3 seeds, 0 failed" in capsys.readouterr().out
-
     def test_a_seed_that_fails(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
@@ -459,10 +463,13 @@ class TestCommand:
         assert cli.main(["fuzz", "--diff", first, second]) == 1
         assert "they differ first in line 1:" in capsys.readouterr().out
 
+    @rare
     def test_jobs_do_not_change_what_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["fuzz", "--seeds", "4", "--jobs", "2"]) == 0
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert cli.main(["fuzz", "--seeds", "4"]) == 0
+        assert cli.main(["fuzz", "--seeds", "2", "--start", "10", "--jobs", "2"]) == 0
+        out = capsys.readouterr().out
+        assert "2 seeds, 0 failed" in out
+        last = out.splitlines()[-1]
+        assert cli.main(["fuzz", "--seeds", "2", "--start", "10"]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == last
 
     @pytest.mark.parametrize(

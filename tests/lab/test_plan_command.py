@@ -19,6 +19,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.lab.cli import plan as plan_command
 from alignedserve.lab.planning.outcome import Count, Outcome
 from alignedserve.simulator.run import Simulation
+from tests.rare import rarely
 
 DEVICE = "rtx4090-llama-3.1-8b-tp1"
 FEW = "sizes:prompt=100,output=5,rate=2,cv=0,num_requests=8"
@@ -63,10 +64,11 @@ def enough(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]
 # --- A real search
 
 
-def test_it_really_searches(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", rarely("12")])
+def test_it_really_searches(processes: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One worker serves two small requests a second; two processes find the same answer as one."""
     found = []
-    for jobs in "12":
+    for jobs in processes:
         saved, start = tmp_path / f"{jobs}.json", tmp_path / f"{jobs}.yaml"
         files = ("--json", str(saved), "--out", str(start))
         argv = ["plan", "--workload", FEW, "--device", f"{DEVICE}:0.5", "--workers", "2", "--jobs", jobs, *files]
@@ -75,9 +77,11 @@ def test_it_really_searches(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     out, err = capsys.readouterr()
     assert out.startswith(f"colocated of {DEVICE}: 1 GPU, 0.50 an hour")
     assert "check, seeds 1, 2, 3" in out
-    assert err.count(f"plan: tries 1 to 2 workers of {DEVICE}, in about ") == 2
-    assert len(re.findall(r"plan: the first simulation took .* s: about \d+ s for about \d+ more\n", err)) == 2
-    assert found[0] == found[1]
+    assert err.count(f"plan: tries 1 to 2 workers of {DEVICE}, in about ") == len(processes)
+    assert len(re.findall(r"plan: the first simulation took .* s: about \d+ s for about \d+ more\n", err)) == len(
+        processes
+    )
+    assert found[0] == found[-1]
     assert found[0]["is_checked"]
     assert start.read_text() == (tmp_path / "1.yaml").read_text()
 

@@ -26,6 +26,7 @@ from alignedserve.loads.figures.units import Unit
 from alignedserve.loads.records import record_file
 from alignedserve.loads.records.distribution import cdf
 from alignedserve.loads.records.records import RunRecord
+from tests.rare import rare, thinned
 from tests.simulator.runs import MIXED, record, rt
 
 
@@ -248,35 +249,32 @@ def needs_matplotlib() -> None:
 class TestPlots:
     HEADS = ((".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"))
 
-    @pytest.mark.parametrize(("suffix", "head"), HEADS)
+    @pytest.mark.parametrize(("suffix", "head"), thinned(HEADS, usual=1))
     def test_of_a_run(self, tmp_path: Path, suffix: str, head: bytes) -> None:
         path = tmp_path / f"run{suffix}"
         plots.plot_run(MIXED, "a title", path)
         assert path.read_bytes().startswith(head)
 
+    @rare
     def test_of_a_run_in_which_nothing_happened(self, tmp_path: Path) -> None:
         plots.plot_run(replace(record(), ended_at=0.0), "nothing", tmp_path / "run.svg")
 
-    def test_titles_name_what_was_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_a_comparison_and_of_a_sweep_whose_titles_name_what_was_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         titles: list[str] = []
         monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, text, **__: titles.append(text))
         first, second = (
             replace(run("a", seed, rate, 4), trial=SimulationTrial("a", "coserve", "2+2", seed, rate, "gpu"))
             for seed, rate in ((1, 2.0), (2, 4.0))
         )
-        plots.plot_run(MIXED, first.trial.title, tmp_path / "run.svg")
         plots.plot_comparison([first], tmp_path / "compare.svg")
         plots.plot_sweep([first, second], tmp_path / "sweep.svg")
+        assert first.trial.title == "a, 2/s, seed 1: 2+2, workload coserve, profile gpu"
         assert titles == [
-            "a, 2/s, seed 1: 2+2, workload coserve, profile gpu",
             "2+2, workload coserve, profile gpu\n2/s, seed 1",
             "2+2, workload coserve, profile gpu\nseeds 1, 2: mean ± half the range",
         ]
-
-    def test_of_a_comparison_and_of_a_sweep(self, tmp_path: Path) -> None:
-        plots.plot_comparison(THREE_SEEDS, tmp_path / "compare.svg")
-        runs = [run("a", 1, 2.0, 4), run("a", 1, 4.0, 1)]
-        plots.plot_sweep(runs, tmp_path / "sweep.svg")
         assert (tmp_path / "compare.svg").read_bytes().startswith(b"<?xml")
         assert (tmp_path / "sweep.svg").read_bytes().startswith(b"<?xml")
 

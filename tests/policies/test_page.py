@@ -11,6 +11,7 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.policies.kinds import KINDS
 from alignedserve.policies.source import PolicySource, classes_of
+from tests.rare import rare
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
@@ -34,6 +35,7 @@ def test_the_policy_is_short() -> None:
     assert len(CODE.splitlines()) <= 30
 
 
+@rare
 def test_the_simulator_prints_the_figures_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     simulated = [command for command in COMMANDS if command.startswith("simulate")]
     outputs = [printed(command, capsys) for command in simulated]

@@ -19,7 +19,7 @@ from alignedserve.core import (
     StepPlan,
     StepResult,
 )
-from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.fit import Point
 from alignedserve.cost.model import CopyCost, Shape
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
@@ -45,6 +45,7 @@ from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.worker.arriving import ANSWER_S
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
+from tests.cost.fitted import cost_of
 from tests.samples import LIMITS, POOL_MEMBER, STOP, entry, request, said
 
 ROOT = b"model"
@@ -95,7 +96,7 @@ def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCo
 
 
 def test_what_takes_less_time_to_compute_is_not_copied_nor_written_again() -> None:
-    costs = OnlineCost([Point(shape, 1e-4 * shape.tokens) for shape in SHAPES])
+    costs = cost_of([Point(shape, 1e-4 * shape.tokens) for shape in SHAPES])
     worker = PrefillCore(WorkerSetup(LIMITS, cost=costs, copying=CopyCost(token_s=2e-4), root=ROOT))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(LONG)), 0.0)

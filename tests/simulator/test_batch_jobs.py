@@ -20,6 +20,9 @@ from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.simulator.job_users import SubmittedJob
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, gateways_of
 from alignedserve.store.job import Job, JobStatus
+from tests.rare import rare
+
+pytestmark = rare  # tests/jobs/test_state.py tries the same of the job runner alone
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has
 

@@ -16,6 +16,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from tests.cost.fitted import cost_of
 
 SLOWDOWN = 2.0
 
@@ -26,7 +27,7 @@ def belief_of(costs: Costs, settings: Settings) -> OnlineCost:
     for trial in trials(Bounds(settings.limits, 400)):
         tokens, prefixes = trial.shape.tokens, trial.shape.cached + trial.shape.prefixes
         known.append(Point(trial.shape, costs.step_s + costs.token_s * tokens + costs.prefix_token_s * prefixes))
-    return OnlineCost(known, slowdown=SLOWDOWN)
+    return cost_of(known, slowdown=SLOWDOWN)
 
 
 @pytest.mark.parametrize("cluster", ["colocated", "1+1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from itertools import permutations, product
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import pytest
@@ -66,6 +66,7 @@ from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.run import Simulation, Summary, simulate
 from alignedserve.simulator.settings import Settings, members_of
 from tests.conftest import SOAK, examples
+from tests.rare import rarely, thinned
 
 LIMITS = WorkerLimits(num_blocks=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
 FROM_S, TO_S = 1.5, 4.0  # from before the first arrival until long after the last
@@ -163,10 +164,18 @@ def test_any_seed(seed: int, topology: str, count: int) -> None:
     check(with_faults(deployment(seed, topology), count, FROM_S, TO_S))
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["seen by the launcher", "silent"])
-@pytest.mark.parametrize("member", ["router", "pool-0", "prefill-0", "decode-0", "gateway-0"])
+@pytest.mark.parametrize(
+    ("member", "seen"),
+    [
+        *(("router", True), ("pool-0", False), ("prefill-0", True), ("decode-0", False), ("gateway-0", True)),
+        *map(
+            rarely,
+            [("router", False), ("pool-0", True), ("prefill-0", False), ("decode-0", True), ("gateway-0", False)],
+        ),
+    ],
+)
 def test_each_member_may_die_amid_its_work(member: str, seen: bool) -> None:
-    of = replace(deployment(1, "1+1"), workload=Workload(num_requests=30, rate=50.0))
+    of = replace(deployment(1, "1+1"), workload=Workload(num_requests=15, rate=25.0))
     check(replace(of, faults=(Kill(2.3, member, 0.3, seen), Kill(4.5, member, 1.0, seen))))
 
 
@@ -174,15 +183,16 @@ def test_the_pool_may_die_at_any_moment_around_a_commit() -> None:
     """A commit that has left its prefill worker is nowhere if the pool dies before it tells the router."""
     of = replace(deployment(1, "1+1"), workload=Workload(num_requests=12, rate=200.0))
     commits = [sent.at for sent in sent_in(of) if isinstance(sent.message, Commit)]
-    step_s, count = (1e-4, 1000) if SOAK else (4e-3, 10)
-    window = [commits[0] + step * step_s for step in range(-2, count - 2)]
+    step_s, count, each = (1e-4, 1000, 1) if SOAK else (1.1e-2, 4, 4)
+    window = [commits[0] + step * step_s for step in range(-1, count - 1)]
     assert sum(window[0] < at < window[-1] for at in commits) >= 3
     on_their_way = [at + of.network.least_s / 2 for at in commits]
-    for at in [*window, *on_their_way]:
+    for at in [*window, *on_their_way[::each]]:
         summary = check(replace(of, faults=(Kill(at, "pool-0", 0.2),)))
         assert summary.duration_s < 4.0, f"what was lost at {at} was missed only after a long silence"
 
 
+PARTS = 3
 AT_ONCE_S = 0.1
 # A loss is seen at once by the number of the next frame on the link. Who waits for what was lost may send no other:
 # then somebody asks, after this silence.
@@ -191,7 +201,7 @@ MISSED_AFTER_S = {
     Commit: 8,
     Batch: 8,
     AskPrefix: 5,
-    Prefix: 5,
+    Prefix: 10,  # the worker asks for nothing else meanwhile: the owner inquires, and the next round of members tells
     AskBatch: 4,
     Tokens: 4,
     Prefill: 3,
@@ -199,18 +209,27 @@ MISSED_AFTER_S = {
 }
 
 
-@pytest.mark.parametrize("topology", ["colocated", "1+1", "2+2"] if SOAK else ["colocated", "1+1"])
-def test_any_one_frame_may_be_lost(topology: str) -> None:
+@pytest.mark.parametrize("part", thinned(range(PARTS), usual=1))
+@pytest.mark.parametrize(
+    ("topology", "are_last"),
+    [
+        *(("1+1", True), *map(rarely, [("1+1", False), ("colocated", True), ("colocated", False)])),
+        *([("2+2", True)] if SOAK else []),
+    ],
+)
+def test_any_one_frame_may_be_lost(topology: str, are_last: bool, part: int) -> None:
     """No token is lost with it, and no client waits for longer than it takes to miss it.
 
-    The short form loses the first and the last frame of each kind on each link."""
+    The short form loses the last or the first frame of each kind on each link, a part of them at a time."""
     of = small(topology)
     sent = sorted(sent_in(of), key=lambda one: one[:3])
     assert {(one.sender, one.to) for one in sent} >= links_of(topology)
     firsts, lasts = ({(one[1:3], type(one.message)): one for one in order} for order in (sent[::-1], sent))
-    followed = {one[:3] for one in firsts.values() if type(one.message) in (Submit, Prefill, Tokens)}
+    # With two workers of a kind, the next frame on a link may be of another request.
+    kinds = () if topology == "2+2" else (Submit, Prefill, Tokens)
+    followed = {one[:3] for one in firsts.values() if type(one.message) in kinds}
     undisturbed_s = check(of).duration_s
-    for lost in sent if SOAK else {one[:3]: one for one in (*firsts.values(), *lasts.values())}.values():
+    for lost in (sent if SOAK else [*(lasts if are_last else firsts).values()])[part::PARTS]:
         missed_after_s = AT_ONCE_S if lost[:3] in followed else MISSED_AFTER_S.get(type(lost.message), AT_ONCE_S)
         late_s = check(replace(of, faults=(DropFrames(*lost[:3]),))).duration_s - undisturbed_s
         assert late_s < missed_after_s, lost
@@ -243,24 +262,22 @@ class TestFreeze:
 
     @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
     def test_longer_than_a_silence_that_means_death(self, member: str) -> None:
-        assert self.lives_after(Freeze(2.2, member, 6.0), member) == 2
+        assert self.lives_after(Freeze(2.2, member, 6.0), member) == {2}
 
     @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
     def test_shorter(self, member: str) -> None:
-        assert self.lives_after(Freeze(2.2, member, 2.0), member) == 1
+        assert self.lives_after(Freeze(2.2, member, 2.0), member) == {1}
 
     @pytest.mark.parametrize("for_s", [2.0, 6.0])
     def test_of_the_router_kills_nobody(self, for_s: float) -> None:
-        for member in ("pool-0", "decode-0", ROUTER):
-            assert self.lives_after(Freeze(2.2, ROUTER, for_s), member) == 1
+        assert self.lives_after(Freeze(2.2, ROUTER, for_s), "pool-0", "decode-0", ROUTER) == {1}
 
-    def lives_after(self, fault: Fault, member: str) -> int:
-        of = replace(deployment(1, "1+1"), workload=Workload(num_requests=30, rate=50.0), faults=(fault,))
+    def lives_after(self, fault: Fault, *members: str) -> set[int]:
+        of = replace(deployment(1, "1+1"), workload=Workload(num_requests=15, rate=25.0), faults=(fault,))
         simulation = Simulation(of)
         assert simulation.run().problems == ()
-        process = simulation.world.alive(member)
-        assert process is not None
-        return process.member.incarnation
+        found = [simulation.world.alive(member) for member in members]
+        return {process.member.incarnation for process in found if process is not None}
 
     def test_while_the_router_that_saw_the_death_dies_too(self) -> None:
         """The next router takes the frozen worker for a worker that never left."""
@@ -297,16 +314,16 @@ def forgeries() -> list[tuple[str, Envelope]]:
     ]
 
 
-@pytest.mark.parametrize("topology", ["colocated", "1+1"])
+@pytest.mark.parametrize("topology", ["1+1", rarely("colocated")])
 def test_every_forged_frame_is_dropped(topology: str) -> None:
     of = replace(deployment(1, topology), faults=(Kill(2.2, ROUTER, 0.3), Kill(2.6, "decode-0", 0.4)))
     of = replace(of, faults=(*of.faults, Skew(5.0, ROUTER, 0.0)))  # both runs end at the same time
-    forged = [Forge(1.7 + number / 20, member) for number in range(60) for member in members_of(of)]
+    forged = [Forge(1.7 + number / 10, member) for number in range(30) for member in members_of(of)]
     faults = tuple(sorted((*of.faults, *forged), key=lambda fault: fault.at))
     assert simulate(replace(of, faults=faults)).digest == simulate(of).digest
 
 
-@pytest.mark.parametrize("seed", [1, 2] if SOAK else [1])
+@pytest.mark.parametrize("seed", thinned([1, 2], usual=1))
 def test_forged_frames_change_nothing(seed: int) -> None:
     of = replace(deployment(seed, "1+1"), faults=(Kill(2.2, ROUTER, 0.3), Kill(2.6, "decode-0", 0.4)))
     forged = Simulation(of)
@@ -339,7 +356,7 @@ def test_frames_of_a_full_link_wait_as_far_as_there_is_room_and_the_others_are_l
 
 @pytest.mark.parametrize(
     ("topology", "frames"),
-    [*product(TOPOLOGIES, (0, 3))] if SOAK else [*zip(TOPOLOGIES, (0, 3, 3, 0, 3), strict=True)],
+    [("colocated", 0), ("1+2", 0), ("2+1", 3), *map(rarely, [("1+1", 3), ("2+2", 0), ("2+2", 3)])],
 )
 def test_links_that_are_full_for_a_while(topology: str, frames: int) -> None:
     """Every link between two members is full, one after the other; what is lost is said again."""

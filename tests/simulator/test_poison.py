@@ -20,6 +20,7 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from tests.conftest import SOAK, examples
+from tests.rare import rare, rarely
 
 MANY = WorkerLimits(num_blocks=4_000, block_size=16, page_size=64, max_step_tokens=512, max_batch=64)
 LIMITS = WorkerLimits(num_blocks=80, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
@@ -80,7 +81,8 @@ class Alone(Witness):
 
 
 @pytest.mark.parametrize(
-    ("topology", "number", "index"), [("colocated", 100, 0), ("colocated", 5, 5), ("1+1", 5, 11), ("1+4", 100, 0)]
+    ("topology", "number", "index"),
+    [("colocated", 100, 0), *map(rarely, [("colocated", 5, 5), ("1+1", 5, 11), ("1+4", 100, 0)])],
 )
 def test_few_of_two_hundred_requests_run_alone(topology: str, number: int, index: int) -> None:
     """All that a worker has when it ends is charged, whether it ran or waited there."""
@@ -94,6 +96,7 @@ def test_few_of_two_hundred_requests_run_alone(topology: str, number: int, index
     assert 1 <= len(alone.names) <= TRIED_TOGETHER
 
 
+@rare
 def test_among_many_culprits_no_innocent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where workers die so often, long outputs are present at as many deaths as culprits: here few are enough."""
     monkeypatch.setattr("alignedserve.owner.core.MOST_PASSED", 2)

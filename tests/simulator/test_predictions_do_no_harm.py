@@ -28,15 +28,14 @@ from alignedserve.loads.figures.request_figures import attains, end_to_end_s
 from alignedserve.loads.records.records import RequestRecord, RunRecord
 from alignedserve.scheduling.policy import Compression
 from tests.conftest import SOAK
+from tests.rare import rare, rarely
 from tests.simulator.lessons import Lesson, arrivals, played, settings_of_cluster
 
-WRONG = pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED] if SOAK else [Lesson.REVERSED])
+WRONG = pytest.mark.parametrize("lesson", [Lesson.REVERSED, rarely(Lesson.USELESS)])
 OF_RIGHT_AND_WRONG = pytest.mark.parametrize(
-    "lesson",
-    [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT] if SOAK else [Lesson.REVERSED, Lesson.LEARNT],
+    "lesson", [Lesson.LEARNT, *map(rarely, [Lesson.USELESS, Lesson.REVERSED, Lesson.PERFECT])]
 )
-IN_SOAK = pytest.mark.skipif(not SOAK, reason="the same decisions, where memory is short, are tried in each run")
-SEEDS, CHATS, WINDOWS, BEHIND = (2, 600, 200, 100) if SOAK else (1, 160, 120, 60)
+SEEDS, CHATS, DOCUMENTS, WINDOWS, BEHIND = (2, 600, 200, 200, 100) if SOAK else (1, 80, 120, 120, 40)
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
 SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.025, 10
@@ -44,9 +43,9 @@ FEWER_CHATS, FEWER_TOKENS = 0.05, 0.85  # over capacity a message more or less m
 
 
 @cache
-def documents(lesson: Lesson, tokens: int | None = None) -> RunRecord:
+def documents(lesson: Lesson, tokens: int | None = None, number: int = DOCUMENTS) -> RunRecord:
     """Play documents that all come at once."""
-    asked = arrivals(200, ServiceClass.BE, 0, most_prompt=600)
+    asked = arrivals(number, ServiceClass.BE, 0, most_prompt=600)
     return played(settings_of_cluster("2xcolocated", tokens), lesson, list(asked))
 
 
@@ -97,7 +96,7 @@ def preempted(record: RunRecord) -> int:
     return sum(request.num_preempted for request in record.requests)
 
 
-@IN_SOAK
+@rare  # the same decisions, where memory is short, are tried in each run
 @WRONG
 def test_documents_end_as_early_and_are_preempted_as_seldom(lesson: Lesson) -> None:
     wrong, none = documents(lesson), documents(Lesson.NOTHING)
@@ -105,20 +104,22 @@ def test_documents_end_as_early_and_are_preempted_as_seldom(lesson: Lesson) -> N
     assert preempted(wrong) <= preempted(none) + MORE_PREEMPTED
 
 
-@pytest.mark.parametrize(
-    ("lesson", "slower"), [*([(Lesson.USELESS, SLOWER)] if SOAK else []), (Lesson.REVERSED, BEFORE_OUTPUTS_END)]
-)
+@rare
+@pytest.mark.parametrize(("lesson", "slower"), [(Lesson.REVERSED, BEFORE_OUTPUTS_END), (Lesson.USELESS, SLOWER)])
 def test_where_memory_is_short_too(lesson: Lesson, slower: float) -> None:
     """A fifth of these documents has a seat before the first output ends: until then nobody knows of the reversal."""
-    assert completion_s(documents(lesson, FEW_TOKENS)) <= slower * completion_s(documents(Lesson.NOTHING, FEW_TOKENS))
+    number = DOCUMENTS if SOAK else 48
+    wrong, none = (documents(each, FEW_TOKENS, number) for each in (lesson, Lesson.NOTHING))
+    assert completion_s(wrong) <= slower * completion_s(none)
 
 
+@rare
 @WRONG
 def test_documents_behind_a_prefill_worker_end_as_early(lesson: Lesson) -> None:
     assert completion_s(behind_prefill(lesson)) <= SLOWER * completion_s(behind_prefill(Lesson.NOTHING))
 
 
-@IN_SOAK
+@rare
 @WRONG
 def test_documents_whose_pages_are_compressed_end_as_early(lesson: Lesson) -> None:
     assert completion_s(compressed(lesson)) <= SLOWER * completion_s(compressed(Lesson.NOTHING))
@@ -136,14 +137,15 @@ def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
     assert tokens(wrong) >= FEWER_TOKENS * tokens(none)
 
 
-@pytest.mark.skipif(not SOAK, reason="each run sees that a prediction moves no plan (scheduling/test_lengths.py)")
+@rare  # each run sees that a prediction moves no plan (scheduling/test_lengths.py)
 @OF_RIGHT_AND_WRONG
 def test_as_many_documents_end_within_their_windows(lesson: Lesson) -> None:
     """Plans by predicted lengths made long documents urgent first, and all others waited for them."""
     assert kept(windows(lesson)) >= kept(windows(Lesson.NOTHING)) - MORE_LATE / 3
 
 
-@pytest.mark.parametrize("lesson", [Lesson.LEARNT, *([Lesson.PERFECT] if SOAK else [])])
+@rare
+@pytest.mark.parametrize("lesson", [Lesson.LEARNT, Lesson.PERFECT])
 def test_right_predictions_let_documents_end_earlier(lesson: Lesson) -> None:
-    right, none = documents(lesson, FEW_TOKENS), documents(Lesson.NOTHING, FEW_TOKENS)
+    right, none = documents(lesson, FEW_TOKENS, 200), documents(Lesson.NOTHING, FEW_TOKENS, 200)
     assert completion_s(right) <= 0.92 * completion_s(none)

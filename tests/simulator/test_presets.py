@@ -15,10 +15,14 @@ from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of
 from alignedserve.lab.trials.running import run_once
 from alignedserve.loads.records.records import RunRecord
+from tests.rare import rare, rarely
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens
-LOAD = "coserve,first_s=4,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
+LOAD = "coserve,first_s=2,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
 LOAD += ",documents.output=32-300,documents.max_tokens=512"
+
+LONGER = LOAD.replace("first_s=2", "first_s=4")
+AT_ONCE = "sizes:service=be,output=200-400,prompt=50-1500,arrivals=at_once,num_requests=160"
 
 Trait = Callable[[RunRecord], bool]
 
@@ -140,16 +144,22 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
 )
 
 
+# Of these there is a test in each run. Their kin are near to one of them, or have tests of their own below.
+USUAL = ("vllm-fcfs", "vllm-chunked", "tgi", "alignedserve-paper", "bros")
+
+
+@rare
 def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> None:
     """Twice as many chats arrive as in the usual load."""
-    crowd = LOAD.replace("chat.rate=5", "chat.rate=10").replace("first_s=4", "first_s=6")
+    crowd = LOAD.replace("chat.rate=5", "chat.rate=10").replace("first_s=2", "first_s=6")
     assert recomputes(run("bros-plain", load=crowd))
     assert not recomputes(run("bros", load=crowd))
 
 
+@rare
 def test_alise_swaps_long_requests_out_for_short_ones_where_its_ablations_delete_them_or_wait() -> None:
     """Nearly three times as many chats arrive as in the usual load, and memory is short."""
-    crowd = LOAD.replace("chat.rate=5", "chat.rate=14")
+    crowd = LONGER.replace("chat.rate=5", "chat.rate=14")
     swaps, deletes, waits = (run(preset, load=crowd) for preset in ("alise", "alise-recompute", "alise-defer"))
     assert joins_from_memory(swaps) > 1.0
     assert share_of_prompts_run(swaps) < 1.1 < 1.5 < share_of_prompts_run(deletes)
@@ -159,32 +169,40 @@ def test_alise_swaps_long_requests_out_for_short_ones_where_its_ablations_delete
     assert normalised_latency_s(swaps) < 0.9 * normalised_latency_s(deletes)
 
 
-def test_alignedserve_prefetches_to_its_prefill_workers_and_groups_by_length() -> None:
+@rare
+def test_alignedserve_prefetches_to_its_prefill_workers() -> None:
     """More requests come at once than the decode worker has memory for."""
-    load = "sizes:service=be,output=200-400,prompt=50-1500,arrivals=at_once,num_requests=160"
+    load = AT_ONCE.replace("160", "100")
     paper = run("alignedserve-paper", "2+1", load)
     alone = run("alignedserve-paper", "2+1", load, ("schedule.prefetch=false",))
-    mixed = run("alignedserve-paper", "2+1", load, ("schedule.grouping=fcfs",))
     assert joins_from_memory(paper, "decode-0") < joins_from_memory(alone, "decode-0") / 2
     assert joins_from_memory(paper, "prefill-") > 0.5
     assert joins_from_memory(alone, "prefill-") == 0
+
+
+@rare
+def test_alignedserve_groups_by_length() -> None:
+    paper = run("alignedserve-paper", "2+1", AT_ONCE)
+    mixed = run("alignedserve-paper", "2+1", AT_ONCE, ("schedule.grouping=fcfs",))
     assert mean_bubble(paper) < 0.85 * mean_bubble(mixed)
 
 
+@rare
 def test_fastserve_swaps_requests_out_for_new_ones_where_orca_lets_these_wait() -> None:
-    fastserve, orca = run("fastserve"), run("orca")
-    deletes = run("fastserve", options=("schedule.evict=false",))
+    fastserve, orca = (run(preset, load=LONGER) for preset in ("fastserve", "orca"))
+    deletes = run("fastserve", load=LONGER, options=("schedule.evict=false",))
     assert slowest_first_token_s(fastserve) < slowest_first_token_s(orca) / 3
     assert share_of_prompts_run(fastserve) < 1.1 < 1.5 < share_of_prompts_run(deletes)
 
 
+@rare
 def test_distserve_keeps_kv_on_prefill_workers_until_it_is_pulled() -> None:
     crowd = LOAD.replace("chat.rate=5", "chat.rate=14")
     assert written_to_pool(run("distserve", load=crowd)) < 0.2
     assert written_to_pool(run("distserve", load=crowd, options=("schedule.handoff=room",))) > 0.9
 
 
-@pytest.mark.parametrize(("preset", "kin"), TRAITS)
+@pytest.mark.parametrize(("preset", "kin"), [case if case[0] in USUAL else rarely(case) for case in TRAITS])
 def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
     trait = TRAITS[preset, kin]
     assert trait(run(preset))

@@ -18,16 +18,19 @@ from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedAr
 from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.settings import Settings
 from tests.conftest import SOAK
+from tests.rare import rare, rarely
 from tests.samples import POOL_MEMBER, member, request
 
 SMALL = Settings(seed=1, topology=Topology(1, 2), workload=Workload(num_requests=30, leaving_share=0.2))
+ROOMY = Settings().limits
 TIGHT = WorkerLimits(num_blocks=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_another() -> None:
-    first = simulate(SMALL)
-    assert simulate(SMALL) == first
-    assert simulate(replace(SMALL, seed=2)).digest != first.digest
+    small = replace(SMALL, workload=Workload(num_requests=12, leaving_share=0.2))
+    first = simulate(small)
+    assert simulate(small) == first
+    assert simulate(replace(small, seed=2)).digest != first.digest
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -47,8 +50,14 @@ def test_steps_go_on_while_a_request_is_copied_to_the_device_if_copies_go_beside
     assert is_overlapped is beside
 
 
-@pytest.mark.parametrize("topology", ["colocated", "1+1", "2+1", "1+3", "2+2"])
-@pytest.mark.parametrize("limits", [Settings().limits, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize(
+    ("topology", "limits"),
+    [
+        *(("colocated", TIGHT), ("1+3", TIGHT), ("2+1", ROOMY)),
+        *map(rarely, [("colocated", ROOMY), ("1+1", ROOMY), ("1+1", TIGHT), ("1+3", ROOMY), ("2+1", TIGHT)]),
+        *map(rarely, [("2+2", ROOMY), ("2+2", TIGHT)]),
+    ],
+)
 def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str, limits: WorkerLimits) -> None:
     """The run's `problems` name wrong tokens, requests that never ended, and whatever a core still holds at the end."""
     workload = Workload(num_requests=40, rate=100.0)
@@ -59,8 +68,9 @@ def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str
     assert summary.num_finished == 40
 
 
+@rare
 def test_many_requests() -> None:
-    number = 5000 if SOAK else 200
+    number = 5000 if SOAK else 120
     summary = simulate(Settings(topology=Topology.parse("2+2"), workload=Workload(number, rate=100.0)))
     assert (summary.problems, summary.num_finished) == ((), number)
 

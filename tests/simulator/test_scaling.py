@@ -18,7 +18,7 @@ from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.machines.faults import Kill
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
-from tests.conftest import SOAK
+from tests.rare import rare, rarely
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.15)
 OUTPUT = 6
@@ -92,16 +92,19 @@ def test_they_come_with_a_rush_and_go_after_it() -> None:
         assert min(changes, default=0) >= -1
 
 
+@rare
 def test_the_workers_that_were_there_are_too_few() -> None:
-    """The attainment without scaling is low; a decode worker that helps with prompts is not enough either.
-
-    Without refusals next to no chat is in time."""
-    _, everybody = served(replace(ALONE, policy=Policy(helps=False, refuse_ttfts=0.0)), rush=7.0)
+    """The attainment without scaling is low; a decode worker that helps with prompts is not enough either."""
     _, alone = served(ALONE, rush=7.0)
     _, helped = served(SPLIT, rush=7.0)
-    assert everybody < 0.1
     assert 0.4 < alone < 0.6
     assert alone + 0.1 < helped < 0.9
+
+
+@rare
+def test_without_refusals_next_to_no_chat_is_in_time() -> None:
+    _, share = served(replace(ALONE, policy=Policy(helps=False, refuse_ttfts=0.0)), rush=7.0)
+    assert share < 0.1
 
 
 def test_they_stay_as_they_are_where_they_are_enough() -> None:
@@ -110,6 +113,7 @@ def test_they_stay_as_they_are_where_they_are_enough() -> None:
     assert share > 0.9
 
 
+@rare
 def test_colocated_workers_too() -> None:
     colocated = replace(SPLIT, topology=Topology(), sizes=replace(SIZES, ranges={Role.DECODE: Range(1, 4)}))
     simulation, share = served(colocated)
@@ -119,7 +123,7 @@ def test_colocated_workers_too() -> None:
     assert decode[-1] < max(decode)
 
 
-@pytest.mark.parametrize("dies", ["router", "prefill-1", *(["prefill-0"] if SOAK else [])])
+@pytest.mark.parametrize("dies", ["prefill-1", rarely("router"), rarely("prefill-0")])
 def test_also_while_some_die(dies: str) -> None:
     faults = (Kill(RUSH_AT + 3, dies, 0.3), Kill(CALM_AT + 12, dies, 0.3))
     simulation, share = served(replace(SPLIT, sizes=SIZES, faults=faults))

@@ -17,6 +17,7 @@ from alignedserve.protocol.messages import ROUTER, Prefill, Retire
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.steps import AGAIN_S, IDLE_S
+from tests.cost.fitted import cost_of
 from tests.samples import LIMITS, ROUTER_MEMBER, request, said
 from tests.worker.cores import MakeCore
 
@@ -42,7 +43,7 @@ class Machine:
         speed: float = 1.0,
     ) -> None:
         limits = WorkerLimits(num_blocks=100, block_size=4, page_size=8, max_step_tokens=64, max_batch=8)
-        self.cost = OnlineCost(POINTS, slowdown=slowdown)
+        self.cost = cost_of(POINTS, slowdown=slowdown)
         self.core = kind(WorkerSetup(limits, Policy(reuse=False), self.cost))
         self.speed, self.now = speed, 0.0
         self.ran, self.steps = list[StepPlan](), list[StepPlan]()  # of all, those that have not ended

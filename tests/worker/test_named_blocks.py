@@ -93,7 +93,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=examples(50), stateful_step_count=40, deadline=None)
 
 
 def filled(store: NamedBlocks, names: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Request, ServiceClass, StepPlan, StepResult
-from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
@@ -16,6 +16,7 @@ from alignedserve.protocol.events import MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Backlog, LeasePages, Prefill, Progress
 from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.setup import WorkerSetup
+from tests.cost.fitted import cost_of
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, request, said
 
 TOKEN_S = 0.001  # by the cost model
@@ -33,7 +34,7 @@ class Machine:
 
     def __init__(self, num_blocks: int = 1000, max_batch: int = 8, tells_seconds: bool = False) -> None:
         """The cost model learns from steps that tell how long they took."""
-        costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
+        costs = cost_of([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
         limits = replace(LIMITS, num_blocks=num_blocks, max_step_tokens=STEP, max_batch=max_batch)
         self._core = decode_core(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
         self._tells_seconds = tells_seconds

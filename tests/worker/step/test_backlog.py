@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from alignedserve.core import Request, StepResult
-from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Shape
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, Send
@@ -15,6 +15,7 @@ from alignedserve.protocol.events import MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Backlog, Cancel, Prefill, Progress
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
+from tests.cost.fitted import cost_of
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 TOKEN_S = 0.001
@@ -24,7 +25,7 @@ SHAPES = [Shape.build([(tokens, prefix)]) for tokens in (1, 2, 4, 8) for prefix 
 @pytest.fixture
 def worker() -> PrefillCore:
     """Return a worker whose step of 8 tokens takes 8 ms, with memory for 32 tokens."""
-    costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
+    costs = cost_of([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
     core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False), costs))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     return core

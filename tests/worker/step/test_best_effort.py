@@ -252,4 +252,4 @@ class Pausing(RuleBasedStateMachine):
 
 
 TestPausing = Pausing.TestCase
-TestPausing.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestPausing.settings = settings(max_examples=examples(30), stateful_step_count=40, deadline=None)
