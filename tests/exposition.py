@@ -11,9 +11,10 @@ def value(exposed: str, wanted: str) -> float:
     """Return the value of the only series with this name and at least these labels, as in name{label="value"}."""
     name, _, labels = wanted.partition("{")
     asked = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+    lines = "".join(line for line in exposed.splitlines(keepends=True) if line.startswith(name))
     found = [
         sample.value
-        for family in text_string_to_metric_families(exposed)
+        for family in text_string_to_metric_families(lines)
         for sample in family.samples
         if sample.name == name and asked.items() <= sample.labels.items()
     ]

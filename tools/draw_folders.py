@@ -34,6 +34,7 @@ A folder imports folders of lower lines only, and no folders import each other i
 WIDTH = 100  # characters of a line
 
 Graph = Mapping[str, set[str]]
+_WITH_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def modules() -> dict[str, Path]:
@@ -61,7 +62,10 @@ def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 @cache
 def _import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    """Return them without a look into expressions, which are most of a tree."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in nodes:
+        nodes += (inner for inner in ast.iter_child_nodes(node) if isinstance(inner, _WITH_STATEMENTS))
     return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 

@@ -78,7 +78,10 @@ CORES = ("router.state", "kvpool.state", "prefill_worker.state", "decode_worker.
 class Module:
     name: str  # as it is imported: alignedserve.router.state
     path: Path
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text(encoding="utf-8"))
 
     @property
     def is_folder(self) -> bool:
@@ -119,7 +122,7 @@ class House:
         for path in (path for part in (*PARTS, BENCHMARKS) for path in self.files(part) if path.suffix == ".py"):
             parts = path.relative_to(self.root).with_suffix("").parts
             name = ".".join(parts if parts[0] == PACKAGE else (PACKAGE, *parts)).removesuffix(".__init__")
-            found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+            found[name] = Module(name, path)
         return found
 
     def function_sizes(self) -> list[int]:

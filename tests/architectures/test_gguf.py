@@ -27,6 +27,7 @@ from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.text.text_model import TextModel
 from tests.conftest import examples
 from tests.gguf_files import write_tokenizer
+from tests.rare import thinned
 
 TEXTS = [
     "Hello, world! It's 12345 o'clock -- I'LL go; they've gone.",
@@ -133,8 +134,8 @@ def test_the_demo_model_s_whole_tokenizer_is_taken(tmp_path: Path) -> None:
     assert_equal(tokenizer_of(path), Tokenizer.from_str(text))
 
 
-@pytest.mark.parametrize("pre", {split: name for name, split in SPLITS.items()}.values())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("pre", thinned({split: name for name, split in SPLITS.items()}.values(), usual=4))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text())
 def test_no_text_is_lost(pre: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"

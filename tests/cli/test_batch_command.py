@@ -208,6 +208,9 @@ def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / (request.param or "facts.jsonl")
 
 
+TAKES_THE_PLACE = pytest.mark.parametrize("out", ["of yesterday"], indirect=True)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -222,6 +225,7 @@ def test_what_breaks_off_leaves_what_was_there_before(server: Server, out: Path)
     assert (out.parent / "of yesterday").read_text() == "old\n"
 
 
+@TAKES_THE_PLACE
 def test_interrupted_leaves_what_was_there_before(server: Server, out: Path) -> None:
     server.batches = [(batch("completed", output_file_id="half"), {})]
     before = names(out.parent)
@@ -233,6 +237,7 @@ def test_interrupted_leaves_what_was_there_before(server: Server, out: Path) -> 
     assert (out.parent / "of yesterday").read_text() == "old\n"
 
 
+@TAKES_THE_PLACE
 def test_a_full_disk_leaves_what_was_there_before(server: Server, out: Path) -> None:
     server.batches = [(batch("completed", output_file_id="large"), {})]
     before = names(out.parent)

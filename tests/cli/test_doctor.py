@@ -23,6 +23,7 @@ from alignedserve.machine import resources
 from alignedserve.machine.resources import MachineMemory
 from alignedserve.sizing import accelerator
 from alignedserve.sizing.accelerator import DeviceChoice
+from tests.rare import rare
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
@@ -255,6 +256,7 @@ def test_versions_are_those_of_installed_packages() -> None:
     assert _REAL_VERSION("no-such-package-of-ours") is None
 
 
+@rare
 def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     tried = doctor._try_torch()

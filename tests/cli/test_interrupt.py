@@ -13,6 +13,7 @@ import pytest
 
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.shell.exit_code import ExitCode
+from tests.rare import rare, thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDED_S = 120.0  # on a busy machine
@@ -88,14 +89,17 @@ def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     ("module", "line"),
-    [
-        ("alignedserve.cli.terminal.interrupt", "simulate"),
-        ("alignedserve.cli.main", "simulate"),
-        ("alignedserve.config.config", "fuzz"),
-        ("alignedserve.lab.cli.simulate", "simulate --out new"),
-        ("alignedserve.simulator.machines.world", "simulate --out new"),
-        ("alignedserve.lab.fuzzing.shrink", "fuzz --jobs 2"),
-    ],
+    thinned(
+        [
+            ("alignedserve.cli.terminal.interrupt", "simulate"),
+            ("alignedserve.cli.main", "simulate"),
+            ("alignedserve.config.config", "fuzz"),
+            ("alignedserve.lab.cli.simulate", "simulate --out new"),
+            ("alignedserve.simulator.machines.world", "simulate --out new"),
+            ("alignedserve.lab.fuzzing.shrink", "fuzz --jobs 2"),
+        ],
+        usual=2,
+    ),
 )
 def test_while_modules_are_imported(module: str, line: str, tmp_path: Path) -> None:
     assert _interrupted(IMPORTING.format(module=module), line, tmp_path) == (130, "", "")
@@ -123,12 +127,15 @@ def test_a_launcher_hears_a_ctrl_c_that_python_drops(tmp_path: Path) -> None:
     assert (status, "it stops:" in err) == (ExitCode.STOPPED, True)
 
 
-@pytest.mark.parametrize("line", ["simulate --out new/folder", "simulate --seeds 1,2 --jobs 1", "fuzz"])
+@pytest.mark.parametrize(
+    "line", thinned(["simulate --out new/folder", "simulate --seeds 1,2 --jobs 1", "fuzz"], usual=1)
+)
 def test_in_the_midst_of_a_run(line: str, tmp_path: Path) -> None:
     assert _interrupted(STEPPING.format(method="at"), line, tmp_path) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
 
 
+@rare  # below are processes of simulations, and one of the fuzzer that is killed
 @pytest.mark.parametrize(
     "moment",
     [PROCESSES_STARTED, FIRST_VERDICT.format(then=INTERRUPT_ALL)],

@@ -21,7 +21,7 @@ from alignedserve.text.call_grammar import BesideCalls, call_syntax, can_write
 from alignedserve.text.calls.formats import FORMATS, CallFormat, CallReader
 
 KEPT = Path(__file__).with_name("calls_as_before.json")
-NUM_CASES = 160
+NUM_CASES = 80
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -23,7 +23,7 @@ from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.http.bodies import LONG_BYTES
 from alignedserve.gateway.http.connections import MOST_HEAD_BYTES, MOST_HEADERS
 from alignedserve.text.text_model import TextModel
-from tests.conftest import SOAK
+from tests.conftest import examples
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
 from tests.gateway.served import SOON_S, Served, read_all, served, until
 
@@ -324,7 +324,7 @@ def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.Mo
     asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 
 
-ANYTHING = settings(max_examples=400 if SOAK else 40, deadline=None, suppress_health_check=list(HealthCheck))
+ANYTHING = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 TEXTS = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXTS | st.just(10**400) | st.just("\x00"),

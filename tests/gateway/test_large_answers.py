@@ -30,7 +30,7 @@ from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway
 
-TOKENS, CHOICES = 200, 8
+TOKENS, CHOICES = 100, 8
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20, "n": CHOICES}
 SLICE_BYTES = 3 * PART_BYTES  # a part, and the items that fill it

@@ -272,7 +272,7 @@ def test_input_items_come_page_by_page(gateway: Gateway) -> None:
 
 
 LOGPROBS: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 20}
-TOKENS = 1_000
+TOKENS = 400
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_a_kept_response_is_shown_and_continued_without_being_decoded(large: Gat
 
 def test_a_key_that_reads_slowly_holds_few_kept_responses(large: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{PATH}/{ask(large, max_output_tokens=TOKENS, **LOGPROBS).json()['id']}"
-    monkeypatch.setattr(responding, "MOST_SENT_BYTES", 1_500_000)  # it has a megabyte
+    monkeypatch.setattr(responding, "MOST_SENT_BYTES", 600_000)  # it has 400 kB
 
     async def check() -> None:
         go, begun = asyncio.Event(), asyncio.Event()

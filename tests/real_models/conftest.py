@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ from tests.reference import Tally, compare
 from tests.smollm2 import smollm2
 
 TOKENS = 16  # of an answer
+SHARED_TOKENS = 1000  # of the engine that tests share
 TOKENS_OF_TEXT = 400 if SOAK else 120  # in comparisons of logits
 
 
@@ -61,6 +63,11 @@ class Real:
         expand(self.reference, self.scratch / "in fp32", torch.float32)
         return self.scratch / "in fp32"
 
+    @cached_property
+    def shared(self) -> Engine:
+        """Return an engine that is made once, with nothing but the defaults."""
+        return self.engine(SHARED_TOKENS)
+
     def engine(self, num_tokens: int, **options: Any) -> Engine:
         """Return an engine whose cache holds so many tokens."""
         return Engine(self.folder, num_blocks=-(-num_tokens // 16), **{"dtype": "float32", **options})
@@ -81,7 +88,9 @@ class Real:
 @contextmanager
 def opened() -> Iterator[Real]:
     file = smollm2()
-    with TemporaryDirectory(prefix="real-model-") as scratch:
+    with TemporaryDirectory(prefix="real-model-") as scratch, pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):  # take 4 s each time; transformers asks for each thrice
+            patch.setattr(gguf, name, cache(getattr(gguf, name)))
         yield Real(file, resolve(str(file), f"{scratch}/cache"), Path(scratch))
 
 

@@ -24,6 +24,7 @@ from tests.engine.test_int8_kv import Rounding
 from tests.engine.test_pressure import happened
 from tests.engine.test_ranks import Both
 from tests.kernels.every import kernels_of, sets_for_whole_models
+from tests.rare import rare, rarely
 from tests.real_models.answers import kept, key_of
 from tests.real_models.conftest import TOKENS, Real
 from tests.real_models.prompts import CONVERSATIONS
@@ -32,12 +33,21 @@ from tests.samples import request
 
 # The last bit of K or V may decide between two levels of int8; logits then differ by this share of the largest at most.
 A_LEVEL = 0.01
-LENGTHS = [8000, 4000] if SOAK else [900]  # of long contexts
-LIVE = 8  # one prompt of so many is answered by transformers in each run: chats, code, French, turns, a text
+LENGTHS = [8000, 4000] if SOAK else [500]  # of long contexts
 ROOT = Path(__file__).parents[2]
 TEXTS = ("LICENSE", "CHANGELOG.md", "README.md", "docs/reference/models.md")
+LIVE = (
+    8  # one prompt of so many is answered by transformers in a run that is not long: chats, code, French, turns, a text
+)
 
 
+def test_prompts_are_those_that_were_answered(real: Real) -> None:
+    """So the tokenizer and the chat template are those of transformers, as the next test says."""
+    assert len(real.prompts) == 50
+    assert all(len(kept()[key_of(prompt)]) == TOKENS for prompt in real.prompts)
+
+
+@rare
 def test_prompts_are_those_of_transformers(real: Real) -> None:
     """The tokenizer and the chat template of the file, against transformers' reading of it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(real.file.parent, gguf_file=real.file.name)
@@ -47,12 +57,12 @@ def test_prompts_are_those_of_transformers(real: Real) -> None:
         assert real.text.decode(prompt) == tokenizer.decode(prompt, skip_special_tokens=True), text
 
 
+@rare
 def test_kept_answers_are_those_of_transformers(real: Real) -> None:
-    """Every run computes some of them, the long form all. The tests below compare with these answers."""
+    """The tests below compare with these answers. The long form computes all of them again."""
     live = [prompt for at, prompt in enumerate(real.prompts) if SOAK or (at % LIVE == 0 and len(prompt) < 100)]
     assert len(live) >= 6
     for prompt in live:
-        assert len(kept()[key_of(prompt)]) == TOKENS
         compare(real.reference, prompt, kept()[key_of(prompt)], real.tally, "kept")
 
 
@@ -73,10 +83,9 @@ def finish(driver: Driver, lives: list[Live], tokens: int = TOKENS) -> None:
 
 
 def test_all_prompts_together(real: Real) -> None:
-    """The short form has every fourth one, and the longest."""
-    assert len(real.prompts) == 50
-    prompts = real.prompts if SOAK else [*real.prompts[1::4], max(real.prompts, key=len)]
-    driver = Driver(real.engine(room(prompts)), 0)
+    """The short form has every eighth one."""
+    prompts = real.prompts if SOAK else real.prompts[1::8]
+    driver = Driver(real.engine(room(prompts)) if SOAK else real.shared, 0)
     lives = [driver.start(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(prompts)]
     for live in lives:
         driver.prefill(live)
@@ -84,9 +93,11 @@ def test_all_prompts_together(real: Real) -> None:
     check(real, lives, "together")
 
 
+@rare  # tests/engine/test_engine.py has both ends for each family
 def test_chunks_from_either_end_beside_decodes(real: Real) -> None:
-    driver = Driver(real.engine(2 * room(real.short), block_size=8), 3)
-    lives = [driver.start_either_way(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(real.short)]
+    few = real.short[:: 1 if SOAK else 3]
+    driver = Driver(real.engine(2 * room(few), block_size=8), 3)
+    lives = [driver.start_either_way(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(few)]
     while opened := [live for live in lives if len(live.output) < TOKENS]:
         chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
         size = driver.random.randint(1, 40)
@@ -96,7 +107,7 @@ def test_chunks_from_either_end_beside_decodes(real: Real) -> None:
 
 def test_a_request_that_is_moved_and_one_that_is_recomputed(real: Real, tmp_path: Path) -> None:
     """One goes to the pool and back twice; the other, preempted, takes what it has said as a part of its prompt."""
-    driver = Driver(real.engine(2000), 1)
+    driver = Driver(real.shared, 1)
     arena = Arena.create(
         tmp_path / "arena",
         pages=16,
@@ -118,7 +129,7 @@ def test_a_request_that_is_moved_and_one_that_is_recomputed(real: Real, tmp_path
     arena.close()
 
 
-@pytest.mark.skipif(not SOAK, reason="tests/engine/test_ranks.py has three ranks of a tiny model")
+@rare  # tests/engine/test_ranks.py has three ranks of a tiny model
 def test_three_ranks(real: Real) -> None:
     """The model has nine heads, and three of K and V."""
     few = real.short
@@ -130,16 +141,17 @@ def test_three_ranks(real: Real) -> None:
     check(real, lives, "three ranks")
 
 
-@pytest.mark.parametrize("name", ["reference", *sets_for_whole_models()])
+@pytest.mark.parametrize("name", [rarely("reference"), *sets_for_whole_models()[:-1]])  # the others have the last one
 def test_every_instruction_set(name: str, real: Real) -> None:
     """In fp32 no number is rounded on the way, of quantised weights neither."""
-    few, tokens = (real.short, TOKENS) if SOAK else (real.short[:2], 3 if name == "reference" else 8)
+    few, tokens = (real.short, TOKENS) if SOAK else (real.short[:2], 3)
     driver = Driver(real.engine(room(few), kernels=kernels_of(name)), 0)
     lives = [driver.start(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(few)]
     finish(driver, lives, tokens)
     check(real, lives, name, tokens)
 
 
+@rare  # test_divergence.py has this KV in each run, and tests/engine/test_int8_kv.py tokens of a tiny model
 def test_kv_in_int8(real: Real) -> None:
     """Against transformers whose K and V are rounded as ours are."""
     few, tally = real.short[:: 1 if SOAK else 3], Tally()
@@ -150,7 +162,7 @@ def test_kv_in_int8(real: Real) -> None:
         compare(Rounding(real.reference), live.prompt, live.output, tally, f"KV in int8, {live.name}", A_LEVEL)
 
 
-@pytest.mark.skipif(not SOAK, reason="tests/engine and tests/end_to_end ask PEFT for smaller models")
+@rare  # tests/engine and tests/end_to_end ask PEFT for smaller models
 def test_an_adapter_beside_the_model(real: Real, tmp_path: Path) -> None:
     """Half of the requests have an adapter that PEFT has written; it says something else than the model."""
     from peft import PeftModel
@@ -172,18 +184,20 @@ def test_an_adapter_beside_the_model(real: Real, tmp_path: Path) -> None:
 
 
 def long_prompt(real: Real, length: int) -> tuple[int, ...]:
+    """Return licences and documentation."""
     read = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in TEXTS)
     return tuple(real.text.prompt_ids(read))[:length]
 
 
+@rare
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_long_context(length: int, real: Real) -> None:
     """Licences and documentation in chunks, as a worker computes them."""
     prompt = long_prompt(real, length)
     assert len(prompt) == length
-    driver = Driver(real.engine(length + 64), 4)
+    driver = Driver(real.engine(length + 64) if SOAK else real.shared, 4)
     live = driver.start_either_way("long", prompt, TOKENS)
-    driver.prefill(live, [700, 1, *[512] * 20])
+    driver.prefill(live, [300, 1, *[512] * 20])
     driver.generate(live, TOKENS)
     real.check(prompt, live.output, f"{length} tokens")
 
@@ -200,7 +214,7 @@ CASES = [
 ]
 
 
-@pytest.mark.skipif(not SOAK, reason="tests/engine/test_pressure.py has a tiny model, and more policies")
+@rare  # tests/engine/test_pressure.py has a tiny model, and more policies
 @pytest.mark.parametrize(("topology", "policy", "direct", "wanted"), CASES)
 def test_a_deployment_that_is_short_of_memory(
     topology: str, policy: Policy, direct: bool, wanted: set[str], real: Real, tmp_path: Path

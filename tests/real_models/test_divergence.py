@@ -6,22 +6,37 @@ The forms and their goals are those of `python -m lab.benchmarks.accuracy`, whic
 from __future__ import annotations
 
 import pytest
+import torch
 
-from alignedserve.lab.benchmarks.accuracy import FORMS, OF_ORIGINAL, PUBLISHED_FILE, ModelForm
+from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.lab.benchmarks.accuracy import FORMS, LEAST_SAME, MOST_MEAN, OF_ORIGINAL, POINTS, TEXT, ModelForm
 from alignedserve.lab.benchmarks.common.divergence import divergence
+from alignedserve.lab.benchmarks.common.one_pass import OnePass
 from tests.conftest import SOAK
 from tests.kernels.every import kernels_of, sets_for_whole_models
-from tests.real_models.conftest import TOKENS_OF_TEXT, Forms
+from tests.rare import rarely
+from tests.real_models.conftest import TOKENS_OF_TEXT, Forms, Real
 
 # Of the few tokens of the short form, those near the beginning are a large share, and they look at few others, so that
 # rounding shows most:
+FEW_TOKENS = 80  # of the test that each run has
 FEW_MORE = 3  # may have another best token
 FAR_OFF = 0.0 if SOAK else 2 * 0.05  # nats: two of them may be as far off as the farthest that any CPU showed
 ALL = ["reference", *sets_for_whole_models()]
-# The short form has one instruction set: test_answers.py and tests/kernels have all. Of the other forms, tests/engine
-# compares the logits with those of their expanded weights; fp32 is in test_answers.py.
-FEW = {PUBLISHED_FILE, "bf16", "KV int8", "int4"}
-CASES = [(form, isa) for form in FORMS for isa in ALL if SOAK or (form in FEW and isa == ALL[-1])]
+# Of each form, tests/engine compares the logits of a tiny model with those of its expanded weights, with every
+# instruction set.
+CASES = [rarely((form, isa)) for form in FORMS for isa in (ALL if SOAK else ALL[-1:])]
+
+
+def test_16_bits_stay_near_fp32(real: Real) -> None:
+    """In fp32 the words are those of transformers (test_answers.py), so that this needs none of its logits."""
+    text = real.text.prompt_ids(TEXT.read_text(encoding="utf-8"), with_special=False)
+    kernels, tokens = kernels_of(ALL[-1]), (*real.prompts[0], *text)[:FEW_TOKENS]
+    exact = OnePass(real.folder, torch.float32, kernels)(tokens)
+    for kv_dtype in (KvDtype.AUTO, KvDtype.INT8):
+        found = divergence(exact, OnePass(real.folder, torch.bfloat16, kernels, kv_dtype=kv_dtype)(tokens))
+        assert found.mean <= MOST_MEAN + FAR_OFF / FEW_TOKENS, (kv_dtype, found)
+        assert found.same >= LEAST_SAME - POINTS - FEW_MORE / FEW_TOKENS, (kv_dtype, found)
 
 
 @pytest.mark.parametrize(("name", "isa"), CASES)

@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 
 import quarter
 from quarter import ROOT, STEPS, WHEELS, Results, Step
-from tests.conftest import SOAK
+from tests.rare import rare
 
 # What the machine's image holds of what we use, each with what it needs; the wheels are carried there.
 ON_THE_MACHINE = (
     "torch triton transformers numpy tokenizers safetensors huggingface-hub httpx jinja2 prometheus-client pyyaml "
-    "fsspec uvloop hypothesis pytest pytest-xdist pytest-timeout setuptools pip psutil"
+    "fsspec uvloop hypothesis pytest pytest-timeout setuptools pip psutil"
 ).split()
 
 
@@ -180,14 +180,16 @@ def machine(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+@rare
 def test_tests_of_gpus_are_collected_there(machine: dict[str, str]) -> None:
     command = [sys.executable, "-m", "pytest", "--confcutdir=tests/gpu", "--collect-only", "-q", "tests/gpu"]
-    command += ["-p", "no:cacheprovider", "-p", "pytest_timeout", "-p", "xdist"]
+    command += ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
     machine["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # pytest finds plugins of what is installed here
     said = subprocess.run(command, cwd=ROOT, env=machine, capture_output=True, text=True)
     assert said.returncode == 0, said.stdout[-2000:] + said.stderr[-2000:]
 
 
+@rare
 def test_what_steps_run_is_found_there(machine: dict[str, str]) -> None:
     modules = sorted({step.command[1] for step in STEPS if step.command[1] != "pytest"})
     program = f"from importlib import import_module\nfor name in {modules}: assert import_module(name).main"
@@ -195,7 +197,7 @@ def test_what_steps_run_is_found_there(machine: dict[str, str]) -> None:
     assert said.returncode == 0, said.stderr[-2000:]
 
 
-@pytest.mark.skipif(not SOAK, reason="it takes as long as ten other tests, and the GPU checks run it too")
+@rare  # it takes as long as ten other tests, and the GPU checks run it too
 def test_a_server_answers_there(machine: dict[str, str], tmp_path: Path) -> None:
     """A whole deployment on the CPU, of a model without weights, is asked as on the GPU."""
     command = [sys.executable, str(ROOT / "tools" / "quarter.py"), "--only", "server", "--dry", "--out", str(tmp_path)]
