@@ -63,9 +63,9 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     path = os.environ["PATH"] if with_compiler else str(tmp / "empty")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
     if not with_compiler:
-        env.pop("C    modules = [", None)
+        env.pop("CXX", None)
     elif not SOAK:
-        env["C    modules = ["] = str(_old_compiler(tmp / "old-c++"))
+        env["CXX"] = str(_old_compiler(tmp / "old-c++"))
     _pip(env, "wheel", "--no-build-isolation", "--wheel-dir", tmp / "wheels", tmp / "source")
     (wheel,) = (tmp / "wheels").iterdir()
     zipfile.ZipFile(wheel).extractall(tmp / "site")  # all that an installation does with it
@@ -100,7 +100,7 @@ def elsewhere(installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(installed.folder))
     monkeypatch.setenv("PATH", installed.path)
-    monkeypatch.delenv("C    modules = [", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
     return installed
 
 
