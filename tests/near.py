@@ -31,8 +31,8 @@ OF_FOLDERS: Mapping[str, tuple[str, ...]] = {
     "docs": ("tests/house/test_pages.py", "tests/house/test_reading.py"),
     "deploy/chart": ("tests/cluster/test_chart.py",),
     "deploy": ("tests/cluster/test_config.py", "tests/metrics/test_board.py"),
-    "alignedserve/dashboard": ("tests/gateway/test_page.py", "tests/end_to_end/test_dashboard.py"),
-    "alignedserve/gateway": ("tests/gateway/test_page.py", "tests/gateway/test_app.py"),
+    "alignedserve/dashboard": ("tests/dashboard/test_page.py", "tests/end_to_end/test_dashboard.py"),
+    "alignedserve/gateway": ("tests/dashboard/test_page.py", "tests/gateway/test_app.py"),
 }
 OF_ALL = ("tests/house/test_pages.py", "tests/house/test_structure.py")
 

@@ -23,7 +23,7 @@ rare = pytest.mark.rare
 
 
 def thinned(cases: Iterable[Any], usual: int) -> list[Any]:
-    """Return all cases for `parametrize`, of which this many, evenly spread from the first on, are in each run."""
+    """Return all cases for `parametrize`. Each run tries `usual` of them, evenly spread from the first on."""
     cases = list(cases)
     often = {at * len(cases) // usual for at in range(usual)}
     return [case if at in often else rarely(case) for at, case in enumerate(cases)]

@@ -17,7 +17,7 @@ def status(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_parts_and_what_is_open(deployment: Deployment) -> None:
-    # Of a test before, a request may have ended that not every part has told of.
+    # A request of the test before may have ended, and some part may not have reported it yet.
     wait_until(lambda: "rt: 0 open" in status("--url", deployment.url).stdout, BACK_S, deployment.log)
     said = status("--url", deployment.url, "--wait", "10")
     assert said.returncode == 0, said.stderr

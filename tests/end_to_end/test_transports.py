@@ -26,7 +26,7 @@ KINDS = [("2+1", "ipc"), ("1+2", "collective"), ("1+2", "ipc"), ("2+1", "collect
 
 @pytest.fixture(scope="module", params=[KINDS[0], *(rarely((kind,)) for kind in KINDS[1:])], ids="-".join)
 def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """Yield a deployment with two workers of one role, each of which may be killed."""
+    """Yield a deployment with two workers of one role: a test may kill either."""
     topology, transport = request.param
     flags = ("--transport", transport, *APART, *CHECKED, *HURRIED, *FEW_SEATS, *LITTLE)
     with deployed(*flags, "--set", f"engine.look_ahead={AHEAD[topology]}", topology=topology) as deployment:

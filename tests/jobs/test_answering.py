@@ -17,7 +17,7 @@ from alignedserve.store.job import Endpoint
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner
 
-MANY = 12  # lines of so many choices that the router would refuse chats beside one of them
+MANY = 12  # lines; one of them has enough choices for the router to refuse chats beside it
 
 
 def test_lines_of_many_choices_run_some_at_a_time(text: TextModel) -> None:

@@ -36,9 +36,7 @@ A_LEVEL = 0.01
 LENGTHS = [8000, 4000] if SOAK else [500]  # of long contexts
 ROOT = Path(__file__).parents[2]
 TEXTS = ("LICENSE", "CHANGELOG.md", "README.md", "docs/reference/models.md")
-LIVE = (
-    8  # one prompt of so many is answered by transformers in a run that is not long: chats, code, French, turns, a text
-)
+LIVE = 8  # in a run that is not long, transformers answers each 8th prompt: chats, code, French, turns, a text
 
 
 def test_prompts_are_those_that_were_answered(real: Real) -> None:

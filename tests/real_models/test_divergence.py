@@ -23,8 +23,8 @@ FEW_TOKENS = 80  # of the test that each run has
 FEW_MORE = 3  # may have another best token
 FAR_OFF = 0.0 if SOAK else 2 * 0.05  # nats: two of them may be as far off as the farthest that any CPU showed
 ALL = ["reference", *sets_for_whole_models()]
-# Of each form, tests/engine compares the logits of a tiny model with those of its expanded weights, with every
-# instruction set.
+# In each run tests/engine compares a tiny model's logits, for each form and instruction set, with those of its expanded
+# weights.
 CASES = [rarely((form, isa)) for form in FORMS for isa in (ALL if SOAK else ALL[-1:])]
 
 

@@ -144,7 +144,7 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
 )
 
 
-# Of these there is a test in each run. Their kin are near to one of them, or have tests of their own below.
+# Each run tests these presets. The others are much like one of them, or have tests of their own below.
 USUAL = ("vllm-fcfs", "vllm-chunked", "tgi", "alignedserve-paper", "bros")
 
 

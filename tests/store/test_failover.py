@@ -19,7 +19,7 @@ START_S = 60.0
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisTrio]:
-    """Yield servers for all tests, the last of which kills the master: Sentinels take 10 s to know each other."""
+    """Yield servers for all tests: Sentinels take 10 s to know each other. The last test kills the master."""
     servers = RedisTrio(tmp_path_factory.mktemp("trio"))
     yield servers
     servers.kill()
