@@ -17,7 +17,7 @@ CHROMIUM := build/chromium
 HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+.PHONY: serve kernels-elsewhere redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -43,14 +43,17 @@ $(TESTING): $(SERVING) deploy/locks/dev.txt
 	    $(BIN)/python tools/install.py $(TORCH) --editable '.[dev]'; }
 	touch $@
 
-# Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has, and
-# whether the others compile.
+# Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has.
 $(KERNELS): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional --here
 
 $(EVERY_KERNEL): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional --tested
 	mkdir -p $(@D) && touch $@
+
+# Whether the kernels compile for other CPUs.
+kernels-elsewhere:
+	$(PYTHON) kernels/build.py --elsewhere
 
 serve: setup-serving
 	@exec $(BIN)/alignedserve serve $(ARGS)
@@ -118,7 +121,7 @@ test-again: setup redis chromium helm smollm2
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
-soak: setup redis chromium helm smollm2 lint types
+soak: setup redis chromium helm smollm2 lint types kernels-elsewhere
 	SOAK=1 $(BIN)/pytest
 
 # Real deployments of every topology and launcher, hurt while they serve: make chaos ARGS="--kills 1000 --seconds 120"

@@ -3,9 +3,9 @@
 Each source is compiled once for each instruction set that the compiler knows, so that one library serves every CPU of
 a kind and chooses at run time. `python kernels/build.py` builds it in place, and installing does so too (setup.py).
 With `--here` only what this machine's CPU would choose is compiled, a third of the work. With `--tested` the library
-has what this CPU can run, and only the set that it would choose is fast. Of the sets beyond, every second one is
-compiled without optimisation and thrown away: that shows what a compiler refuses. Only the standard library is
-imported: setup.py and make run this file before anything is installed.
+has what this CPU can run, and only the set that it would choose is fast. `--elsewhere` builds no library: every second
+set that this CPU cannot run is compiled without optimisation, which shows what a compiler refuses. Only the standard
+library is imported: setup.py and make run this file before anything is installed.
 
 The library says from which sources it was built, and a library from other sources is not used (native/library.py):
 its kernels might take other arguments than the Python code passes.
@@ -81,15 +81,12 @@ def build(library: Path = LIBRARY, only_here: bool = False, only_tested: bool = 
         folder = Path(scratch)
         sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
         best = used_here(compiler, sets)
-        beyond = [isa for isa in sets if only_tested and isa not in run_here(compiler, sets)]
-        sets = best if only_here else [isa for isa in sets if isa not in beyond]
+        sets = best if only_here else run_here(compiler, sets) if only_tested else sets
         (folder / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
         (folder / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
         fast = best[1:] or best if only_tested else sets
         jobs = [job if isa in ("", *fast) else _slow(job) for isa, job in _jobs(sets, folder)]
-        trials = [["-O0", *job] for isa, job in _jobs(beyond[::-2], folder) if isa]
-        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            list(pool.map(lambda job: _run([*compiler, *_FLAGS, *job]), [*jobs, *trials]))
+        _run_all(compiler, jobs)
         objects = [job[-1] for job in jobs]
         made = folder / library.name
         # No -fopenmp here: GOMP_parallel and its kin stay unresolved until a process that has them loads this library.
@@ -99,6 +96,22 @@ def build(library: Path = LIBRARY, only_here: bool = False, only_tested: bool = 
         shutil.copy(made, beside)
         beside.replace(library)
     return f"{library} for {' '.join(sets)}, with {shlex.join(compiler)}"
+
+
+def try_elsewhere() -> str:
+    """Compile every second set that this CPU cannot run, and return a line that says which."""
+    compiler = find_compiler()
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
+        beyond = [isa for isa in sets if isa not in run_here(compiler, sets)][::-2]
+        _run_all(compiler, [["-O0", *job] for isa, job in _jobs(beyond, folder) if isa])
+    return f"compiled, and not kept: {' '.join(beyond) or 'no set, since this CPU can run all'}"
+
+
+def _run_all(compiler: Sequence[str], jobs: Sequence[list[str]]) -> None:
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        list(pool.map(lambda job: _run([*compiler, *_FLAGS, *job]), jobs))
 
 
 def sources() -> str:
@@ -183,10 +196,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the C++ kernels in place.")
     parser.add_argument("--optional", action="store_true", help="where they cannot be built, say so and end with 0")
     parser.add_argument("--here", action="store_true", help="only for the CPU of this machine: a third of the work")
-    parser.add_argument("--tested", action="store_true", help="all that this CPU can run; the rest is only tried")
+    parser.add_argument("--tested", action="store_true", help="all that this CPU can run")
+    parser.add_argument("--elsewhere", action="store_true", help="only try what other CPUs can run; nothing is kept")
     options = parser.parse_args()
     try:
-        print(build(only_here=options.here, only_tested=options.tested))
+        print(try_elsewhere() if options.elsewhere else build(only_here=options.here, only_tested=options.tested))
     except BuildFailed as failure:
         if not options.optional:
             sys.exit(str(failure))

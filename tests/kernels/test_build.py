@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import platform
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from alignedserve.kernels import build
 from alignedserve.kernels.build import LIBRARY, ONCE, SOURCES, X86, NoCompiler, find_compiler, sources, used_here
 from alignedserve.kernels.library import Library, NoLibrary, usable_sets
 
@@ -112,6 +114,21 @@ def test_building_without_a_compiler_fails_unless_it_is_optional(monkeypatch: py
         assert done.returncode == status
         (line,) = (done.stdout + done.stderr).splitlines()
         assert line.startswith("no C++ compiler found: ")
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="there is one set on this kind of machine")
+def test_what_would_not_compile_for_another_cpu_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        find_compiler()
+    except NoCompiler as lack:
+        pytest.skip(str(lack))
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setattr(build, "run_here", lambda _compiler, sets: [isa for isa in sets if isa == "generic"])
+    (tmp_path / "sum.cpp").write_text("int here;\n")
+    assert build.try_elsewhere().startswith("compiled, and not kept: ")
+    (tmp_path / "sum.cpp").write_text("#ifdef __AVX512VNNI__\n#error no sums\n#endif\n")
+    with pytest.raises(build.BuildFailed, match="no sums"):
+        build.try_elsewhere()
 
 
 @built
