@@ -290,6 +290,14 @@ class TestWhatThePoolHas:
         assert worker.pool.held["entries"] == 0
 
 
+def test_what_is_fetched_has_its_blocks_though_no_layer_reads_all_of_it() -> None:
+    core = decode_core(WorkerSetup(replace(LIMITS, reach=8), DEFAULT_POLICY))
+    core.handle(MemberJoined(POOL_MEMBER), 0.0)
+    core.handle(said(ROUTER, Prefill(request("long", prompt=50))), 0.0)
+    told = core.handle(said("pool-0", Prefix("long", 0, (0, 1, 2, 3, 4, 5))), 0.0)
+    assert [len(command.blocks) for command in told if isinstance(command, CopyIn)] == [12]
+
+
 def test_a_candidate_copies_only_what_the_device_lacks() -> None:
     core = decode_core(WorkerSetup(LIMITS, root=b"model"))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)

@@ -274,6 +274,23 @@ def test_a_new_request_takes_the_memory_of_one_that_was_served_longer() -> None:
     assert device.said == {"old": 60, "new": 30}
 
 
+def test_prompts_that_have_each_some_memory_and_none_enough_take_turns() -> None:
+    """They get their blocks chunk by chunk, and the second is more urgent than the first."""
+    device = Device(Policy(room=Room.CHUNKS, reuse=False), replace(LIMITS, max_step_tokens=16))
+    device.ask(make_request("calm", RT, prompt=56))
+    device.step()
+    device.ask(replace(make_request("urgent", RT, prompt=56), slo=Slo(ttft_s=0.1)))
+    device.run()
+    assert device.said == {"calm": 8, "urgent": 8}
+
+
+def test_what_no_layer_reads_any_more_is_free_for_the_next_tokens() -> None:
+    device = Device(Policy(), replace(LIMITS, num_blocks=6, reach=8))
+    device.ask(make_request("long", RT, tokens=60))
+    device.run()
+    assert device.said == {"long": 60}
+
+
 class TestLevels:
     def test_a_request_that_was_served_least_runs_first(self) -> None:
         device = Device(MLFQ, replace(LIMITS, max_batch=1, num_blocks=64))
@@ -363,6 +380,7 @@ class TestRealTimeFirst:
         assert device.said == {"d": 20, "c": 20}
         assert device.said_at["c"][-1] < device.said_at["d"][-1]
         assert device.worker.held["blocks"] == 0
+        assert not {*device.worker.kept_blocks}, "nothing is reused"
 
     def test_a_document_gets_nobodys(self) -> None:
         device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_blocks=12))

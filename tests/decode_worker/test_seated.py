@@ -129,6 +129,13 @@ TestKept = Kept.TestCase
 TestKept.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 
 
+def test_a_step_goes_by_the_tightest_of_those_that_were_late_whoever_has_left() -> None:
+    seated, late, other = DecodeOrder(Policy()), chat("late", -0.5, output=3), chat("other", 1.0, output=3)
+    seated.refresh([late, other], NO_LIMIT, NOW, TIMES[0])
+    seated.refresh([late], NO_LIMIT, NOW, TIMES[0])
+    assert seated.least_missed_s == late.request.slo.tbt_s
+
+
 def test_a_request_that_was_not_ordered_is_not_kept() -> None:
     """Most workers have places for all their requests, and such workers order no requests."""
     seated = DecodeOrder(Policy())

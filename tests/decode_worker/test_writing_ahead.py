@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,8 +24,11 @@ ROOMY = replace(LIMITS, num_blocks=14)  # seven blocks for each request
 class Worker(Engine):
     """A worker where A and B decode, whose asks for pages are answered. Copies beside steps wait in `aside`."""
 
-    def __init__(self, *joining: Request, copies_beside: bool = True, reuse: bool = True) -> None:
-        self.aside, self.ahead, self._next_page = list[CopyOut](), list[CopyOut](), 20
+    def __init__(
+        self, *joining: Request, copies_beside: bool = True, reuse: bool = True, pages: Sequence[int] = range(20, 40)
+    ) -> None:
+        """`pages` are those of the pool that are free."""
+        self.aside, self.ahead, self._pages = list[CopyOut](), list[CopyOut](), pages
         policy = Policy(reuse=reuse)
         super().__init__(decode_core(WorkerSetup(ROOMY, policy, root=ROOT, copies_beside=copies_beside)))
         self.hears(MemberJoined(POOL_MEMBER))
@@ -37,9 +41,8 @@ class Worker(Engine):
         for command in commands:
             message = getattr(command, "message", None)
             if isinstance(message, AskPages) and message.pages > 0:
-                pages = tuple(range(self._next_page, self._next_page + message.pages))
-                self._next_page += message.pages
-                self.hears(said("pool-0", LeasePages(pages, message.number, SPARE)))
+                pages, self._pages = self._pages[: message.pages], self._pages[message.pages :]
+                self.hears(said("pool-0", LeasePages(tuple(pages), message.number, SPARE)))
         return list(commands)
 
     def until_short(self) -> CopyOut:
@@ -64,8 +67,8 @@ class Worker(Engine):
         raise AssertionError("nobody leaves")
 
 
-def of_two(**settings: bool) -> Worker:
-    return Worker(A, B, **settings)
+def of_two(copies_beside: bool = True, reuse: bool = True) -> Worker:
+    return Worker(A, B, copies_beside=copies_beside, reuse=reuse)
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -108,6 +111,15 @@ def test_pages_of_who_is_cancelled_are_at_hand_again() -> None:
     assert not worker.heard(Keep)
 
 
+def test_pages_of_who_ends_are_at_hand_again() -> None:
+    worker = Worker(*(replace(one, max_tokens=18) for one in (A, B)), reuse=False)
+    worker.until_short()
+    worker.ends_copies()
+    while worker.work:
+        worker.works()
+    assert not worker.core.pool_link.writer.written
+
+
 def test_what_was_written_ahead_goes_with_the_pool() -> None:
     worker = of_two()
     worker.until_short()
@@ -118,6 +130,14 @@ def test_what_was_written_ahead_goes_with_the_pool() -> None:
     to_the_new = [copy for copy in (*worker.ahead, last) if copy.pool == "pool-0.2"]
     assert to_the_new[0].start == 0, "it has nothing of the request"
     assert last in to_the_new
+
+
+def test_who_leaves_with_a_single_page_at_hand_goes_on_from_that() -> None:
+    worker = Worker(A, B, copies_beside=False, pages=[20])
+    assert worker.until_evicted().pages == (20,)
+    while not worker.heard(Keep):
+        worker.works()
+    assert worker.core.log.counts.num_evictions == 0, "the rest is recomputed"
 
 
 def test_a_worker_that_copies_between_its_steps_writes_nothing_ahead() -> None:

@@ -184,6 +184,12 @@ def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
     assert found <= 1.3 * best
 
 
+def test_the_tightest_of_as_many_near_it_takes_the_place_of_what_was_found() -> None:
+    tree = tree_of([1, 50, 100, 150, 200, 201, 202, 203])
+    window = find_batch(tree, BatchBounds(1000, 1000, 4, 4), 0.0)
+    assert [member.id for member in window.members(tree)] == ["r4", "r5", "r6", "r7"]
+
+
 def test_a_request_that_starves_is_searched_for_first() -> None:
     tree = tree_of([100] * 40)
     tree.insert("lonely", 30_000, blocks_of(30_000), 1e6, 0.0)

@@ -11,6 +11,9 @@ EQUIVALENT: dict[str, str] = {
     "prefill_worker/buffering.py | Buffers._prefetch | argument strict left out | zip(entries, waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"
     ),
+    "router/prediction/fitting.py | NewestPrompts.__init__ | constant +1 | 0": (
+        "a row that counts nothing: any new one is so, and no fit comes before the first entry"
+    ),
     "router/placing/placement.py | Placement.withdraw | statement left out | del self._node[worker]": (
         "nothing asks for the node of a worker without a role, and it is set again when the worker is met"
     ),

@@ -97,6 +97,11 @@ class TestUse:
         means = [self._said(model, kind).mean for kind in range(KINDS)]
         assert all(2 * less < more for less, more in pairwise(means))
 
+    def test_an_answer_of_a_single_token_is_told_from_one_of_two(self) -> None:
+        model = new_model()
+        told(model, islice(traffic(4, lambda kind: 1 + kind % 2, spread=0), 200), FitTimes())
+        assert [self._said(model, kind).mean for kind in range(KINDS)] == [1, 2, 1, 2]
+
     def test_where_words_tell_nothing_every_prompt_gets_the_same_estimate(self) -> None:
         model = new_model()
         told(model, islice(traffic(5, same), 600), FitTimes())

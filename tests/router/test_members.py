@@ -8,7 +8,18 @@ import pytest
 
 from alignedserve.protocol.commands import Send, SetTimer
 from alignedserve.protocol.events import LinkGap, TimerFired
-from alignedserve.protocol.messages import AttemptLost, Died, Holding, Inquire, Message, Missed, Progress, Submit
+from alignedserve.protocol.figures import WorkerLoad
+from alignedserve.protocol.messages import (
+    AttemptLost,
+    Died,
+    Figures,
+    Holding,
+    Inquire,
+    Message,
+    Missed,
+    Progress,
+    Submit,
+)
 from alignedserve.router.sizing import LOOK_S
 from alignedserve.router.state import REFRESH_S, RouterCore
 from tests.router.routers import (
@@ -143,9 +154,12 @@ class TestMembers:
         came = router.handle(said("decode-2", beat("decode-2")), 3.0)
         assert came == announcement(*there, to=("gateway-0", "decode-2"))
         there += [("gateway-1", 1)]
+        load = Figures(worker=WorkerLoad(), member="decode-2")
+        for figures in (load, Figures(member="decode-1")):
+            assert router.handle(said(figures.member, figures), 3.0) == [Send("gateway-0", figures)]
         came = router.handle(said("gateway-1", beat("gateway-1")), 3.1)
         told = announcement(*there, to=("gateway-0", "decode-0", "decode-1", "decode-2", "gateway-1"))
-        assert came == [*told, replace(REBUILT, to="gateway-1")]
+        assert came == [*told, replace(REBUILT, to="gateway-1"), Send("gateway-1", load)]
 
 
 class TestLostMembers:

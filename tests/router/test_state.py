@@ -8,23 +8,27 @@ from functools import partial
 import pytest
 
 from alignedserve.core import Rejection, Request, Role, ServiceClass, Slo
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import (
+    AskDecisions,
     AttemptLost,
     Backlog,
     Cancel,
+    Decisions,
     Died,
     Infeasible,
     Prefill,
     Progress,
     Refused,
+    Report,
     Submit,
 )
 from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.router.state import RouterCore
 from tests.calls import calls_of
-from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving
+from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving, submit
 from tests.samples import ROUTER_MEMBER, next_attempt, request, said
 
 
@@ -32,6 +36,18 @@ class TestPlacement:
     def test_the_least_loaded_prefill_worker_gets_the_prompt(self, router: RouterCore) -> None:
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("prefill-0", Prefill(A))]
         assert router.handle(said("gateway-0", Submit(B)), 3.0) == [Send("prefill-1", Prefill(B))]
+
+    def test_what_has_left_a_worker_counts_there_no_more(self, router: RouterCore) -> None:
+        submit(router, "a", "b", "c")
+        for left, new in (("cb", "d"), ("d", "e")):
+            for name in left:
+                router.handle(said("gateway-0", Cancel(name, 0)), 3.0)
+            placed = Send("prefill-1", Prefill(request(new)))
+            assert router.handle(said("gateway-0", Submit(request(new))), 3.0) == [placed], "a is on the other"
+
+    def test_it_hears_which_decode_worker_told_of_room(self, router: RouterCore) -> None:
+        router.handle(said("decode-0", Report(free_blocks=9)), 3.0)
+        assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("prefill-0", Prefill(A, "decode-0"))]
 
     def test_colocated_the_decode_worker_does(self) -> None:
         colocated = replace(LIMITS, prompts_on=Role.DECODE)
@@ -49,6 +65,10 @@ class TestPlacement:
         why = "3 requests are open, the limit is 3"
         refused = Refused("a", 0, Rejection.OPEN, why, 1.0)
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("gateway-0", refused)]
+        [told] = router.handle(said("gateway-0", AskDecisions(1, "a")), 3.0)
+        assert isinstance(told, Send)
+        assert isinstance(told.message, Decisions)
+        assert [(noted.kind, noted.why) for noted in told.message.findings.decisions] == [(Kind.REFUSED, why)]
         again = next_attempt(A)
         assert router.handle(said("gateway-0", Submit(again)), 3.0) == [
             *cancels("a"),

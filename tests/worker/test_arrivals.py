@@ -53,6 +53,8 @@ def test_a_later_attempt_is_not_dropped() -> None:
     worker.handle(said(ROUTER, Prefill(request("a", prompt=8, attempt=2))), 0.0)
     worker.handle(said(ROUTER, Cancel("a", 1)), 1.0)
     assert Kind.DROPPED not in noted(worker, "a")
+    worker.handle(said(ROUTER, Prefill(request("a", prompt=8, attempt=1))), 1.0)
+    assert worker.handle(said(ROUTER, Inquire((("a", 2),))), 1.0) == [], "it is not unknown"
 
 
 def runs(commands: Sequence[Command]) -> list[list[str]]:

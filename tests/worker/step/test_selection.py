@@ -337,6 +337,10 @@ class TestTheOrder:
         found = select([], prompts, [], moment(room=35))
         assert ran(found) == [("urgent", 10), ("rt", 10), ("behind", 10), ("be", 5)]
 
+    def test_of_documents_that_are_all_behind_the_least_urgent_leaves(self) -> None:
+        behind = [document(name, output=3, jct_s=jct_s) for name, jct_s in (("little", 0.1), ("much", 0.05))]
+        assert scheduler_of(Policy()).leaving((), behind, moment()) is behind[0]
+
     def test_priority_counts_among_those_with_time(self) -> None:
         prompts = [chat("a", 0.8, prompt=10), chat("b", 0.9, prompt=10, priority=-1)]
         assert ran(select([], prompts, [], moment(room=10))) == [("b", 10)]

@@ -1,7 +1,8 @@
-"""Prompts that wait: which of them come before best-effort requests that have their KV in the pool."""
+"""Prompts that wait: where they stand among those that are seated, and among those that have their KV in the pool."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,12 @@ import pytest
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.policy import Policy, SchedulerName
 from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Late
+from alignedserve.worker.step.ranks import RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.samples import request
+from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, waits
 
 BY_ARRIVAL = Policy(SchedulerName.FCFS)
 
@@ -29,3 +33,15 @@ def test_a_document_that_lost_its_seat_comes_first_where_it_gets_the_next_one(
     waiting = WaitingPrompts(policy)
     waiting.add_first(WorkerRequest(asked, promise(asked, policy, len(output)), output))
     assert waiting.come_first is comes_first
+
+
+@pytest.mark.parametrize("left_s", [-0.5, 0.01, 0.8])
+@pytest.mark.parametrize("of", [chat, lambda name, left_s: document(name, jct_s=1000 * left_s)])
+def test_a_prompt_that_waits_is_ranked_as_one_that_is_seated(
+    of: Callable[[str, float], WorkerRequest], left_s: float
+) -> None:
+    prompt, at = of("prompt", left_s), moment(Policy(late=Late.DROP_LAST))
+    waiting = waits([prompt], at)
+    waiting.refresh(NOW, TIMES, at.chunk)
+    [[waits_at, _]], [[seated_at, _]] = waiting.line.in_order(NOW, TIMES.most_s), RankedRequests([prompt], at)
+    assert waits_at == pytest.approx(seated_at)
