@@ -107,6 +107,7 @@ def test_deepseek_v3(tmp_path: Path) -> None:
     assert (config.kv_rank, config.rope.dim, config.plain_dim, config.value_dim) == (512, 64, 128, 128)
     assert config.scale(0) == pytest.approx(192**-0.5 * 1.3688879**2)
     assert config.stored is not None
+    assert config.numbers == pytest.approx(671_026_419_200, rel=1e-5)  # as DeepSeek counts; norms are left out here
 
 
 def test_a_token_takes_its_compressed_vector_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.folder import folder_of
-from alignedserve.architectures.gguf.places import kept_bytes
+from alignedserve.architectures.gguf.places import Kind, Rows, kept_bytes, read_places
 from alignedserve.architectures.gguf.splits import SPLITS
 from alignedserve.architectures.model_source import DEMO_FOLDER, resolve
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -231,6 +231,32 @@ def test_numbers_that_are_not_quantised_are_kept_whole(tmp_path: Path) -> None:
     assert [kept_bytes(folder, whole) for whole in (2, 4)] == [97 * 32 * 2, 97 * 32 * 4]
 
 
+def test_kinds_have_the_numbers_of_the_format() -> None:
+    for kind in Kind:
+        of_format = gguf.GGMLQuantizationType[kind.name]
+        assert kind.value == (of_format.value, *gguf.GGML_QUANT_SIZES[of_format])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "shape", "more", "rows"),
+    [
+        ("gemma", "output_norm.weight", (32,), 1.0, None),
+        ("gemma", "output.weight", (97, 32), 0.0, None),
+        ("gptneox", "blk.0.attn_qkv.weight", (96, 32), 0.0, Rows((3, 4, 8), (0, 1))),
+    ],
+)
+def test_where_a_file_differs_from_transformers(
+    architecture: str, tensor: str, shape: tuple[int, ...], more: float, rows: Rows | None, tmp_path: Path
+) -> None:
+    def with_tensor(writer: gguf.GGUFWriter) -> None:
+        write_tokenizer(writer)
+        writer.add_float32(f"{architecture}.attention.layer_norm_epsilon", 1e-5)
+        writer.add_tensor(tensor, np.zeros(shape, np.float32))
+
+    *_, place = read_places(resolve(str(write(tmp_path / "a.gguf", with_tensor, architecture)))).values()
+    assert (place.shape, place.more, place.rows) == (shape, more, rows)
+
+
 def test_a_folder_may_hold_one_file(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -255,7 +281,8 @@ def test_parts_of_a_file_are_one_model(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     assert resolve(str(tmp_path)) == resolve(str(first)) == resolve(str(tmp_path / "a-00002-of-00002.gguf"))
-    assert not read_config(resolve(str(first))).tied_embeddings
+    config = read_config(resolve(str(first)))
+    assert (config.tied_embeddings, config.dtype) == (False, "bfloat16"), "matrices of two types"
 
 
 def test_what_ends_an_answer(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from alignedserve.architectures.routing import Scores
 from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.errors import AdapterError, ConfigError, ModelError
 from tests.adapters import make_adapter
-from tests.models import dots1, mixtral, qwen2_moe, qwen3_moe
+from tests.models import dots1, glm4_moe, mixtral, qwen2_moe, qwen3_moe
 
 
 def changed(folder: Path, **changes: Any) -> Path:
@@ -40,6 +40,12 @@ def test_what_all_tokens_take_has_a_size_of_its_own(tmp_path: Path) -> None:
     assert (config.expert_size, config.shared_size, config.intermediate_size) == (16, 20, 56)
     assert config.routing is not None
     assert (config.routing.scores, config.routing.shared_is_gated) == (Scores.SOFTMAX, True)
+
+
+def test_half_of_a_head_turns_where_glm_says_no_other_share(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    config = read(changed(glm4_moe(tmp_path), rope_parameters=rope))
+    assert (config.rope.dim, config.head_dim) == (8, 16)
 
 
 def test_ranks_share_each_expert(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_submitted_waited_for_and_downloaded(
     done = batch("completed", output_file_id="out", error_file_id="err")
     server.batches = [(batch("validating"), {}), (batch("in_progress"), {}), (done, {})]
     out = tmp_path / "facts.jsonl"
-    assert batch_command.submit(server.options, BatchSubmission(file, "2h", wait=True, out=out)) == 0
+    assert batch_command.submit(server.options, BatchSubmission(file, "2h", weight=3, wait=True, out=out)) == 0
     assert (out.read_bytes(), (tmp_path / "facts.errors.jsonl").read_bytes()) == (FILES["out"], FILES["err"])
     method, path, body, key = server.asked[1]
     assert (method, path, key) == ("POST", "/v1/batches", "Bearer secret")
@@ -111,6 +111,7 @@ def test_submitted_waited_for_and_downloaded(
         "input_file_id": "file-1",
         "endpoint": "/v1/completions",
         "completion_window": "2h",
+        "weight": 3,
     }
     said, told = capsys.readouterr()
     assert said.splitlines()[0] == "batch_1"

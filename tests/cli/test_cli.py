@@ -191,6 +191,7 @@ def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
         ("serve --prot 1", "--prot is not understood: did you mean --port? (see alignedserve serve --help)"),
         ("serve --prot=1", "--prot is not understood: did you mean --port? (see alignedserve serve --help)"),
         ("serve --por 1", "--por is not understood: did you mean --port? (see alignedserve serve --help)"),
+        ("stop --prot 1", "--prot is not understood: did you mean --port? (see alignedserve stop --help)"),
         ("serve a b", "b is not understood (see alignedserve serve --help)"),
         ("serve a --model b", "--model b and a name two models: say one"),
         ("serv", "'serv' is no command: did you mean serve? (see alignedserve --help)"),

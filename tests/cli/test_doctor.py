@@ -275,9 +275,11 @@ def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
 def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "_TRY_TORCH", """print('{"version": "9.9", "gpus": []}', flush=True)""")
-    monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nimport os; os._exit(4)")
+    monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nprint('{}', flush=True); import os; os._exit(4)")
     tried = doctor._try_torch()
     assert tried == FoundTorch("9.9", [], "exit status 4")
+    monkeypatch.setattr(doctor, "_TORCH_LIMIT_S", 0)
+    assert doctor._try_torch() == "importing it took more than 0 s"
     monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
     assert _found("torch").state is Presence.FOUND
     assert _found("kernels") == Finding("kernels", Presence.MISSING, "exit status 4", "install AlignedServe again")

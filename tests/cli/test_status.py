@@ -7,6 +7,7 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.cli.remote import status
+from alignedserve.cli.remote.server import asking
 
 TOLD = {"state": "ready", "models": ["demo"], "parts": [], "late": [], "scale": {}, "fallbacks": [], "weights": {}}
 
@@ -36,3 +37,9 @@ def test_open_requests_are_the_sum_of_their_places(
     monkeypatch.setattr(status, "asking", asking)
     assert cli.main(["status"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == said
+
+
+@pytest.mark.parametrize("url", ["http://host:8000", "http://host:8000/", "http://host:8000/v1/"])
+def test_the_address_of_the_api_names_its_server(url: str) -> None:
+    with asking(url, None) as http:
+        assert http.build_request("GET", "/status").url == "http://host:8000/status"

@@ -88,6 +88,9 @@ def test_a_tool_is_called_and_its_result_comes_back(hermes: TextModel) -> None: 
     text, call = body["content"]
     assert (text["type"], body["stop_reason"]) == ("text", "tool_use")
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Rom"})
+    assert not gateway.owner.opened[-1].sampling.syntax
+    ask(gateway, tools=[{**WEATHER, "strict": True}])
+    assert gateway.owner.opened[-1].sampling.syntax
     events = events_of(ask(gateway, tools=[WEATHER], stream=True))
     again = assembled(events)["content"][1]
     assert {**again, "id": None} == {**call, "id": None}
@@ -124,6 +127,11 @@ def test_a_limit_beyond_the_context_is_the_context(text: TextModel) -> None:
 def test_the_answer_continues_what_the_client_has_begun(gateway: Gateway) -> None:
     ask(gateway, messages=[USER, {"role": "assistant", "content": "Well,"}])
     assert prompt_of(gateway).endswith("Well,")
+
+
+def test_texts_of_one_turn_are_lines_of_it(gateway: Gateway) -> None:
+    ask(gateway, messages=[{"role": "user", "content": [{"type": "text", "text": text} for text in ("Hi", "you")]}])
+    assert "Hi\nyou" in prompt_of(gateway)
 
 
 def test_usage_says_what_of_the_prompt_was_known(text: TextModel) -> None:

@@ -17,7 +17,7 @@ from alignedserve.config.sections import JobsConfig
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
-from alignedserve.gateway.http.middleware import PAGE
+from alignedserve.gateway.http.middleware import PAGE, PUBLIC
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.store.storage import LazyStorage
@@ -108,6 +108,9 @@ def test_every_route_is_in_it_and_no_other(app: FastAPI, text: TextModel) -> Non
         return {(path, method) for path, methods in document(with_jobs)["paths"].items() for method in methods}
 
     assert served(app) == described(with_jobs=True)
+    paths = document(with_jobs=True)["paths"]
+    needs_key = {path for path, methods in paths.items() for described in methods.values() if "security" in described}
+    assert needs_key == paths.keys() - PUBLIC
     without = Gateway(text, FakeOwner())
     assert served(without.app) == described(with_jobs=False)
     assert without.get("/openapi.json").json() == document(with_jobs=False)

@@ -56,7 +56,7 @@ def test_a_client_may_say_how_long_its_answer_will_be(
         ({"service_tier": "flex"}, BE, Slo(jct_s=300.0), "flex"),
         ({"slo": {"ttft_ms": 250}}, RT, Slo(0.25, 0.1), "default"),
         ({"slo": {"tbt_ms": 50.5}}, RT, Slo(0.8, 0.0505), "default"),
-        ({"slo": {"jct_ms": 60_000}}, BE, Slo(jct_s=60.0), "flex"),
+        ({"slo": {"jct_ms": 45_000}}, BE, Slo(jct_s=45.0), "flex"),
         ({"slo": {"ttft_ms": 250}, "service_tier": "flex"}, RT, Slo(0.25, 0.1), "default"),
         ({"slo": {"jct_ms": 60_000}, "service_tier": "priority"}, BE, Slo(jct_s=60.0), "flex"),
         ({"slo": {"ttft_ms": 250}, "service_tier": "priority"}, RT, Slo(0.25, 0.05), "priority"),

@@ -90,6 +90,8 @@ def test_nor_by_what_a_template_cuts_away_or_writes_beside(text: TextModel, writ
 def test_a_template_finds_what_it_looks_for_in_a_message(text: TextModel) -> None:
     looks = "{{ messages[0].content.split('</think>')[-1] if '</think>' in messages[0].content }}"
     assert text.decode(template_of(text, looks).token_ids(said("<think>2 < 3</think>so: <|end|>"))) == "so: <|end|>"
+    adds = template_of(text, "{{ messages[0].number + 1 }}")
+    assert text.decode(adds.token_ids([{"role": "user", "content": "", "number": 1}])) == "2"
 
 
 def test_a_developer_is_the_system_where_a_template_knows_none(text: TextModel) -> None:
@@ -162,6 +164,7 @@ def test_half_a_character_is_held_back(text: TextModel) -> None:
     smile = ids_of(text, "😀")
     decoder = text.decoder()
     assert [decoder.feed([number]) for number in smile] == [*[""] * (len(smile) - 1), "😀"]
+    assert decoder.feed([*ids_of(text, "Hi"), smile[0]]) == "Hi"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,14 @@ from functools import partialmethod
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from alignedserve.architectures.vectors import PooledRule, PoolKind
 from alignedserve.core import FinishReason, Opening, PooledTask, Request, ServiceClass
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.http.limits import Tab
+from alignedserve.gateway.vectors.answers import all_of
 from alignedserve.gateway.vectors.types import MOST_INPUTS
 from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
@@ -153,6 +156,14 @@ def test_long_texts_can_be_cut(text: TextModel) -> None:
     assert [len(request.prompt) for request in gateway.owner.opened] == [256, 256]
 
 
+def test_a_text_that_is_cut_ends_as_texts_of_its_model_end(text: TextModel) -> None:
+    tokenizer = Tokenizer.from_str(text.tokenizer.to_str())
+    tokenizer.post_processor = TemplateProcessing("$A <|end|>", special_tokens=[("<|end|>", 2)])
+    gateway = gateway_of(replace(text, tokenizer=tokenizer))
+    ask(gateway, "/v1/embeddings", input="Hi " * 300, truncate_prompt_tokens=4)
+    assert gateway.owner.opened[0].prompt == (*text.encoding("Hi " * 300, None, False).ids[:3], 2)
+
+
 def test_trained_dimensions_are_taken_and_others_refused(text: TextModel) -> None:
     gateway = gateway_of(text, replace(EMBEDS, dimensions=(2,)))
     answer = ask(gateway, "/v1/embeddings", input="Hi", dimensions=2)
@@ -243,6 +254,29 @@ def test_an_error_cancels_the_rest(text: TextModel) -> None:
     answer = gateway.ask("POST", "/v1/embeddings", json={"model": MODEL, "input": ["Hi", "Hello"]})
     assert answer.status_code == 429
     assert not gateway.owner.open_now
+
+
+def test_work_that_is_cancelled_has_ended_when_its_error_is_told() -> None:
+    ended = False
+
+    async def fails() -> None:
+        raise ValueError("broken")
+
+    async def goes_on() -> None:
+        nonlocal ended
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(9):
+                await asyncio.sleep(0)
+            ended = True
+
+    async def check() -> None:
+        with pytest.raises(ValueError, match="broken"):
+            await all_of([fails(), goes_on()])
+        assert ended
+
+    run(check)
 
 
 def test_numbers_that_are_not_finite_are_an_error(text: TextModel) -> None:

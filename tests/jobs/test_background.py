@@ -7,12 +7,15 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 from openai.types.responses import Response
 
 from alignedserve.config.config import Config
 from alignedserve.core import ServiceClass
+from alignedserve.errors import Conflict
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
 from alignedserve.owner.client import GivenUp
+from alignedserve.store.job import Job
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner
 from tests.jobs.conftest import Service, ended, rows, sqlite_only, submit
@@ -104,6 +107,38 @@ def test_it_is_cancelled_or_deleted_while_it_runs(text: TextModel, hello: tuple[
                     assert (await client.get(f"{PATH}/{id}")).status_code == 404
                 while service.owner.open_now:
                     await asyncio.sleep(0.02)
+
+    service.run(check)
+
+
+@sqlite_only
+def test_a_job_that_changes_meanwhile_is_cancelled_all_the_same(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with service.client() as client:
+            id, store = (await begin(client))["id"], (await service.storage()).store
+            save = store.save_job
+
+            async def changed(_: Job) -> Job:
+                monkeypatch.setattr(store, "save_job", save)
+                raise Conflict("it has changed")
+
+            monkeypatch.setattr(store, "save_job", changed)
+            assert (await client.post(f"{PATH}/{id}/cancel")).json()["status"] == "cancelled"
+
+    service.run(check)
+
+
+@sqlite_only
+def test_inputs_have_a_quota(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.responses.background._MOST_FILES", 1)
+
+    async def check() -> None:
+        async with service.client() as client:
+            await begin(client)
+            refused = await client.post(PATH, json={"model": MODEL, "input": "Hi", "background": True})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (413, "quota_exceeded")
 
     service.run(check)
 

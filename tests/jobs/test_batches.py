@@ -442,7 +442,8 @@ def test_a_runner_that_starts_anew_goes_on_where_the_last_runner_was(
 def test_requests_of_lines_are_best_effort_and_share_kv_with_their_key_alone(service: Service) -> None:
     async def check() -> None:
         async with service.client() as client, service.running():
-            await ended(client, (await submit(client, line("a")))["id"])
+            done = await ended(client, (await submit(client, line("a")))["id"])
+            assert (await client.post(f"/v1/batches/{done['id']}/cancel")).status_code == 409
             await client.post(URL, json=json.loads(line("a"))["body"])
         of_line, of_chat = service.owner.opened
         assert (of_line.service.value, of_chat.service.value) == ("be", "rt")
