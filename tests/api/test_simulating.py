@@ -191,6 +191,8 @@ def test_a_table_says_which_requests_are_documents() -> None:
         (30, "rt"),
         (40, "rt"),
     ]
+    with pytest.raises(AlignedServeError, match="service is a column of the table, and a key: leave one of them out"):
+        trace_of(rows, service="be")
 
 
 # --- A run

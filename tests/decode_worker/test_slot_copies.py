@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.forms.memory.slot_copies import SlotCopies
@@ -17,6 +17,7 @@ COPIES = st.lists(
 
 
 @given(copies=COPIES)
+@example(copies=[("restore", 0, 0, 0), ("move", 0, 0, 1)])
 @settings(deadline=None)
 def test_any_copies(copies: list[tuple[str, int, int, int]]) -> None:
     collected = SlotCopies()

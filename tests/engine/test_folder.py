@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.weights.tensors import Tensors
 from alignedserve.errors import ModelError, UnsupportedModel
 from tests.models import WINDOW
 
@@ -295,6 +296,14 @@ def test_a_truncated_file(broken: Callable[[str], Path], keep: float) -> None:
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[: int(keep * len(whole)) if keep == 0.5 else int(keep)])
     assert f"{folder / WEIGHTS} cannot be read" in refusal(folder)
+
+
+def test_a_file_that_is_cut_after_it_was_looked_at(broken: Callable[[str], Path]) -> None:
+    folder = broken("gqa-untied")
+    weights = Tensors(folder)
+    (folder / WEIGHTS).write_bytes(b"")
+    with pytest.raises(ModelError, match=f"{folder / WEIGHTS} cannot be read"):
+        weights.stored(DOWN)
 
 
 def test_weights_of_other_bytes(broken: Callable[[str], Path]) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.engine.adapters.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, read_lora
+from alignedserve.engine.adapters.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, linear_shapes, read_lora
 from alignedserve.errors import AdapterError
 from tests.adapters import make_adapter
-from tests.models import gqa, neox
+from tests.models import Make, gqa, llama4, neox, phi3
+from tests.reference import load
 
 _LAYER = "model.layers.1.mlp.down_proj"
 
@@ -54,6 +56,15 @@ def test_scale_and_size_are_those_of_peft(folder: Path, model: Path) -> None:
     files = read(folder, model)
     assert files.scales[_LAYER] == 8 / 4
     assert files.scales["model.layers.0.mlp.up_proj"] == 6 / 4
+
+
+@pytest.mark.parametrize("make", [phi3, llama4])
+def test_the_layers_that_may_change_are_those_of_transformers(make: Make, tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    linear = {name: layer for name, layer in load(folder).named_modules() if isinstance(layer, nn.Linear)}
+    left_out = {"lm_head", *(name for name in linear if name.endswith("router"))}
+    shapes = {name: tuple(layer.weight.shape) for name, layer in linear.items() if name not in left_out}
+    assert linear_shapes(read_config(folder)) == shapes
 
 
 def test_another_content_has_another_id(folder: Path, sound: Path, model: Path) -> None:

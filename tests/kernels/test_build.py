@@ -106,6 +106,20 @@ def test_of_the_sets_that_are_built_a_machine_uses_the_best() -> None:
     assert used_here(["/bin/false"], ["generic", "avx2"]) == ["generic", "avx2"], "this compiler does not say"
 
 
+def test_amx_is_built_beside_the_next_best() -> None:
+    def used(*macros: str) -> list[str]:
+        said = "".join(f"echo '#define {macro} 1';" for macro in macros)
+        return used_here(["/bin/sh", "-c", said], list(X86))
+
+    assert used("__AVX2__", "__AVX512BW__") == ["generic", "avx512"]
+    assert used("__AVX2__", "__AMX_BF16__") == ["generic", "avx2", "amx"]
+
+
+def test_what_a_compiler_fails_with_is_one_line() -> None:
+    with pytest.raises(build.BuildFailed, match=r"^/bin/sh failed: error: no memory$"):
+        build._run(["/bin/sh", "-c", "echo a warning >&2; echo error: no memory >&2; exit 1"])
+
+
 def test_building_without_a_compiler_fails_unless_it_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nonexistent")
     for flags, status in ((["--optional"], 0), ([], 1)):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels.common.quantised import QuantisedWeight, quantised, stacked
+from alignedserve.kernels.common.quantised import PackedWeight, QuantisedWeight, quantised, stacked
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.conftest import examples
 from tests.kernels.every import on_all_kernels, on_native_kernels
@@ -308,6 +308,12 @@ def test_a_part_of_the_inputs_is_that_part_of_the_weight(
     part = weight.inputs(first, count)
     assert part is not None
     assert torch.equal(part.expanded(), weight.expanded()[:, first : first + count])
+
+
+def test_groups_that_the_kernel_does_not_take() -> None:
+    weight = drawn(torch.Generator(), 8, 16, 8, 4, torch.float32, zeros=False, mixed=False)
+    with pytest.raises(ValueError, match="groups of 4 inputs: the kernel takes multiples of 8"):
+        PackedWeight.from_weight(weight)
 
 
 def test_a_part_of_inputs_that_would_cut_groups_too_small() -> None:

@@ -184,6 +184,12 @@ class TestPapers:
         steps = [decode_step(0.2, 0.1, [5], emitted=("left",)), decode_step(0.3, 0.1, [6], emitted=("left",))]
         assert steps_in_slo(record([left], steps)) == [True, True]
 
+    def test_steps_of_several_workers_count_in_the_order_of_their_ends(self) -> None:
+        requests = [rt("quick", 0.0, 0.3, 0.4), rt("late", 0.0, 9.0)]
+        first = decode_step(0.2, 0.1, [5], emitted=("quick",))._replace(worker="prefill-0")
+        second = decode_step(0.3, 0.1, [6], emitted=("quick", "late"))
+        assert steps_in_slo(record(requests, [second, first])) == [True, False]
+
 
 def test_the_pool() -> None:
     """Twenty pages are reported twice: RT requests have 3 and 5 of 40."""

@@ -50,6 +50,7 @@ def test_its_pictures_show_a_second_each_from_the_first_part_to_rest(run: tuple[
     busiest = max(pictures, key=lambda picture: sum(len(group["rt"]) for group in groups(picture)))
     assert busiest["workers"][0]["lengths"]["band"] is not None
     assert sum(busiest["queues"]["rt"].values()) + sum(busiest["queues"]["be"].values()) > 0
+    assert (pictures[0]["state"], pictures[-1]["state"]) == ("not ready", "ready")
     last = pictures[-1]
     assert sum(last["queues"]["rt"].values()) == sum(last["queues"]["be"].values()) == 0
     assert not any(group["num_rt"] or group["num_be"] for group in groups(last))

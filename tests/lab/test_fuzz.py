@@ -80,6 +80,7 @@ def test_the_seeds_are_of_every_kind() -> None:
     topologies = {Topology.parse(scenario.topology) for scenario in scenarios}
     assert {(each.prefill_workers, each.decode_workers) for each in topologies} == set(product(range(5), range(1, 5)))
     assert {scenario.nodes for scenario in scenarios} == {1, 2, 3}
+    assert all(each.nodes == 1 or each.policy.block_use.why_not_direct is None for each in scenarios)
     assert {scenario.num_gateways for scenario in scenarios} == {1, 2}
     assert {scenario.look_ahead for scenario in scenarios} == {0, 1}
     assert {scenario.copies_beside for scenario in scenarios} == {False, True}
@@ -446,6 +447,7 @@ class TestCommand:
             assert cli.main(["fuzz", "--until-failure", "--start", seed, "--save", str(saved)]) == 1
             out = capsys.readouterr().out
             assert f"seed {seed} breaks pages: " in out
+            assert "  it breaks pages: " in out
             assert f"replay: alignedserve fuzz --seed {seed}\n" in out
             assert cli.main(["fuzz", "--replay", str(saved)]) == 0
             assert "the same: " in capsys.readouterr().out

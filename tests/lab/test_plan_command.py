@@ -204,6 +204,8 @@ def test_the_picture_has_loads_beside_the_workloads_own(enough: Callable[..., li
         (("--device", "l40s-llama-3.1-70b-tp1:1"), "Llama-3.1-70B does not fit on 1 x L40S"),
         (("--device", "rtx4090:1", "--model", "opt-175b"), "OPT-175B does not fit on 8 x RTX 4090"),
         (("--device", f"{DEVICE}:1", "--be-tokens", "9"), "--be-tokens is of documents"),
+        (("--device", f"{DEVICE}:1", "--json", ""), "--json"),
+        (("--device", f"{DEVICE}:1", "--jobs", "0"), "--jobs: must be a whole number of 1 or more"),
         (("--device", f"{DEVICE}:1", "--attain", "99"), "--attain: must be a share above 0 and up to 1"),
         (("--device", f"{DEVICE}:1", "--workload", "chats"), "--workload: 'chats' is none of these"),
     ],

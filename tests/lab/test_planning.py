@@ -165,8 +165,8 @@ def test_an_interrupted_search_says_what_it_has() -> None:
 # --- Outcomes
 
 
-def _record(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> RequestRecord:
-    token_at = [10 + ttft_s, 10 + ttft_s + 0.1]
+def _record(ttft_s: float, service: ServiceClass = ServiceClass.RT, gap_s: float = 0.1) -> RequestRecord:
+    token_at = [10 + ttft_s, 10 + ttft_s + gap_s]
     return RequestRecord("a", service, Slo(), 10.0, 5, token_at, RequestOutcome.FINISHED, token_at[-1])
 
 
@@ -181,6 +181,8 @@ def test_chats_and_documents_count_apart() -> None:
     assert outcome.duration_s == pytest.approx(1.6)
     assert PROMISE.shortfalls([outcome]) == ["chats 50.0% of 99% (TTFT 50.0%, TBT 100.0%)"]
     assert PromisesToKeep(0.5, 1.0, 2.0).shortfalls([outcome]) == ["documents 1 of 2 tokens/s"]
+    tally.hear(_record(0.5, gap_s=9.0))
+    assert (tally.outcome().rt.late_first, tally.outcome().rt.late_gaps) == (1, 1)
 
 
 def test_a_hopeless_run_ends_early_and_says_that_it_would_be_worse() -> None:
@@ -190,6 +192,14 @@ def test_a_hopeless_run_ends_early_and_says_that_it_would_be_worse() -> None:
     with pytest.raises(Hopeless):
         tally.hear(_record(1.5))
     assert PROMISE.shortfalls([tally.outcome()]) == ["chats <94.9% of 99% (TTFT 94.9%, TBT 100.0%)"]
+
+
+def test_a_few_broken_promises_end_no_short_run() -> None:
+    tally = RequestTally(PROMISE, {ServiceClass.RT: 100})
+    for _ in range(20):
+        tally.hear(_record(1.5))
+    with pytest.raises(Hopeless):
+        tally.hear(_record(1.5))
 
 
 # --- Estimates

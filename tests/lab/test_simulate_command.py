@@ -16,6 +16,7 @@ from alignedserve.cli import main as cli
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
+from alignedserve.lab import processes
 from alignedserve.lab.cli import simulate as simulate_command
 from alignedserve.lab.devices import gpu_truth
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
@@ -580,3 +581,8 @@ def test_what_is_no_saved_run_is_said_in_a_line(
     (tmp_path / "run").write_text(content)
     assert "run" in _refusal(capsys, "--replay", str(tmp_path / "run"))
     assert "none cannot be opened" in _refusal(capsys, "--diff", "none", str(tmp_path / "run"))
+
+
+def test_a_part_of_a_core_has_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "usable_cores", lambda: 0.4)
+    assert processes.one_for_each_core() == 1

@@ -56,7 +56,9 @@ def test_a_service_manager_hears_once_that_it_is_ready(
         monkeypatch.setenv("NOTIFY_SOCKET", name)
         announce_when_ready(starting, greetings.put)
         assert manager.recv(100) == b"READY=1"
-        assert "serving demo" in greetings.get(timeout=PATIENT_S)
+        greeting = greetings.get(timeout=PATIENT_S)
+        assert "serving demo" in greeting
+        assert "/v1/chat/completions" in greeting
         manager.setblocking(False)
         with pytest.raises(BlockingIOError):
             manager.recv(100)

@@ -22,6 +22,17 @@ EQUIVALENT: dict[str, str] = {
     ),
     "alignedserve/engine/sampling/edits.py | _Seen.__init__ | constant +1 | 2": "a third row that nothing uses",
     "alignedserve/engine/models/encoder.py | Encoder._run | constant -1 | 0": "the only text is the first and the last",
+    "alignedserve/gateway/http/connections.py | GatewayConnection._unset_deadline | statement left out | "
+    "self._deadline = None": "to cancel a timer again changes nothing",
+    "alignedserve/engine/device/large_pages.py | Slabs.__init__ | statement left out | self._used = 0": (
+        "the first tensor gets a piece of memory, and sets it"
+    ),
+    "alignedserve/forms/memory/hybrid.py | WeighedMemory.worth_too_little | argument strict left out | "
+    "zip(decodes, self._stay_as(decodes), strict=True)": "an assertion: there is a kind for each decode",
+    "lab/fuzzing/recording.py | first_difference | constant -1 | 0": "a file that was read has a line, which sets it",
+    "kernels/native/tokens.py | NativeTokens._greedy | constant -1 | 1": (
+        "the reference, which is then asked, draws the same tokens: only time differs"
+    ),
     "kernels/library.py | _loaded | statement left out | "
     "library.as_kernel.argtypes = [ctypes.c_char_p, ctypes.c_char_p]": "ctypes passes bytes as pointers anyway",
     "kernels/csrc/attention.cpp | - | < to <= | "

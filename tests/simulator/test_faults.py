@@ -343,6 +343,9 @@ def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     )
     assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    of_router = [fault for fault in faults if isinstance(fault, MemberFault) and fault.member == ROUTER]
+    deaths, mutes = ({fault.at for fault in of_router if isinstance(fault, kind)} for kind in (Kill, Mute))
+    assert not deaths & mutes, "a new router does not hear another member"
 
 
 def test_frames_of_a_full_link_wait_as_far_as_there_is_room_and_the_others_are_lost() -> None:
@@ -352,6 +355,14 @@ def test_frames_of_a_full_link_wait_as_far_as_there_is_room_and_the_others_are_l
     assert trouble.waits_until(*link) == 3.0
     assert not trouble.drops(*link, 3.0)
     assert not trouble.drops("gateway-0", "decode-0", 2.5)
+
+
+def test_frames_are_dropped_once_and_late_for_a_while() -> None:
+    trouble, link = Trouble(0), ("decode-0", "gateway-0")
+    trouble.begin(DropFrames(2.0, *link))
+    trouble.begin(Slow(2.0, *link, extra_s=0.5, for_s=1.0))
+    assert [trouble.drops(*link, 2.5) for _ in range(2)] == [True, False]
+    assert [trouble.extra_s(*link, now) for now in (2.5, 3.0)] == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(

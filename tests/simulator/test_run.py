@@ -152,6 +152,10 @@ class TestEngine:
         token = story_from(request(name, prompt=6, max_tokens=9), 9).tokens[start]
         return RunStep(StepPlan(2, decodes=(Decode(name, token, start, KvForm(blocks), self.A.sampling, index),)))
 
+    def test_a_step_takes_time_for_each_token(self) -> None:
+        plan = replace(self.decode((0, 1)).plan, chunks=(self.PROMPT,))
+        assert Costs(step_s=1.0, token_s=0.5, prefix_token_s=0.0).step(plan) == 1.0 + 7 * 0.5
+
     def test_the_right_prefix_runs(self, engine: CheckedHands) -> None:
         engine.finish(self.decode((0, 1)), 0.0)
 

@@ -159,6 +159,7 @@ def test_at_another_rate_the_same_requests_come_sooner() -> None:
     assert [arrival.request.arrival_at / 4 for arrival in slow] == pytest.approx(
         [arrival.request.arrival_at for arrival in fast]
     )
+    assert Mixture((stream,)).at_rate(0.0001).rate == pytest.approx(0.0001), "the lowest that there is"
 
 
 # --- Times of arrival

@@ -131,6 +131,10 @@ def test_named_workloads_have_requests(name: str) -> None:
     assert list(arrivals(workload, ("gateway-0",), 1, 0.0))
 
 
+def test_a_system_prompt_leaves_a_token_for_a_question_and_one_for_its_answer() -> None:
+    assert read_workload("chat,system=16382").streams[0].turns.system == 16_382
+
+
 def test_what_is_named_is_not_changed_by_its_use() -> None:
     assert read_workload("chat,num_requests=3") != read_workload("chat")
     assert "num_requests" not in NAMED["chat"]["streams"][0]
@@ -164,7 +168,7 @@ def test_what_is_named_is_not_changed_by_its_use() -> None:
         ("chat,service=best", "service must be one of rt, be, not the text 'best'"),
         ("chat,think_s=3", "think_s has no effect without turns"),
         ("chat,patience_s=3", "patience_s has no effect without leaving_share"),
-        ("chat,system=20000", "system must leave room in the context of 16384 tokens"),
+        ("chat,system=16383", "system must leave room in the context of 16384 tokens"),
         ("chat,name=a b", "a stream's name consists of letters, digits, - and _, not 'a b'"),
         ("chat,leaving_share=2", "leaving_share must be 1 or less"),
         ("mix:short=2", "short must be 1 or less, not 2"),
