@@ -54,7 +54,7 @@ def test_the_docs_name_every_route_and_every_field(gateway: Gateway) -> None:
     for field in described["components"]["schemas"]["ChatRequest"]["properties"]:
         assert f"<code>{field}</code>" in page
     needed = "<code>{}</code></td><td>(?:(?!</tr>).)*required</td></tr>"
-    assert [bool(re.search(needed.format(field), page)) for field in ("messages", "tools")] == [True, False]
+    assert [bool(re.search(needed.format(field), page)) for field in ("messages", "stop")] == [True, False]
     anchors = set(re.findall(r'id="(\w+)"', page))
     assert set(re.findall(r'href="#(\w+)"', page)) <= anchors
 

@@ -161,6 +161,15 @@ def test_the_client_calls_a_function_and_answers(hermes: TextModel, tmp_path: Pa
         assert shown.index("Let me see.") < shown.index("It rains.")
 
 
+def test_a_conversation_may_begin_with_a_call(hermes: TextModel) -> None:  # noqa: F811
+    call = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Rom"}'}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "It rains."}
+    gateway = saying(hermes, "x")
+    assert ask(gateway, tools=[WEATHER], input=[call, output]).status_code == 200
+    shown = prompt_of(gateway)
+    assert shown.index('{"name": "weather", "arguments": {"city": "Rom"}}') < shown.index("It rains.")
+
+
 def test_a_demanded_call_and_a_schema_are_followed(hermes: TextModel) -> None:  # noqa: F811
     gateway = saying(hermes, hermes.call_format.write([("weather", {"city": "Rom"})]))
     for choice in ("required", {"type": "function", "name": "weather"}):

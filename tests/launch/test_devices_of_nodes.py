@@ -52,11 +52,13 @@ def test_what_is_given_outweighs_the_nodes() -> None:
     assert decided(on_ray(engine__device="cuda"), WITHOUT) == ON_GPU, "used is reserved"
 
 
+def alive(*nodes: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [{"Alive": True, "NodeManagerAddress": f"n{number}", "Resources": node} for number, node in enumerate(nodes)]
+
+
 def waited_for(config: Config, *nodes: Mapping[str, float]) -> Any:
     ray = MagicMock()
-    ray.nodes.return_value = [
-        {"Alive": True, "NodeManagerAddress": f"n{number}", "Resources": node} for number, node in enumerate(nodes)
-    ]
+    ray.nodes.return_value = alive(*nodes)
     return cluster._wait_for_nodes(ray, config, list[NodeType]())
 
 
@@ -73,6 +75,14 @@ def test_workers_are_placed_with_the_gpus_that_they_compute_on(capsys: pytest.Ca
     assert config.engine.device is DeviceKind.CPU
     assert not any("GPU" in needs for needs in group.values())
     assert "workers compute on CPUs" in capsys.readouterr().err
+
+
+def test_what_is_waited_for_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cluster, "LOOK_S", 0.0)
+    ray = MagicMock()
+    ray.nodes.side_effect = [alive(HEAD)] * 3 + [alive(HEAD, WITHOUT)]
+    cluster._wait_for_nodes(ray, on_ray(engine__device="cpu"), list[NodeType]())
+    assert capsys.readouterr().err.count("waits for nodes: ") == 1
 
 
 def test_too_few_gpus_are_no_reason_to_compute_on_cpus_in_silence() -> None:
