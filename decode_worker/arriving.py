@@ -108,14 +108,13 @@ class Intake(CorePart):
         is_pinned: bool,
         now: float,
         batch: int = 0,
-        has_pool: bool = True,
         found_for: int = 0,
     ) -> list[Command]:
         """Add a candidate. It joins when its syntax is compiled."""
         due = promise(entry.request, self._policy, len(entry.output), entry.due)
         due.served(now)  # it waits from now on
         due_at = due.due_at(now)
-        candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for, has_pool=has_pool)
+        candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for)
         sender = source or self._pool.member
         how = "pinned" if is_pinned else "in a batch" if batch else "for the running batch" if found_for else "offered"
         name, ahead = "" if sender is None else sender.name, len(self._candidates)
@@ -157,7 +156,7 @@ class Intake(CorePart):
         is_taken = not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._here.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]
-        return self._add(entry, source, False, now, has_pool=offer.has_pool)
+        return self._add(entry, source, False, now)
 
     @property
     def _asked(self) -> list[Attempt]:

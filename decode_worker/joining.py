@@ -9,7 +9,6 @@ from dataclasses import replace
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.leaving import Preempting
 from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.pool_traffic import STOCK, TakingIn
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.decode_worker.requests.occupancy import IncomingTransfer, Occupancy
 from alignedserve.explain.decisions import Kind
@@ -24,6 +23,7 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 _WEIGHT = 0.1  # of the newest join in the mean
+_STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
 
 
 class Joining:
@@ -182,12 +182,11 @@ class KvReceiving(CorePart):
         pool: PoolLink,
         log: WorkerLog,
         joining: Joining,
-        taking_in: TakingIn,
     ) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
         self._pool, self._holds = pool, pool.holds
         self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
-        self._joining, self._taking_in = joining, taking_in
+        self._joining = joining
         self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
@@ -198,8 +197,6 @@ class KvReceiving(CorePart):
         if not (transfer.is_wanted and intact):
             self._faults.num_failed_transfers += not intact
             return self._go_without(transfer)
-        if transfer.is_for_pool:
-            return self._taking_in.write(running)
         self.num_prefetched += transfer.is_prefetched
         self._here.move(running, State.RESIDENT)
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
@@ -210,8 +207,8 @@ class KvReceiving(CorePart):
         """Recompute the request, copy it from the pool, or leave it to its sender or its owner."""
         running, attempt = transfer.running, transfer.running.key
         has_pages = bool(transfer.pages) and self._pool.member is not None
-        if transfer.is_wanted and (transfer.was_evicted or (transfer.is_for_pool and has_pages)):
-            self._queue.put_back(running)  # a prompt for the pool has neither a seat nor blocks to decode in
+        if transfer.is_wanted and transfer.was_evicted:
+            self._queue.put_back(running)
             return []
         if transfer.is_wanted and has_pages:
             return self._joining.copy_in(running, transfer.pages)
@@ -314,7 +311,7 @@ class BatchAsks(CorePart):
         """Return how many candidate requests to ask for, which join as others end.
 
         More are asked for when half of them have joined."""
-        most, here = max(1, self._limits.max_batch // STOCK), len(self._candidates.requests)
+        most, here = max(1, self._limits.max_batch // _STOCK), len(self._candidates.requests)
         return most - here if self._here.num_seated and 2 * here <= most else 0
 
     def ask_again(self) -> None:

@@ -5,6 +5,7 @@ Their KV goes to the pool's pages, or directly to the device of another worker.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from alignedserve.core import PreemptionCause
@@ -66,11 +67,12 @@ class Preempting:
         return copies
 
     def hand_on(self, running: WorkerRequest) -> list[Command]:
-        """Let a request leave for the decode worker that the router named: its KV goes by the pool's pages."""
+        """Let a request leave by the pool's pages: for the decode worker that the router named, or for any."""
         self._here.move(running, State.LEAVING)
         self._dropping.drop_to_leave(running, self._memory.leave)
         released = self._holds.release_all(self._dropping.take_let_go())
-        self._decisions.note(Kind.OFFERED, running.request, running.decode)
+        kind = Kind.OFFERED if running.decode else Kind.WRITES
+        self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
         copy = self._writing.write(running)
         orders = self._memory.orders_before(copy, running)
         self._memory.release(running)  # later writes to its blocks come after the copy
@@ -152,17 +154,46 @@ class HandingOn:
 
     Such a request decodes here until the pool has the full pages of its prompt, which are copied beside the steps. So
     it pauses only for the copy of the rest to the pool, and for the copy of all its pages to the other worker.
+
+    A worker that runs prompts only hands on each of them, chats first, and none decodes here meanwhile: to the pool,
+    which batches those that have no named worker; or, where no pool is of use, to a decode worker, where it waits for
+    room.
     """
 
-    def __init__(self, here: Occupancy, leaving: Leaving, writing: PageWriting, prompts: PromptKeeping) -> None:
+    def __init__(
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        pool: PoolLink,
+        leaving: Leaving,
+        writing: PageWriting,
+        prompts: PromptKeeping,
+    ) -> None:
         self._here, self._leaving, self._page_size = here, leaving, writing.page_size
-        self._writing, self._prompts = writing, prompts
+        self._hands_on_all, self._keeps = not memory.decodes, memory.pace.policy.handoff is Handoff.DEVICE
+        self._writing, self._prompts, self._peers, self._pool = writing, prompts, here.candidates, pool
 
     @property
     def ready(self) -> list[WorkerRequest]:
         """Return the requests that can be handed on now."""
-        named = [running for running in self._here.residents.values() if running.decode]
+        residents = self._here.residents.values()
+        if self._hands_on_all:
+            named = sorted(residents, key=lambda running: not running.promise.is_rt)
+        else:
+            named = [running for running in residents if running.decode]
         return [running for running in named if self._is_ready(running)]
+
+    @property
+    def needs_no_pool(self) -> bool:
+        """Return whether KV goes to decode workers directly, and no decode worker reads the pool of this node."""
+        if not (self._hands_on_all and (peers := self._peers.peers)):
+            return False
+        pool = self._pool.member
+        return pool is None or self._keeps or all(peer.node != pool.node for peer in peers)
+
+    def has_use_for_pages(self) -> bool:
+        """Return whether requests that run may take pages: none that waits to leave lacks some, or can do without."""
+        return not self.needs_no_pool and self.lacks_pages() is None
 
     def _is_ready(self, running: WorkerRequest) -> bool:
         awaits_pages = self._prompts.awaits(running) or self._writing.awaits(running)
@@ -172,12 +203,26 @@ class HandingOn:
     def hand_on(self, now: float) -> list[Command]:
         """Let requests leave whose worker is reached directly, or for which there are pages at hand."""
         commands: list[Command] = []
+        waits_there = self.needs_no_pool
         for running in self.ready:
-            if (to := self._leaving.reached(running)) is not None:
-                commands.append(self._leaving.offering.offer(running, to))
+            to = self._way_for(running) if waits_there else self._leaving.reached(running)
+            if to is not None:
+                commands.append(self._leaving.offering.offer(running, to, waits_there))
             elif self._writing.has_pages(running):
                 commands += self._leaving.preempting.hand_on(running)
         return commands
+
+    def lacks_pages(self) -> WorkerRequest | None:
+        """Return the first request that can go nowhere but to the pool, for which too few pages are at hand."""
+        return next(iter(self.ready), None) if self._hands_on_all and not self.needs_no_pool else None
+
+    def _way_for(self, running: WorkerRequest) -> Member:
+        """Return the worker that was named for the request, or else the one to which least is offered; where there is
+        another, not the one that a request came back from last: the way there may be broken."""
+        offered = Counter(departure.to.name for departure in self._here.departures.wanted)
+        back = self._leaving.came_back_from
+        others = sorted(self._peers.peers, key=lambda peer: (peer.name == back, offered[peer.name], peer.name))
+        return self._peers.peer(running.decode) or others[0]
 
 
 _REFUSED_STEPS = 64  # steps for which a prefill worker that had no room is sent no request
@@ -211,10 +256,9 @@ class Leaving(CorePart):
         self._scheduler, self._context = memory.scheduler, memory.context
         self._faults, self._notes, self._decisions, self.preempting = log.faults, log.notes, log.decisions, preempting
         peer, left = here.candidates.peer, lambda running, to: self._holds.release(running.key, to)
-        self.offering = Offering(
-            *(here, here.departures, memory, log, outputs, peer, self._stay, left), may_be_declined=True
-        )
+        self.offering = Offering(here, here.departures, memory, log, outputs, peer, self._stay, left)
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
+        self.came_back_from = ""  # the worker that a request did not go to in the end
         self.num_evicted_aside = 0  # requests that left, and whose KV lies on a prefill worker
 
     # --- Requests that are to leave
@@ -324,7 +368,7 @@ class Leaving(CorePart):
         """Let the request run again."""
         here, running = self._here.residents, departure.running
         self._here.move(running, State.RESIDENT)
-        running.decode = ""
+        running.decode, self.came_back_from = "", departure.to.name
         if departure.is_offered:
             self._notes.note("joined", running.key)  # the other worker may have said that it has it
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here))

@@ -1,5 +1,4 @@
-"""What a decode worker writes to the pool: requests that leave, prompts and answers that others may need, prompts of
-nodes without a pool.
+"""What a decode worker writes to the pool: requests that leave, prompts and answers that others may need.
 
     resident ── pages at hand ──▶ evicted (blocks to pages) ──▶ Commit: it waits in the pool
        ├── its prompt has run ──▶ its full pages ──▶ Keep: the pool holds them for it
@@ -12,17 +11,15 @@ pages: it has spare ones at hand (worker/pool.py), and does without where there 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from alignedserve.core import FinishReason, units_for
 from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.requests.candidates import JoinCandidate
-from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Occupancy
+from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.events import CopiedOut, MemberLost, Received
-from alignedserve.protocol.messages import SPARE, Attempt, Commit, GiveBack, Keep, Kept, LeasePages, Member
-from alignedserve.scheduling.policy import Handoff
+from alignedserve.protocol.messages import Attempt, Commit, GiveBack, Keep, Kept, LeasePages, Member
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import CorePart
@@ -67,25 +64,25 @@ class PageWriting(CorePart):
             return False
         if self.writer.is_writing(running):  # its blocks are overwritten meanwhile
             self.writer.forget_parts(running)
-        return self.writer.pages_for(running, running.prefix) <= self.writer.num_at_hand(SPARE)
+        return self.writer.pages_for(running, running.prefix) <= self.writer.num_at_hand
 
     def write(self, running: WorkerRequest) -> CopyOut:
         """Order a copy of the request to pages at hand."""
         assert self.target is not None, "there are pages at hand"
         self._pages.note_in_pool(running)
-        return self.writer.begin(running, self.target, running.prefix, SPARE)
+        return self.writer.begin(running, self.target, running.prefix)
 
     def write_full_pages(self, running: WorkerRequest) -> list[CopyOut]:
         """Order a copy of the full pages of a request that waits here from now on, while pages are at hand."""
         if self.target is None or self.writer.num_written(running) or running.num_lost:
             return []
         full = running.prefix // self.page_size
-        pages = min(full - len(running.known), self.writer.num_at_hand(SPARE))
+        pages = min(full - len(running.known), self.writer.num_at_hand)
         if pages <= 0:
             return []
         tokens = (len(running.known) + pages) * self.page_size
         self._pages.note_in_pool(running)
-        return [self.writer.begin(running, self.target, tokens, SPARE, stays=True)]
+        return [self.writer.begin(running, self.target, tokens, stays=True)]
 
     def awaits(self, running: WorkerRequest) -> bool:
         """Return whether the pool has been given pages of the request, and has not said yet that it keeps them."""
@@ -185,7 +182,7 @@ class PromptKeeping:
         self._here, self._pool, self._writing, self._writer = here, pool, writing, writing.writer
         self._page_size, self._unread = memory.limits.page_size, memory.limits.unread
         # Beside steps only what stays where it is can be copied.
-        self._is_on = memory.pace.policy.reuse and memory.keeps_places
+        self._is_on = memory.pace.policy.reuse and memory.keeps_places and memory.decodes
         # Requests whose prompts are to be written, in the order of their first tokens.
         self._through: dict[WorkerRequest, None] = {}
         self._copying: dict[WorkerRequest, None] = {}
@@ -244,31 +241,38 @@ class PromptKeeping:
         pool = self._writing.target
         for running in list(self._through):
             pages = self._num_pages(running)
-            if pool is None or pages > self._writer.num_at_hand(SPARE):
+            if pool is None or pages > self._writer.num_at_hand:
                 break
             del self._through[running]
             if pages > 0:
                 self._copying[running] = None
-                commands.append(self._writer.begin_part(running, pool, pages, SPARE))
+                commands.append(self._writer.begin_part(running, pool, pages))
         return commands
 
 
 class WritingAhead:
-    """Writes the full pages of requests that leave next, while they still run.
+    """Writes the full pages of requests that leave next, while they still run: all prompts, where none decodes here.
 
-    An eviction comes between two steps, since the next step needs its blocks: its copy delays all decodes. A request
+    What leaves is copied between two steps, since the next step needs its blocks: its copy delays that step. A request
     whose full pages were written ahead copies only the rest when it leaves.
     """
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, writing: PageWriting, prompts: PromptKeeping) -> None:
+    def __init__(
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        writing: PageWriting,
+        prompts: PromptKeeping,
+        has_use_for_pages: Callable[[], bool],
+    ) -> None:
         limits, policy = memory.limits, memory.pace.policy
+        self._has_use_for_pages = has_use_for_pages
         self._here, self._memory, self._steps = here, memory, memory.steps
         self._scheduler, self._context = memory.scheduler, memory.context
         self._writing, self._writer, self._prompts, self._page_size = writing, writing.writer, prompts, limits.page_size
-        have_to_leave = policy.grows or policy.swaps
-        self._is_on = (
-            memory.copies_beside and policy.evict and have_to_leave and not limits.gives_back
-        )  # its blocks move
+        have_to_leave = memory.copies_beside and policy.evict and (policy.grows or policy.swaps)
+        may_be_written = have_to_leave if memory.decodes else memory.keeps_places
+        self._is_on = may_be_written and not limits.gives_back  # its blocks move
         self._looked_at = 0  # number of a step
         self._ahead: dict[WorkerRequest, None] = {}  # residents whose pages were written ahead
         self.num_pages = 0  # that were written ahead
@@ -278,21 +282,19 @@ class WritingAhead:
         if self._ahead:
             self._forget_those_that_are_gone()
         pool, commands = self._writing.target, list[Command]()
-        is_due = self._is_on and self._steps.number >= self._looked_at + _LOOK_STEPS
-        if pool is None or not is_due or self._memory.num_free >= self._short:
+        if pool is None or not self._is_on or not self._has_use_for_pages():
             return []
-        self._looked_at = self._steps.number
-        for running in self._next_to_leave(now):
+        for running in self._next_to_leave(now) if self._memory.decodes else [*self._here.prompts.values()]:
             pages = self._num_pages(running)
-            if 0 < pages < self._writer.num_at_hand(SPARE):  # one page is left for its next tokens
+            if 0 < pages < self._writer.num_at_hand:  # one page is left for its next tokens
                 self._ahead[running] = None
                 self.num_pages += pages
-                commands.append(self._writer.begin_part(running, pool, pages, SPARE))
+                commands.append(self._writer.begin_part(running, pool, pages))
         return commands
 
     def _forget_those_that_are_gone(self) -> None:
-        """Forget the pages of requests that are residents no more; a kept answer takes its pages to the pool."""
-        gone = [running for running in self._ahead if self._here.residents.get(running.request.id) is not running]
+        """Forget the pages of requests that run no more; a kept answer takes its pages to the pool."""
+        gone = [running for running in self._ahead if self._here.find(running.request.id) is not running]
         for running in gone:
             del self._ahead[running]
             if running.state is not State.KEPT:
@@ -304,6 +306,9 @@ class WritingAhead:
         return len(self._here.residents)
 
     def _next_to_leave(self, now: float) -> Iterator[WorkerRequest]:
+        if self._steps.number < self._looked_at + _LOOK_STEPS or self._memory.num_free >= self._short:
+            return
+        self._looked_at = self._steps.number
         residents, free = [*self._here.residents.values()], self._memory.num_free
         for _ in range(min(_MOST_AHEAD, len(residents) - 1)):
             if free >= self._short:
@@ -354,7 +359,7 @@ class AnswerKeeping:
         if not is_on or not is_writable(running, self._page_size) or running.num_lost:
             return 0
         full = running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
-        return min(full, self._writer.num_at_hand(SPARE))
+        return min(full, self._writer.num_at_hand)
 
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
@@ -383,7 +388,7 @@ class AnswerKeeping:
         for running in self._here.kept:
             pages, pool = self._num_pages(running), self._writing.target
             if pool is not None and pages > 0 and not self._writer.is_writing(running):
-                begun[running] = self._writer.begin_part(running, pool, pages, SPARE)
+                begun[running] = self._writer.begin_part(running, pool, pages)
                 self._memory.pages.note_in_pool(running)
         return begun
 
@@ -397,7 +402,7 @@ class AnswerKeeping:
             if pool is not None and pages > 0 and self._has_time_for(copied + more, now):
                 copied += more
                 tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
-                commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
+                commands.append(self._writer.begin(running, pool, tokens, has_ended=True))
                 self._memory.pages.note_in_pool(running)
             elif self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running, has_ended=True)
@@ -423,109 +428,31 @@ class AnswerKeeping:
         return any(part.request == running.request.id and running.is_at(part) for part in parts)
 
 
-STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
-
-
-class TakingIn:
-    """Takes in prompts that ran on a node without a pool and find no seat here, for the pool of this node.
-
-        Offer (has_pool false) ─▶ candidate ── room: Pull ──▶ resident
-                                      └── no seat for it: Pull, without a seat ──▶ copied to pages ──▶ Commit: it waits
-
-    So the pool batches them like all others, and no prefill worker's memory holds them for long. Real-time requests and
-    the candidates that join next stay where they are. Nothing waits for this: it uses pages at hand, and blocks that no
-    other request needs within the next steps.
-    """
-
-    def __init__(self, here: Occupancy, memory: PlainMemory, log: WorkerLog, writing: PageWriting) -> None:
-        self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
-        self._limits, self._policy, self._notes = memory.limits, memory.pace.policy, log.notes
-        self._writing = writing
-        self.num_taken_in = 0  # requests that were committed so
-
-    def take_in(self, now: float) -> list[Command]:
-        """Have prompts sent here that wait on nodes without a pool, while there are spare blocks and pages."""
-        homeless, commands = list(self._homeless()), list[Command]()
-        if not homeless:  # nearly always, and what follows looks at all that run here
-            return commands
-        at_hand = self._num_spare_pages
-        spare = self._memory.num_free - self._here.blocks_needed(AHEAD_STEPS, self._limits.block_size)
-        for candidate in homeless:
-            if candidate not in self._candidates.requests:  # an older attempt of one that was taken in just now
-                continue
-            running = candidate.as_running(self._policy, self._limits.page_size)
-            blocks = units_for(candidate.entry.num_held, self._limits.block_size)
-            at_hand, spare = at_hand - self._pages_for(running), spare - blocks
-            if min(at_hand, spare) < 0 or not self._memory.take_for(running, blocks):
-                break
-            commands += self._pull(candidate, running)
-        return commands
-
-    def _homeless(self) -> Iterator[JoinCandidate]:
-        """Yield the candidates to take in, in the order in which they would join, without those that join next."""
-        if self._policy.handoff is Handoff.DEVICE:
-            return
-        joins_next = max(1, self._limits.max_batch // STOCK)
-        for place, candidate in enumerate(self._candidates.requests):
-            is_best_effort = not (candidate.has_pool or candidate.is_rt or candidate.is_pinned)
-            is_last = candidate.evicted is None and place >= joins_next
-            if is_best_effort and is_last and not self._here.is_retiring:
-                yield candidate
-
-    @property
-    def _num_spare_pages(self) -> int:
-        """Return the pages at hand beyond those for prompts that are on their way here."""
-        coming = sum(self._pages_for(running) for running in self._here.transfers.for_pool)
-        return self._writing.writer.num_at_hand(SPARE) - coming if self._writing.target is not None else 0
-
-    def _pages_for(self, running: WorkerRequest) -> int:
-        return self._writing.writer.pages_for(running, running.prefix)
-
-    def _pull(self, candidate: JoinCandidate, running: WorkerRequest) -> list[Command]:
-        assert candidate.source is not None, "a prefill worker has its KV"
-        self._candidates.take(candidate)
-        self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
-        name, attempt = candidate.key
-        dropped = self._here.drop(name, attempt - 1)
-        self._here.move(running, State.RECEIVING)
-        transfer = self._here.transfers.begin(candidate, running, candidate.source, is_for_pool=True)
-        return [*dropped, transfer.command, transfer.pull]
-
-    @property
-    def num_pages(self) -> int:
-        """Return the pages that the next prompt to take in would need."""
-        candidate = next(self._homeless(), None)
-        return 0 if candidate is None else units_for(candidate.entry.num_held, self._limits.page_size)
-
-    def write(self, running: WorkerRequest) -> list[Command]:
-        """Copy a prompt that has arrived to the pool's pages. Where others have got the pages, it is recomputed."""
-        if not self._writing.has_pages(running):
-            self._queue.put_back(running)
-            return []
-        self._here.move(running, State.LEAVING)
-        self.num_taken_in += 1
-        copy = self._writing.write(running)
-        self._memory.release(running)  # later writes to its blocks come after the copy
-        return [copy]
-
-
 _LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
 _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
 
 
 class PageAsks:
     """Asks for pages to have at hand: enough for the largest resident, should it leave or end with its next token, for
-    prompts that have run, and for several residents where memory is short.
+    prompts that have run, and for several residents where memory is short. Where none decodes here, all will leave.
     """
 
     def __init__(
-        self, here: Occupancy, memory: PlainMemory, writing: PageWriting, taking_in: TakingIn, prompts: PromptKeeping
+        self,
+        here: Occupancy,
+        memory: PlainMemory,
+        writing: PageWriting,
+        prompts: PromptKeeping,
+        lacks_pages: Callable[[], WorkerRequest | None],
+        has_use_for_pages: Callable[[], bool],
     ) -> None:
+        """`lacks_pages` returns a request that goes on nowhere without pages."""
         limits, policy = memory.limits, memory.pace.policy
         self._here, self._memory, self._steps, self._policy = here, memory, memory.steps, policy
-        self._writing, self._taking_in, self._prompts, self._page_size = writing, taking_in, prompts, limits.page_size
+        self._writing, self._prompts, self._page_size = writing, prompts, limits.page_size
         self._have_to_leave = policy.grows or policy.swaps  # whether requests do
         self._keeps = policy.reuse or self._have_to_leave  # whether anything of residents is ever written
+        self._lacks_pages, self._has_use_for_pages = lacks_pages, has_use_for_pages
         self._lacks = (0, 0)  # step, and the pages that residents may need in it
         self._short = limits.num_blocks // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * limits.block_size, self._page_size)
@@ -535,19 +462,28 @@ class PageAsks:
 
         Where no pages are wanted, an earlier ask may have to be repeated: its answer may have been lost, with pages
         that the pool has leased to this worker."""
-        pool = self._writing.target
-        return [] if pool is None else self._writing.writer.ask_for_spare(pool, self._wanted)
+        pool, writer = self._writing.target, self._writing.writer
+        if pool is None:
+            return []
+        if (first := self._lacks_pages()) is not None:  # all such requests together may need more than there ever are
+            for running in writer.written:  # a worker that keeps some pages and waits for more blocks others
+                writer.forget_parts(running)
+            return writer.ask_firmly(pool, writer.pages_for(first, first.prefix))
+        return writer.ask_for_spare(pool, self._wanted)
 
     @property
     def _wanted(self) -> int:
-        if not (self._keeps or self._taking_in.num_pages):
+        if not (self._keeps if self._memory.decodes else self._has_use_for_pages()):
             return 0
-        if self._lacks[0] != self._steps.number:  # looked at once a step
+        is_idle = not self._memory.decodes and self._steps.running is None
+        if is_idle or self._lacks[0] != self._steps.number:  # looked at once a step
             self._lacks = (self._steps.number, self._lacking)
-        return max(self._lacks[1], self._taking_in.num_pages) + self._prompts.num_pages
+        return self._lacks[1] + self._prompts.num_pages
 
     @property
     def _lacking(self) -> int:
+        if not self._memory.decodes:
+            return sum(self._writing.writer.pages_for(running, running.num_tokens) for running in self._here.seated)
         size = self._page_size
         last = size if self._have_to_leave else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way

@@ -152,7 +152,7 @@ class Stepping:
         before += self._memory.orders()
         decodes = _decodes_of(selection)
         self._all_run = len(decodes) == len(self._here.residents)
-        if not self._all_run:
+        if not self._all_run and self._memory.decodes:
             self._count_held_back(selection)
         begun = begin_step(self._steps, selection, decodes)
         running = self._steps.running

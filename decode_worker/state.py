@@ -7,17 +7,17 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then its chunks)
 
-`events` says which part hears which event, and `turn` what follows each event. Stores know which requests are where
-(requests/), a memory knows what they may take of the device (memory/), and a scheduler plans their steps
-(alignedserve/schedulers/).
+`events` says which part hears which event, in which order, and `turn` what follows each event. Stores know which
+requests are where (requests/), a memory knows what they may take of the device (memory/), and a scheduler plans their
+steps (alignedserve/schedulers/).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
-from alignedserve.core import WORKERS, Role, WorkerLimits
+from alignedserve.core import OWNERS, WORKERS, Role, WorkerLimits
 from alignedserve.decode_worker.arriving import Intake, Prefetching, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
 from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
@@ -27,49 +27,62 @@ from alignedserve.decode_worker.pool_traffic import (
     PageAsks,
     PageWriting,
     PromptKeeping,
-    TakingIn,
     WritingAhead,
 )
 from alignedserve.decode_worker.reporting import LengthsHere, Reporting
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.running import StepOutcome, Stepping
-from alignedserve.protocol.commands import Command
+from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import (
     CopiedIn,
     CopiedOut,
+    Event,
     KvReceived,
     KvSent,
+    LinkGap,
     MemberJoined,
     MemberLost,
+    Received,
     StepDone,
     SyntaxReady,
+    TimerFired,
 )
 from alignedserve.protocol.figures import DecodeSteps
 from alignedserve.protocol.messages import (
+    Acknowledge,
+    AskDecisions,
     Attempt,
     Batch,
     Cancel,
+    Decisions,
     Decline,
     Expect,
     GiveBack,
+    Inquire,
     Kept,
     LeasePages,
     LetGo,
+    Member,
+    Missed,
     Offer,
     Prefetched,
     Prefill,
     Prefix,
     Pull,
+    Resend,
+    Reserve,
+    Retire,
 )
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefixes, PromptQueue
-from alignedserve.worker.core import Repeats, WorkerCore
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.owners import Owners
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import Act, Events, FormPart
-from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.pool import PageWriter, PoolLink
+from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
@@ -78,8 +91,9 @@ from alignedserve.worker.steps import IdleTrials, PromptRate, StepEnd
 
 
 def events(core: DecodeCore) -> Events:
-    """Return which part hears which event, in which order (the rest of the events: alignedserve/worker/core.py)."""
+    added = core.rewriting.events  # by a form of KV
     return {
+        AskDecisions: (core.tell_decisions,),
         Prefill: (core.arrivals.prefill,),
         SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
         Expect: (core.arrivals.expect, core.expectations.expect, core.seats.expect),
@@ -104,7 +118,19 @@ def events(core: DecodeCore) -> Events:
             core.seats.step_done,  # before the step's end: memory that was left until then comes free first
             core.step_end.step_done,
         ),
-        **core.rewriting.events,
+        **added,
+        Resend: (core.owners.resend,),
+        Acknowledge: (core.owners.acknowledged,),
+        Retire: (core.router.retire, core.counting.retire),
+        Reserve: (core.router.reserve,),
+        Inquire: (core.router.inquired,),
+        Missed: (core.repeats.missed,),
+        LinkGap: (core.repeats.link_gap,),
+        TimerFired: (core.owners.timer_fired, core.repeats.timer_fired),
+        (MemberJoined, Role.ROUTER): (core.router.router_joined, core.counting.router_joined),
+        (MemberLost, Role.ROUTER): (core.router.router_lost,),
+        **{(MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
+        (MemberJoined, Role.POOL): (*added.get((MemberJoined, Role.POOL), ()), core.pool_link.joined),
         **{(MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
         **{(MemberLost, role): (core.intake.peer_lost, core.leaving.peer_lost) for role in WORKERS},
         (MemberLost, Role.POOL): (
@@ -114,6 +140,7 @@ def events(core: DecodeCore) -> Events:
             core.prompt_keeping.pool_lost,
             core.intake.pool_lost,
             core.asking.pool_lost,
+            core.pool_link.lost,  # last: until then, all parts know which pool was lost
         ),
     }
 
@@ -129,7 +156,6 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.ahead.write,
         # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
         # left where a request had to leave.
-        core.taking_in.take_in,
         core.asking.ask,
         core.prefetching.prefetch,
         core.prefetching.cancel,
@@ -148,18 +174,17 @@ MakeMemory: TypeAlias = Callable[[WorkerLimits, Pace, StepsInFlight, Occupancy, 
 MakeFormPart: TypeAlias = Callable[[PoolLink, Pace, StepsInFlight, Occupancy], FormPart]
 
 
-class DecodeCore(WorkerCore):
-    here: Occupancy
-    memory: PlainMemory
-
+class DecodeCore:
     def __init__(
         self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_form_part: MakeFormPart
     ) -> None:
         """`scheduler` plans the steps; by_policy.py has the three that a policy asks for."""
-        super().__init__(setup)
-        pace, steps, log, pool, policy = self.pace, self.steps, self.log, self.pool_link, setup.policy
+        limits, policy = setup.limits, setup.policy
+        self.pace, self.steps, self.log = Pace(setup), StepsInFlight(), WorkerLog()
+        self.pool_link = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
+        pace, steps, log, pool = self.pace, self.steps, self.log, self.pool_link
         self.here = here = Occupancy()
-        self.memory = memory = make_memory(setup.limits, pace, steps, here, scheduler)
+        self.memory = memory = make_memory(limits, pace, steps, here, scheduler)
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         memory.connect(pool.writer, pace)
@@ -175,18 +200,18 @@ class DecodeCore(WorkerCore):
         self.intake = Intake(here, memory, pool, log, setup.direct)
         self.prefetching = Prefetching(here, memory, pool)
         self.joining = Joining(here, memory, pool, log, self.seats, preempting)
-        self.taking_in = TakingIn(here, memory, log, self.writing)
-        self.receiving = KvReceiving(here, memory, pool, log, self.joining, self.taking_in)
+        self.receiving = KvReceiving(here, memory, pool, log, self.joining)
         self.prefixes = Prefixes(here, pool, queue, policy.reuse)
         self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
         self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
-        handing_on = HandingOn(here, self.leaving, self.writing, self.prompt_keeping)
-        parts = self.prefixes, self.seats, self.joining, self.leaving, handing_on
+        self.handing_on = HandingOn(here, memory, pool, self.leaving, self.writing, self.prompt_keeping)
+        parts = self.prefixes, self.seats, self.joining, self.leaving, self.handing_on
         self.stepping = Stepping(here, memory, *parts, looks_ahead=setup.look_ahead > 0)
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
-        self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping)
+        of_use = self.handing_on.has_use_for_pages
+        self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping, of_use)
         outcome = StepOutcome(here, memory, self.owners, pool, log, self.prompt_keeping, self._answers)
         self.step_end = StepEnd(memory, pace, queue, outcome, log)
         unfinished, asking = lambda: here.unfinished, lambda: self.prefixes.asking
@@ -194,7 +219,7 @@ class DecodeCore(WorkerCore):
         self.idle = IdleTrials(memory, pace, here, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
-        self.pages = PageAsks(here, memory, self.writing, self.taking_in, self.prompt_keeping)
+        self.pages = PageAsks(here, memory, self.writing, self.prompt_keeping, self.handing_on.lacks_pages, of_use)
         self.rewriting, self.repeats = make_form_part(pool, pace, steps, here), Repeats(here, pool)
         self.reporting, lengths = Reporting(here, memory), LengthsHere(here)
         told = (lambda: here.seated, self._coming, self._counted, lambda: lengths.now)
@@ -202,7 +227,37 @@ class DecodeCore(WorkerCore):
         self.router = RouterLink(here, memory, pool, log, self.owners, self.rate, self.writing.settled)
         coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
         here.enlist(*coming_parts, self.leaving, self.leaving.offering, self.asking, self.owners, self.router)
-        self._compose(events(self), turn(self))
+        self._events, self._turn = events(self), turn(self)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Let the parts hear the event, then do what there is to do in each turn."""
+        self.log.decisions.now = now
+        commands = self._hear(event, now)
+        for act in self._turn:
+            commands += act(now)
+        return commands
+
+    def _hear(self, event: Event, now: float) -> list[Command]:
+        commands: list[Command] = []
+        if isinstance(event, Received):
+            for handler in self._events.get(type(event.message), ()):
+                commands += handler(event.message, event, now) or ()
+            return commands
+        for handler in self._events.get(type(event), ()):
+            commands += handler(event, now) or ()
+        if isinstance(event, MemberJoined | MemberLost) and not self._is_strange(event):
+            for handler in self._events.get((type(event), event.member.role), ()):
+                commands += handler(event, now) or ()
+        return commands
+
+    def _is_strange(self, event: MemberJoined | MemberLost) -> bool:
+        """Return whether a pool was lost that is not this worker's: an earlier life of it, say."""
+        member = event.member
+        return isinstance(event, MemberLost) and member.role is Role.POOL and member != self.pool_link.member
+
+    def tell_decisions(self, ask: AskDecisions, frame: Received, now: float) -> list[Command]:
+        """Tell a gateway what this worker remembers of its decisions about a request."""
+        return [Send(frame.sender, Decisions(ask.number, now, self.log.decisions.about(ask.request)))]
 
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, behind or beside the step that was planned; then use the memory that comes free."""
@@ -225,6 +280,36 @@ class DecodeCore(WorkerCore):
         return [running.promise for running in moving] + [candidate.promise for candidate in here.candidates.waiting]
 
     # --- What is here
+
+    @property
+    def pool(self) -> Member | None:
+        """Return the member whose pages are copied from and to."""
+        return self.pool_link.member
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts that are here."""
+        return self.here.attempts()
+
+    @property
+    def outputs(self) -> Mapping[Attempt, bool]:
+        """Return the attempts whose outputs are kept, and whether they have ended."""
+        return self.owners.outputs.attempts
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return each block of the device once, as long as all is well."""
+        return self.memory.blocks_with(self.here.occupants())
+
+    @property
+    def kept_blocks(self) -> Collection[int]:
+        """Return the blocks of full pages: nothing is written to them any more."""
+        return self.memory.blocks.kept
+
+    @property
+    def leased_pages(self) -> tuple[int, ...]:
+        """Return the pages of the pool that are leased to this worker. A lease may outlast its request."""
+        return self.pool_link.writer.leased
 
     @property
     def holds(self) -> set[Attempt]:

@@ -9,8 +9,8 @@
                                                            on arrival, or when its slack has run out
 
 grouping.py decides which request is next. A lost worker's lease ends when its lock is free, not before: until then the
-worker may still be writing. Asks for real-time pages come first, and some pages are reserved for them (pages.py): while
-no other pages are left, asks for best-effort pages wait.
+worker may still be writing. Asks for pages are answered in the order of arrival; asks for spare pages come after the
+others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoine
 from alignedserve.protocol.figures import PagesFor
 from alignedserve.protocol.messages import (
     ROUTER,
-    SPARE,
     AskBatch,
     AskPages,
     AskPrefix,
@@ -72,9 +71,9 @@ class PoolCore:
         """Start with these extents; a plain number is a number of pages, all of kind KV."""
         self._policy = policy
         extents = Extents(extents) if isinstance(extents, int) else extents
-        self._pages = pages_of(extents, policy.reserved(extents.num_pages(extents.first_kind)))
-        # class -> worker -> its ask for pages that could not be answered yet, in the order of arrival
-        self._page_asks: dict[ServiceClass, dict[str, _PageAsk]] = {service: {} for service in ServiceClass}
+        self._pages = pages_of(extents)
+        # worker -> its ask for pages that could not be answered yet, in the order of arrival
+        self._page_asks: dict[str, _PageAsk] = {}
         self._spare: dict[str, bool] = {}  # worker with spare pages -> whether it was told to give them back
         self._waiting = waiters(policy, block_size)
         self.rewriting = rewriting_of(policy, self._pages, self._waiting)
@@ -93,11 +92,14 @@ class PoolCore:
         self.rewriting.hear(event)
         match event:
             case Received(worker, AskPages() as ask, incarnation):
-                self._pages.keep_only(holder(worker, incarnation), ask.kept, ask.service)
-                if ask.is_spare and not ask.pages:
+                self._pages.keep_only(holder(worker, incarnation), ask.kept)
+                if not (ask.is_spare and ask.pages):
                     self._spare.pop(worker, None)
+                earlier = self._page_asks.get(worker)
+                if earlier is not None and earlier.ask.is_spare is not ask.is_spare:
+                    del self._page_asks[worker]
                 wanted = _PageAsk(holder(worker, incarnation), ask)
-                self._page_asks[ask.service][worker] = wanted  # takes the place of the worker's earlier ask
+                self._page_asks[worker] = wanted  # takes the place of the worker's earlier ask of the same kind
             case Received(worker, AskPrefix() as ask):
                 commands.append(Send(worker, self._hold_prefix(worker, ask)))
             case Received(message=Spoiled(pages)):
@@ -120,7 +122,7 @@ class PoolCore:
                 commands += self._cancel(request, attempt)
             case MemberJoined(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._decode_workers.update([member.name] if member.role is Role.DECODE else [])
-                if member.role is Role.DECODE and self._pages.leased_to(member.holder):
+                if self._pages.leased_to(member.holder):
                     self._spare[member.name] = False  # it was given up for dead, and still has spare pages
             case MemberLost(member) if member.role in (Role.PREFILL, Role.DECODE):
                 self._decode_workers.discard(member.name)
@@ -154,9 +156,7 @@ class PoolCore:
         return {
             "entries": len(self._waiting) + len(self._out) + len(self._held),
             "pages": self._pages.num_stored + self.rewriting.num_under_way,
-            "unanswered asks": sum(
-                not asked.ask.is_spare for asks in self._page_asks.values() for asked in asks.values()
-            ),
+            "unanswered asks": sum(not asked.ask.is_spare for asked in self._page_asks.values()),
         }
 
     @property
@@ -211,32 +211,26 @@ class PoolCore:
         return tuple(PagesFor(worker, leased[worker], kept[worker]) for worker in sorted({*kept, *leased}))
 
     def _leases(self) -> list[Command]:
-        """Answer asks for pages, real-time asks first: while one of them waits, best-effort asks wait too.
-
-        Within a class no ask overtakes another. Spare pages are leased only while no ask waits.
-        """
+        """Answer asks for pages; no ask overtakes another, and spare pages are leased only while no other ask waits."""
         commands: list[Command] = []
-        for service, asks in self._page_asks.items():
-            for worker, wanted in [item for item in asks.items() if not item[1].ask.is_spare]:
-                ask = wanted.ask
-                pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
-                while pages is None and not self._spare and (holding := self._holding_for(service)) is not None:
-                    commands.append(self._take_back(holding))
-                    pages = self._pages.lease(wanted.holder, ask.pages, service, ask.most)
-                if pages is None:
-                    return commands + self._recall()
-                commands.append(self._lease(worker, service, pages))
-        for worker, wanted in list(self._page_asks[SPARE].items()):
+        for worker, wanted in [item for item in self._page_asks.items() if not item[1].ask.is_spare]:
+            pages = self._pages.lease(wanted.holder, wanted.ask.pages)
+            while pages is None and self._held and not self._spare:
+                commands.append(self._take_back(self._last_holding))
+                pages = self._pages.lease(wanted.holder, wanted.ask.pages)
+            if pages is None:
+                return commands + self._recall()
+            commands.append(self._lease(worker, pages))
+        for worker, wanted in list(self._page_asks.items()):
             # Half of the free pages, so that the next ask rarely has to wait until spare pages come back.
-            spare = min(wanted.ask.pages, (self._pages.room(SPARE) + 1) // 2)
+            spare = min(wanted.ask.pages, (self._pages.num_free + 1) // 2)
             if spare or not wanted.ask.pages:
-                commands.append(self._lease(worker, SPARE, self._pages.lease(wanted.holder, spare, SPARE) or ()))
+                commands.append(self._lease(worker, self._pages.lease(wanted.holder, spare) or ()))
                 self._spare |= {worker: False} if spare else {}
         return commands
 
-    def _lease(self, worker: str, service: ServiceClass, pages: tuple[int, ...]) -> Command:
-        number = self._page_asks[service].pop(worker).ask.number
-        return Send(worker, LeasePages(pages, number, service))
+    def _lease(self, worker: str, pages: tuple[int, ...]) -> Command:
+        return Send(worker, LeasePages(pages, self._page_asks.pop(worker).ask.number))
 
     def _recall(self) -> list[Command]:
         """Ask workers to return spare pages; tell each worker once per lease."""
@@ -394,16 +388,16 @@ class PoolCore:
         del self._held[request]
         self._pages.free_entry(request)
 
-    def _holding_for(self, service: ServiceClass) -> str | None:
-        """Return the request whose held prefix is taken back for an ask of this class, or None.
+    @property
+    def _last_holding(self) -> str:
+        """Return the request whose held prefix is taken back first for an ask that waits.
 
-        A prompt that holds pages and waits for room must not block one that has room and waits for pages. First go
-        prefixes of best-effort prompts, then, for real-time asks only, those of real-time prompts. The pool knows only
-        the order of arrival: within a class the prompt that came last has the longest expected wait.
+        A prompt that holds pages and waits for room must not block one that has room and waits for pages. Prefixes of
+        best-effort prompts go before those of real-time ones. The pool knows only the order of arrival: within a class
+        the prompt that came last has the longest expected wait.
         """
-        taken = (ServiceClass.BE, ServiceClass.RT) if service is ServiceClass.RT else (ServiceClass.BE,)
         held = [*reversed(self._held)]
-        return next((request for its in taken for request in held if self._pages.class_of(request) is its), None)
+        return next((request for request in held if self._pages.class_of(request) is ServiceClass.BE), held[0])
 
     def _take_back(self, request: str) -> Command:
         worker, attempt = self._held[request]
@@ -454,8 +448,7 @@ class PoolCore:
     def _worker_lost(self, name: str, now: float) -> None:
         """Put the requests of a lost worker back to the front; the router cancels those that had joined there."""
         self._asks.pop(name, None)
-        for asks in self._page_asks.values():
-            asks.pop(name, None)
+        self._page_asks.pop(name, None)
         self._spare.pop(name, None)
         self._waiting.forget_worker(name)
         entries = [entry for worker, entry in self._out.values() if worker == name]

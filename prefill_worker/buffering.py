@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.core import Entry, units_for
-from alignedserve.prefill_worker.handing_on import PromptRequests
+from alignedserve.decode_worker.leaving import Leaving
+from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
-from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, Received
+from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull, holder
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.offering import Offering
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.setup import running_of
@@ -67,10 +67,10 @@ class Buffers(CorePart):
     Blocks stay taken while a copy or a transfer writes or reads there.
     """
 
-    def __init__(self, here: PromptRequests, memory: DeviceMemory, pool: PoolLink, log: WorkerLog) -> None:
+    def __init__(self, here: Occupancy, memory: DeviceMemory, pool: PoolLink, log: WorkerLog) -> None:
         self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
         self._here, self._faults = here, log.faults
-        self._queue, self._peers = here.queue, here.peers
+        self._queue, self._peers = here.queue, here.candidates
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
@@ -93,7 +93,7 @@ class Buffers(CorePart):
 
     def prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
         sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
-        decode = self._peers.get(sender)
+        decode = self._peers.peer(sender)
         for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
             attempt = attempt_of(entry.request)
             if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
@@ -169,7 +169,7 @@ class Buffers(CorePart):
 
     def evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
         sender, entry = frame.sender, message.entry
-        decode, attempt = self._peers.get(sender), attempt_of(entry.request)
+        decode, attempt = self._peers.peer(sender), attempt_of(entry.request)
         here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
         if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # the order is repeated
             if here.receiving is not None:
@@ -236,8 +236,10 @@ class Buffers(CorePart):
         self._forget(buffer for buffer in same if buffer.key[1] <= attempt)
         return []
 
-    def make_place(self, blocks: int) -> list[Command]:
-        """Free buffers until this many blocks are free: copies first, those with the longest wait before others."""
+    def make_place(self, now: float) -> list[Command]:
+        """Free buffers until the prompt that has waited longest finds memory: copies first, those with the longest wait
+        before others."""
+        blocks = self._queue.blocks_for_first if self._queue.waiting else 0
         let_go: dict[str, list[Attempt]] = {}
         for buffer in sorted(self._buffers, key=lambda buffer: (buffer.is_copy, buffer.joins_at), reverse=True):
             if self._memory.num_free >= blocks:
@@ -252,7 +254,7 @@ class Buffers(CorePart):
         return bool(self._buffers)
 
 
-class DecodePeers:
+class Pulls:
     """Passes each Pull, and the end of each transfer, to the part that has the KV: a buffer, or else an offer.
 
     A decode worker may pull KV that it has just sent here before this worker hears that the KV has come: a Pull is a
@@ -260,21 +262,13 @@ class DecodePeers:
     transfers between two workers run in order.
     """
 
-    def __init__(self, here: PromptRequests, offering: Offering, buffers: Buffers, direct: bool) -> None:
-        """`direct` says whether KV goes from device to device."""
-        self._peers, self._departures, self._offering = here.peers, here.departures, offering
-        self._buffers, self._direct = buffers, direct
+    def __init__(self, here: Occupancy, leaving: Leaving, buffers: Buffers) -> None:
+        self._departures, self._leaving, self._buffers = here.departures, leaving, buffers
         self._pulls: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of the receiver -> Pulls that wait
-
-    def joined(self, event: MemberJoined, now: float) -> None:
-        if self._direct and event.member.transport:
-            self._peers.meet(event.member)
 
     def lost(self, event: MemberLost, now: float) -> None:
         self._pulls.pop(event.member.holder, None)
         self._buffers.lose_decode(event.member)
-        self._peers.lose(event.member)
-        self._offering.peer_lost(event.member)
 
     def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
         receiver = holder(frame.sender, frame.incarnation)
@@ -288,11 +282,10 @@ class DecodePeers:
 
     def sent(self, event: KvSent, now: float) -> list[Command]:
         buffer = self._buffers.find_sending(event.to, event.number)
-        if buffer is not None:
-            self._buffers.end_sending(buffer, event.ok)
-            return []
-        departure = self._departures.pulled_as(event.to, event.number)
-        return [] if departure is None else self._offering.sent(departure, event.ok)
+        if buffer is None:
+            return self._leaving.sent(event, now)
+        self._buffers.end_sending(buffer, event.ok)
+        return []
 
     def _answer(self, receiver: str) -> list[Command]:
         """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""

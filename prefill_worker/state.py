@@ -1,95 +1,64 @@
-"""The prefill worker's core: runs prompts, emits their first tokens, commits their KV to the pool.
+"""The prefill worker's core: the decode worker's, where nothing decodes and KV is kept for workers that do.
 
-    Prefill ─▶ asking ──▶ waiting ──▶ fetching ──▶ running ──▶ ended (one token was enough)
-               (what the  (no        (known pages   ├──▶ departing ── Pull ──▶ gone (handing_on.py)
-               pool knows) blocks)    to blocks)    │       └── Decline ─┐
-                                                    └──▶ through ◀───────┴─▶ leaving ──▶ Commit
-                                                         (no pages)          (blocks to pages)
+    Prefill ─▶ waiting ─▶ prompt ─▶ resident ─┬─▶ Commit: the pool has it, and batches it
+               (no room)            (first    └─▶ Offer, Pull: a decode worker has it (HandingOn in leaving.py)
+                                     token)
+    Prefetch, Evict ─▶ a buffer ─▶ Prefetched, Pull: a decode worker has it (buffering.py)
 
-A request that is cancelled, or whose next attempt arrives, leaves from wherever it is. The blocks and pages of a
-request that is being copied stay taken until the copy has ended.
-
-A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
-for all its KV are leased: while the arena has none for its class, it waits without a place on the device. Should they
-be gone when it is through (the pool was lost, or took back what it held of the prompt), it waits where it is, but gives
-its place to a real-time prompt that lacks room, and is recomputed. Where there is no pool it needs no pages.
+So it is where prefill workers do not decode (`schedule.helps` is off); a prefill worker that decodes runs the decode
+worker's core as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from alignedserve.core import Role
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.decode_worker.state import events as events_where_requests_decode
 from alignedserve.forms.pool.worker_part import PageRewriting
-from alignedserve.prefill_worker.buffering import Buffers, DecodePeers
-from alignedserve.prefill_worker.handing_on import Commits, Offers, PromptRequests
-from alignedserve.prefill_worker.running import NextStep, RunningPrompts
+from alignedserve.prefill_worker.buffering import Buffers, Pulls
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.events import (
-    CopiedIn,
-    CopiedOut,
-    KvReceived,
-    KvSent,
-    MemberJoined,
-    MemberLost,
-    StepDone,
-    SyntaxReady,
-)
-from alignedserve.protocol.messages import Cancel, Decline, Evict, Expect, LeasePages, Prefetch, Prefill, Prefix, Pull
-from alignedserve.scheduling.promise import Promise
-from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefixes, PromptQueue
-from alignedserve.worker.core import Repeats, WorkerCore
-from alignedserve.worker.device import DeviceMemory, blocks_for
-from alignedserve.worker.owners import Owners
+from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.messages import Cancel, Evict, Prefetch, Pull
+from alignedserve.schedulers.table import scheduler_of
+from alignedserve.worker.arriving import Expectations
 from alignedserve.worker.part import Act, Events
-from alignedserve.worker.reporting import Counting, RouterLink
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.states import State
-from alignedserve.worker.steps import IdleTrials, PromptRate, StepEnd
 
 
 def events(core: PrefillCore) -> Events:
-    """Return which part hears which event, in which order (the rest of the events: alignedserve/worker/core.py)."""
+    """Return which part hears which event: a decode worker's table, and what comes and goes by buffers."""
+    heard = events_where_requests_decode(core)
     return {
-        Prefill: (core.arrivals.prefill,),
-        SyntaxReady: (core.arrivals.syntax_ready,),
-        Expect: (core.arrivals.expect, core.expectations.expect),
-        Cancel: (core.arrivals.cancel, core.prompts.cancelled),
-        Prefix: (core.prefixes.answered,),
-        LeasePages: (core.commits.leased,),
-        Decline: (core.offers.offering.declined,),
+        **heard,
+        Cancel: (*heard[Cancel], core.note_less_to_run),
+        StepDone: (*heard[StepDone], core.note_less_to_run),
         Prefetch: (core.buffers.prefetch,),
         Evict: (core.buffers.evict,),
-        Pull: (core.peers.pulled,),
+        Pull: (core.pulls.pulled,),
         CopiedIn: (core.fetching.copied_in, core.buffers.copied_in),
-        CopiedOut: (core.commits.copied_out,),
-        KvReceived: (core.buffers.received, core.peers.received),
-        KvSent: (core.peers.sent,),
-        StepDone: (
-            core.rate.step_done,  # before the step's end: what is through then was still waiting
-            core.idle.step_done,
-            core.step_end.step_done,
-        ),
-        **core.rewriting.events,
-        MemberJoined: (core.offers.members_changed,),
-        MemberLost: (core.offers.members_changed,),
-        (MemberJoined, Role.DECODE): (core.peers.joined,),
-        (MemberLost, Role.DECODE): (core.peers.lost,),
-        (MemberLost, Role.POOL): (core.prefixes.pool_lost, core.here.pool_lost, core.commits.pool_lost),
+        KvReceived: (core.buffers.received, core.pulls.received),
+        KvSent: (core.pulls.sent,),
+        (MemberJoined, Role.PREFILL): (),  # another one, or this one: neither takes anything
+        (MemberLost, Role.DECODE): (core.pulls.lost, *heard[MemberLost, Role.DECODE]),
     }
 
 
 def turn(core: PrefillCore) -> tuple[Act, ...]:
     """Return what the core does after each event, in this order."""
     return (
-        core.step.make_place,
-        core.offers.offering.ask_pending,
+        core.buffers.make_place,
         core.buffers.announce_again,
-        core.offers.offer_all,
-        core.commits.write,
-        core.step.begin,
-        core.commits.ask_for_chats,
+        core.leaving.offering.ask_pending,
+        core.joining.seat,
+        core.handing_on.hand_on,
+        core.stepping.plan,
+        core.keep_answers,
+        core.ahead.write,
+        core.pages.ask,
         core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
@@ -99,49 +68,38 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
     )
 
 
-class PrefillCore(WorkerCore):
-    here: PromptRequests
+class PromptMemory(PlainMemory):
+    """The memory of a worker where nothing decodes: a prompt gets blocks for its own tokens only."""
 
+    decodes = False
+
+    def room_for(self, running: WorkerRequest) -> int:
+        return self.to_hold(running, running.num_tokens)
+
+    def full(self) -> list[WorkerRequest]:
+        return []
+
+    def trim(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
+        return []  # what is folded could not leave
+
+    def runnable(self) -> tuple[Sequence[WorkerRequest], Sequence[WorkerRequest]]:
+        return (), tuple(self._here.prompts.values())
+
+
+class PrefillCore(DecodeCore):
     def __init__(self, setup: WorkerSetup) -> None:
-        super().__init__(setup)
-        pace, steps, log, pool, policy = self.pace, self.steps, self.log, self.pool_link, setup.policy
-        self.here = here = PromptRequests()
-        self.memory = memory = DeviceMemory(setup.limits, steps, blocks_for(setup.limits, pace))
-        memory.connect(pool.writer, pace)
-        self.owners = owners = Owners(memory)
-        here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
-        self.prefixes = prefixes = Prefixes(here, pool, queue, policy.reuse)
-        self.arrivals = Arrivals(here, policy, log.decisions, prefixes.admit)
-        self.expectations = Expectations(policy, queue, self._named, self._pass_on)
-        self.commits = commits = Commits(here, memory, pool, log, owners)
-        self.offers = offers = Offers(here, memory, pool, log, owners, commits)
-        self.prompts = prompts = RunningPrompts(here, memory, pool, log, owners, commits)
-        self.buffers = buffers = Buffers(here, memory, pool, log)
-        self.peers = DecodePeers(here, offers.offering, buffers, setup.direct)
-        self.fetching = Fetching(here, queue, memory, pool, log)
-        self.step = NextStep(here, memory, pool, log, prefixes, self.fetching, commits, offers, buffers)
-        self.step_end = StepEnd(memory, pace, queue, prompts, log)
-        self.rate = PromptRate(pace, steps, queue, lambda: here.unfinished, lambda: prefixes.asking)
-        self.idle = IdleTrials(memory, pace, here, setup.cost is not None)
-        self.rewriting, self.repeats = PageRewriting(pool, pace, steps, here), Repeats(here, pool)
-        self.router = RouterLink(here, memory, pool, log, self.owners, self.rate)
-        self.counting = Counting(here, log, memory, pace, queue, here.prompts.values, self._coming)
-        here.enlist(
-            *(self.arrivals, prompts, queue, prefixes, commits, offers.offering, self.buffers, owners, self.router)
-        )
-        self._compose(events(self), turn(self))
+        super().__init__(setup, scheduler_of(setup.policy), PromptMemory, PageRewriting)
+        self.buffers = Buffers(self.here, self.memory, self.pool_link, self.log)
+        self.pulls = Pulls(self.here, self.leaving, self.buffers)
+        self.here.enlist(*self.here.parts, self.buffers)
+        # The pool is told of requests that have gone on to it.
+        expectations = setup.policy, self.here.queue, self._named, lambda told, _now: self.pool_link.send(told)
+        self.expectations = Expectations(*expectations)
+        self._events, self._turn = events(self), turn(self)
 
-    def _named(self, _request: str) -> Iterable[WorkerRequest]:
-        """Return all requests that are here and do not wait for room, whatever their names are."""
-        return [*self.here.occupants(), *self.prefixes.asking]
-
-    def _coming(self) -> list[Promise]:
-        """Return the promises to prompts that ask the pool for their beginning, or fetch it."""
-        return [running.promise for running in self.here.of(State.ASKING, State.FETCHING)]
-
-    def _pass_on(self, told: Expect, _now: float) -> list[Command]:
-        """Tell the pool of a request that has gone on."""
-        return self.pool_link.send(told)
+    def note_less_to_run(self, *_: object) -> None:
+        """Have the router hear what is left to run: it sends the next prompts here by that."""
+        self.log.notes.has_less_to_run = True
 
     @property
     def blocks(self) -> list[int]:
@@ -149,15 +107,7 @@ class PrefillCore(WorkerCore):
 
     @property
     def held(self) -> dict[str, int]:
-        """Return what is taken now; nothing when no request is open."""
-        return {
-            "requests": len(self.here.attempts()),
-            "blocks": self.memory.limits.num_blocks - self.memory.num_free,
-            "pages": len(self.pool_link.holds),
-            "outputs": self.owners.outputs.num_kept,
-            "written parts": self.pool_link.writer.num_with_parts,
-            "buffers": len(self.buffers),
-        }
+        return {**super().held, "buffers": len(self.buffers)}
 
     @property
     def num_buffered_blocks(self) -> int:

@@ -125,7 +125,6 @@ class Config:
             **options,
             expected_chunk=self.engine.step_tokens,
             compression=self.kvpool.compression,
-            rt_reserve=self.kvpool.rt_reserve,
         )
 
 

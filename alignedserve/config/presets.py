@@ -32,7 +32,6 @@ _FCFS: PresetSettings = {
     "schedule.predictor": "constant",  # service by arrival needs no prediction
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
-    "kvpool.rt_reserve": 0.0,
 }
 _GROWING: PresetSettings = {"schedule.room": "growing"}
 _RECOMPUTES: PresetSettings = {"schedule.evict": False}  # what has to leave is recomputed
@@ -57,7 +56,6 @@ _ALISE: PresetSettings = {
     "schedule.late": "keep",
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
-    "kvpool.rt_reserve": 0.0,
     "engine.max_step_tokens": 8192,
     **_NEW,
 }
@@ -69,7 +67,6 @@ _ACCELGEN: PresetSettings = {
     "schedule.predictor": "constant",
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
-    "kvpool.rt_reserve": 0.0,
     **_RECOMPUTES,
     **_NEW,
 }

@@ -223,12 +223,6 @@ class PoolConfig:
         "whether full pages of waiting requests are kept as int8: never, while few pages are free, or always",
     )
     directory: str = setting("/dev/shm", "directory in shared memory for the KV pool")
-    rt_reserve: float = experiment(
-        DEFAULT_POLICY.rt_reserve,
-        "share of the KV pool that is kept free for chats: best-effort requests never take it",
-        least=0,
-        most=0.9,
-    )
 
 
 _BEATS_UNTIL_DEATH = 6

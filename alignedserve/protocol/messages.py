@@ -336,22 +336,16 @@ class Missed:
 # --- The pool.
 
 
-SPARE = ServiceClass.BE  # of spare pages, for either class: they are not taken from the reserve
-
-
 @dataclass(frozen=True, slots=True)
 class AskPages:
     """A worker asks the pool for free pages to write to, and returns all its other pages but the kept ones.
 
-    So each ask repairs what a lost frame left behind. It replaces the ask before it. Each class has its own leases,
-    asks and numbers: an ask that waits for best-effort pages does not block an ask for real-time pages.
+    So each ask repairs what a lost frame left behind. It replaces the ask before it.
     """
 
     pages: int
     number: int = 0  # of the ask
     kept: tuple[int, ...] = ()
-    service: ServiceClass = ServiceClass.RT  # of the requests whose KV is to be written there
-    most: int = 0  # where it is more than `pages`: lease up to this number, if they are free
     is_spare: bool = False  # pages to have at hand: all that are free while no ask waits, until the pool says GiveBack
 
 
@@ -361,7 +355,6 @@ class LeasePages:
 
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
-    service: ServiceClass = ServiceClass.RT
 
 
 @dataclass(frozen=True, slots=True)

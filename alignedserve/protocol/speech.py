@@ -81,7 +81,7 @@ _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
         Role.GATEWAY: frozenset((*_OWNER, AskDecisions)),
         Role.JOBS: frozenset(_OWNER),
         Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
-        Role.PREFILL: frozenset((*_WORKER, Expect, Prefetched, LetGo)),
+        Role.PREFILL: frozenset((*_WORKER, Expect, Keep, Prefetched, LetGo)),
         Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, Prefetch, Evict, AskBatch, Keep)),
     }
 )

@@ -149,7 +149,6 @@ class Policy:
     long_prompt: int = 4096  # tokens; by AccelGen's rules only one prompt of this length is unfinished at a time
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     compression: Compression = Compression.OFF
-    rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
     predictor: Predictor = Predictor.HASH
     blocks: Layout = Layout.PLAIN
     cache: Cache = Cache.KV
@@ -169,9 +168,6 @@ class Policy:
     def of_part(self, own: OwnPolicies) -> Policy:
         """Return the same policy for a part that has custom policies for itself."""
         return self if own.source is None else replace(self, own=own)
-
-    def reserved(self, num_pages: int) -> int:
-        return int(self.rt_reserve * num_pages)
 
     @property
     def problem(self) -> str | None:

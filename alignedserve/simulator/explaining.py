@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from alignedserve.core import WORKERS, Role
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.story import PartAnswer, Story, tell
-from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import Received
 from alignedserve.protocol.messages import AskDecisions, Decisions
@@ -28,7 +27,7 @@ def _answers(simulation: Simulation, part: str, request: str) -> Iterator[PartAn
     process = simulation.world.alive(part)
     if process is None:
         return
-    assert isinstance(process.core, RouterCore | PrefillCore | DecodeCore)
+    assert isinstance(process.core, RouterCore | DecodeCore)
     question = Received(gateways_of(simulation.settings)[0], AskDecisions(1, request), 1)
     for command in process.core.handle(question, simulation.world.agenda.now):
         if isinstance(command, Send) and isinstance(command.message, Decisions):

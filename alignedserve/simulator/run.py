@@ -217,7 +217,7 @@ class Simulation:
     def decode(self, world: World, member: Member) -> ProcessSetup:
         return self._worker_setup(self._worker(decode_core), member, hears_while_busy=self.settings.look_ahead > 0)
 
-    def _worker(self, make: Callable[[WorkerSetup], PrefillCore | DecodeCore]) -> PrefillCore | DecodeCore:
+    def _worker(self, make: Callable[[WorkerSetup], DecodeCore]) -> DecodeCore:
         settings = self.settings
         setup = WorkerSetup(
             settings.limits,
@@ -233,9 +233,7 @@ class Simulation:
     def _belief(self) -> OnlineCost | None:
         return self.settings.belief() if self.settings.belief is not None else None
 
-    def _worker_setup(
-        self, core: PrefillCore | DecodeCore, member: Member, hears_while_busy: bool = False
-    ) -> ProcessSetup:
+    def _worker_setup(self, core: DecodeCore, member: Member, hears_while_busy: bool = False) -> ProcessSetup:
         hands = self._engine()
         if self._recorder is not None:
             hands = RecordedHands(hands, member.name, self.world.agenda, lambda: core.memory.free_share, self._recorder)
@@ -261,9 +259,9 @@ class Simulation:
                 self.problems.append(f"{name} is not back")
                 continue
             core = process.core
-            assert isinstance(core, RouterCore | OwnerCore | PoolCore | PrefillCore | DecodeCore)
+            assert isinstance(core, RouterCore | OwnerCore | PoolCore | DecodeCore)
             self.problems += [f"{name} still has {count} {what}" for what, count in core.held.items() if count]
-            if isinstance(core, PrefillCore | DecodeCore):
+            if isinstance(core, DecodeCore):
                 num_leased += len(core.leased_pages)
             if isinstance(core, PoolCore):
                 num_lent += core.num_lent_pages

@@ -89,7 +89,6 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)
         _holds_longest("kvpool.memory_mb", pool_mb, pages * config.page_size, held)
-        _holds_longest_beside_reserve(config, pool_mb, pages, held)
     return Capacity(dtype, engine.kv_dtype, longest, extents, sizes, limits)
 
 
@@ -107,10 +106,7 @@ def least_pool_mb(config: Config, model: ModelConfig) -> int:
     """Return the least memory of a pool: it has pages for the longest request where requests go through the pool."""
     tokens = config.page_size
     if not config.topology.colocated:
-        tokens += int(
-            min(config.engine.max_model_len or model.max_positions, model.max_positions)
-            / (1 - config.kvpool.rt_reserve)
-        )
+        tokens += min(config.engine.max_model_len or model.max_positions, model.max_positions)
     pages = units_for(tokens, config.page_size) + TOGETHER
     return units_for(pages * model.kv_bytes(config.page_size, _dtype(config, model), config.engine.kv_dtype), _MIB)
 
@@ -143,15 +139,4 @@ def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
         shorter = f", or lower engine.max_model_len to {tokens}" if tokens else ""
         raise ConfigError(
             f"{path} {given_mb} holds {tokens} tokens, but one request may have {longest}: raise {path}{shorter}"
-        )
-
-
-def _holds_longest_beside_reserve(config: Config, pool_mb: int, num_pages: int, longest: int) -> None:
-    """Refuse a pool in which a long best-effort request would wait for ever, beside what is reserved for chats."""
-    pool, left = config.kvpool, num_pages - config.policy.reserved(num_pages)
-    if left * config.page_size < longest:
-        raise ConfigError(
-            f"kvpool.memory_mb {pool_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
-            f" {left * config.page_size} tokens, but one request may have {longest}: raise kvpool.memory_mb,"
-            " or lower kvpool.rt_reserve"
         )

@@ -1,8 +1,7 @@
-"""The code that prefill workers and decode workers share.
+"""What a worker's core is made of, whether requests decode there or not.
 
 setup.py        What a worker's core is made with, and how it takes a request in.
 caller_shares.py  Lets requests yield that are beyond their caller's part of a worker.
-core.py         A worker's core: which part hears which event, then the acts of a turn; how a worker ends.
 part.py         What parts have in common: the verbs that concern all of them.
 requests.py     The requests on a worker by their states: the one place that takes a request from state to state.
 arriving.py     Requests that come: prompts and their predictions, what the pool has of them, the queue for seats.
@@ -13,6 +12,7 @@ device.py       The blocks of a device as the parts share them, and the blocks t
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
 pool.py         The pool as a worker knows it: the pages that it keeps for requests, leased pages, copies to them.
 offering.py     Requests whose KV goes directly to another worker, which pulls it.
+repeats.py      Messages that are said again, since a frame may have been lost.
 owners.py       What a worker has emitted: sent to the owners once a step, kept until they have it.
 reporting.py    What a worker tells the router: requests that moved on, the work that is left, figures for metrics.
 """

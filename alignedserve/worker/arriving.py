@@ -25,7 +25,6 @@ from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolHolds, PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import running_of
-from alignedserve.worker.step.blocks import lose_kv
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -72,12 +71,6 @@ class PromptQueue(CorePart):
         self._memory.lose(running)
         self._here.move(running, State.WAITING, first=True)
         self.waiting.add_first(running)
-
-    def unseat(self, running: WorkerRequest) -> None:
-        """Let a request wait again whose blocks were given to others."""
-        lose_kv(running)
-        self._here.move(running, State.WAITING)
-        self.waiting.add(running)
 
     def crowd_out(self, running: WorkerRequest) -> None:
         """Put a seated prompt back so that others can go on.
@@ -180,7 +173,7 @@ class Prefixes(CorePart):
     def _answered_late(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
         """Forget what was known of a prompt that has gone on if the pool keeps nothing for it; release what it keeps
         for a prompt that is not here any more."""
-        having = (*self._here.occupants(), *self._queue.waiting)
+        having = (*self._here.occupants(), *self._here.among(State.LEAVING), *self._queue.waiting)
         here = [running for running in having if running.key == attempt and running.state is not State.ABANDONED]
         if not pages:
             for running in here:

@@ -38,6 +38,7 @@ class Departure:
     wait_s: float = 0.0  # until it is back, as was expected
     number: int | None = None  # of the transfer, once it is pulled
     is_offered: bool = False  # it goes on at that worker
+    waits_there: bool = False  # for room, which may be long: it has no other way, and is not declined
     is_declined: bool = False  # that worker goes on without it, while a transfer still reads its blocks
 
     @property
@@ -119,21 +120,19 @@ class Offering(CorePart):
         peer: Callable[[str], Member | None],
         goes_on: Callable[[Departure], None],
         left: Callable[[WorkerRequest, str], list[Command]],
-        may_be_declined: bool,
     ) -> None:
         """`peer` returns the worker of a name that is reached directly; `goes_on` has a request go on here; `left`
-        releases what is kept for one that is at the named worker now, or nowhere. Where none `may_be_declined`, they
-        wait here for room there."""
+        releases what is kept for one that is at the named worker now, or nowhere."""
         self._here, self.departures, self._memory, self._outputs = here, departures, memory, outputs
         self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
-        self._peer, self._goes_on, self._left, self._may_be_declined = peer, goes_on, left, may_be_declined
+        self._peer, self._goes_on, self._left = peer, goes_on, left
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
 
-    def offer(self, running: WorkerRequest, to: Member) -> Command:
+    def offer(self, running: WorkerRequest, to: Member, waits_there: bool = False) -> Command:
         """Offer the request to that worker; until it answers the request is in no step."""
         self._decisions.note(Kind.OFFERED, running.request, to.name)
-        return self.begin(Departure(running, to, is_offered=True))
+        return self.begin(Departure(running, to, is_offered=True, waits_there=waits_there))
 
     def begin(self, departure: Departure) -> Command:
         """Let a request depart."""
@@ -221,5 +220,5 @@ class Offering(CorePart):
     def _asks(self, departure: Departure) -> Command:
         """Ask the other worker to pull the KV."""
         entry = departure.running.entry((), departure.running.names)
-        offer = Offer(entry, self._may_be_declined) if departure.is_offered else Evict(entry, departure.wait_s)
+        offer = Offer(entry, not departure.waits_there) if departure.is_offered else Evict(entry, departure.wait_s)
         return Send(departure.to.name, offer)

@@ -1,7 +1,7 @@
 """What the parts of a worker's core have in common: the verbs that concern all of them.
 
 Events are not among these verbs: a core's file has one table that says which part hears which event, in which order
-(core.py, decode_worker/state.py, prefill_worker/state.py).
+(decode_worker/state.py, prefill_worker/state.py).
 """
 
 from __future__ import annotations

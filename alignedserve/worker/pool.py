@@ -7,8 +7,8 @@ A page that the worker may write to goes this way:
                │  └─ part ──┘      (full pages of a prompt that still runs, written ahead)
                └──────┘ forgotten
 
-A prefill worker waits for pages, of each class apart, and asks for as many as the first waiting request needs. A decode
-worker never waits: it keeps some at hand (spare ones), which the pool takes back as soon as another worker waits.
+A worker keeps some pages at hand (spare ones), which the pool takes back as soon as another worker waits for pages.
+Only a worker that has to hand on all its requests waits: it asks firmly for what the first of them needs.
 
 What a copy reads, nothing else writes until the copy has ended; otherwise the copy does not count:
 
@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import ServiceClass, units_for
+from alignedserve.core import units_for
 from alignedserve.protocol.commands import Command, CopyOut, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost
-from alignedserve.protocol.messages import SPARE, AskPages, Attempt, LeasePages, Member, Message, Release, Spoiled
+from alignedserve.protocol.messages import AskPages, Attempt, LeasePages, Member, Message, Release, Spoiled
 from alignedserve.protocol.page_names import more_hashes
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.step.blocks import blocks_in_place
@@ -32,27 +32,18 @@ from alignedserve.worker.step.device_pages import findable_tokens
 from alignedserve.worker.step.request import WorkerRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The pages that a worker needs at this moment."""
-
-    pages: int = 0  # without which no request can go on
-    kept: int = 0  # of the pages at hand, those that are spoken for
-    most: int = 0  # up to this many where that is more than `pages`: others could use them
-
-
 class Lease:
-    """The pages that a worker may write to for requests of one class, and its asks for them.
+    """The pages that a worker may write to, and its asks for them.
 
     Each ask says which pages the worker has, so an ask puts right what a lost frame has left behind. Only the answer to
     the last ask counts. For example, a worker with 3 pages that needs 5 asks for 2 more.
     """
 
-    def __init__(self, service: ServiceClass) -> None:
-        self._service = service
+    def __init__(self) -> None:
         self.pages: list[int] = []  # at hand
         self._asks = 0
-        self._asked: int | None = None  # pages of the ask that is not answered yet
+        self._asked: int | None = None  # pages of the ask that is not answered yet; -1: one is to be sent in any case
+        self._is_firm = False  # the ask that is not answered yet
         self._handed_on = False  # pages, since the last ask: if that frame was lost, only an ask frees them
         self._had = 0  # spare pages that were wanted when the last answer came: it said how many there were
 
@@ -61,53 +52,39 @@ class Lease:
         """Return whether to ask the pool again if it does not answer."""
         return self._asked is not None or self._handed_on
 
-    @property
-    def is_unanswered(self) -> bool:
-        return self._asked is not None
-
-    def take_answer(self, lease: LeasePages) -> bool:
-        """Take the pages of an answer; return False where a later ask was sent, with which these pages went back."""
+    def take_answer(self, lease: LeasePages) -> None:
+        """Take the pages of an answer, unless a later ask was sent, with which these pages went back."""
         if lease.number != self._asks:
-            return False
+            return
         self.pages += lease.pages
-        self._had, self._asked = max(self._asked or 0, 0), None
-        return True
+        # Pages that were asked for firmly and not used are to become spare ones, which the pool can have back.
+        self._had, self._asked = max(self._asked or 0, 0), -1 if self._is_firm else None
+        self._is_firm = False
 
     def take(self, count: int) -> tuple[int, ...]:
         """Take `count` of the pages at hand, which must be enough."""
         self._had = 0
         return tuple(self.pages.pop() for _ in range(count))
 
-    def ask(self, need: Need, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask for all that is needed, or to give some back.
+    def ask_firmly(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
+        """Return an ask for pages without which a request cannot go on; the pool answers once it has all of them.
 
-        A worker that keeps some pages and waits for more blocks others.
+        Those at hand go back: a worker that keeps some pages and waits for more blocks others.
         """
-        if self._asked is not None:
-            enough = self._asked >= need.pages
-        else:
-            enough = not need.pages and len(self.pages) <= need.kept
-        if enough:
+        if self._is_firm and self._asked is not None and self._asked >= wanted:
             return None
-        del self.pages[need.kept :]
-        return self._ask(need.pages, need.pages, in_copies, most=need.most)
-
-    def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask for pages up to `wanted`, if they are free at once; None while another ask is not answered.
-
-        No request waits for them, and they keep no other worker waiting.
-        """
-        if self._asked is not None or len(self.pages) >= wanted:
-            return None
-        return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
+        self.pages.clear()
+        self._is_firm = True
+        return self._ask(wanted, wanted, in_copies)
 
     def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
         """Return an ask to have `wanted` pages at hand; None while the pool's last answer is enough.
 
         It is enough until some of its pages are used, or more are wanted."""
-        if (self._had if self._asked is None else self._asked) >= wanted:
+        if not self._is_firm and (self._had if self._asked is None else self._asked) >= wanted:
             return None
-        is_repeated = self._asked == -1
+        is_repeated = self._asked == -1 or self._is_firm  # or the firm ask is wanted no more
+        self._is_firm = False
         if is_repeated:  # an ask for none says that none are at hand
             self.pages.clear()
         more = max(0, wanted - len(self.pages))
@@ -117,7 +94,8 @@ class Lease:
         """Return an ask that gives all spare pages at hand back, though they are asked for again."""
         self.pages.clear()
         self._had = 0
-        return self._ask(0, 0, in_copies, is_spare=True)
+        wanted = max(self._asked or 0, 0) if self._is_firm else 0
+        return self._ask(wanted, wanted, in_copies, is_spare=not self._is_firm)
 
     def note_handed_on(self) -> None:
         """Note that pages were handed on to the pool."""
@@ -134,11 +112,11 @@ class Lease:
         self._had = 0
         self._asked, self._handed_on = (-1 if self._asks else None), False
 
-    def _ask(self, wanted: int, more: int, in_copies: Sequence[int], most: int = 0, is_spare: bool = False) -> AskPages:
+    def _ask(self, wanted: int, more: int, in_copies: Sequence[int], is_spare: bool = False) -> AskPages:
         self._handed_on = False
         self._asks += 1
         self._asked = wanted
-        return AskPages(more, self._asks, (*in_copies, *self.pages), self._service, most, is_spare)
+        return AskPages(more, self._asks, (*in_copies, *self.pages), is_spare)
 
 
 class PageNames:
@@ -183,7 +161,6 @@ class Copy:
     running: WorkerRequest
     known: tuple[int, ...]  # pages of the pool that come before
     pages: tuple[int, ...]
-    lease: ServiceClass  # the class that the pages are leased for
     pool: str  # its holder
     wanted: bool = True
     has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
@@ -203,7 +180,7 @@ class PageWriter:
         """`root` names the model and the layout of its KV."""
         self._page_size, self._block_size = page_size, block_size
         self.names = PageNames(page_size, block_size, root)
-        self._leases = {service: Lease(service) for service in ServiceClass}
+        self._lease = Lease()
         self._copies: dict[int, Copy] = {}
         self._parts: dict[int, Copy] = {}  # under way
         self._written: dict[WorkerRequest, Copy] = {}  # all parts of a request, those under way too
@@ -212,17 +189,11 @@ class PageWriter:
 
     @property
     def leased(self) -> tuple[int, ...]:
-        return tuple(page for service in ServiceClass for page in self.leased_for(service))
+        return (*self._lease.pages, *self._in_copies)
 
-    def leased_for(self, service: ServiceClass) -> tuple[int, ...]:
-        return (*self._leases[service].pages, *self._in_copies(service))
-
-    def is_awaited(self, service: ServiceClass) -> bool:
-        """Return whether an ask of this class is not answered yet."""
-        return self._leases[service].is_unanswered
-
-    def num_at_hand(self, service: ServiceClass) -> int:
-        return len(self._leases[service].pages)
+    @property
+    def num_at_hand(self) -> int:
+        return len(self._lease.pages)
 
     @property
     def copies(self) -> list[Copy]:
@@ -235,7 +206,7 @@ class PageWriter:
 
     @property
     def awaits_the_pool(self) -> bool:
-        return any(lease.is_awaited for lease in self._leases.values())
+        return self._lease.is_awaited
 
     def target(self, pool: Member | None) -> Member | None:
         """Return the pool, if it may be written to now.
@@ -254,26 +225,21 @@ class PageWriter:
 
     # --- Leases
 
-    def take_answer(self, lease: LeasePages) -> bool:
-        """Take the pages of an answer, and return whether there may be more at hand."""
-        return self._leases[lease.service].take_answer(lease)
+    def take_answer(self, lease: LeasePages) -> None:
+        self._lease.take_answer(lease)
 
-    def ask(self, pool: Member, service: ServiceClass, need: Need) -> list[Command]:
-        return _sent(pool, self._leases[service].ask(need, self._in_copies(service)))
-
-    def ask_if_any(self, pool: Member, service: ServiceClass, pages: int) -> list[Command]:
-        return _sent(pool, self._leases[service].ask_if_any(pages, self._in_copies(service)))
+    def ask_firmly(self, pool: Member, wanted: int) -> list[Command]:
+        return _sent(pool, self._lease.ask_firmly(wanted, self._in_copies))
 
     def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
-        return _sent(pool, self._leases[SPARE].ask_for_spare(wanted, self._in_copies(SPARE)))
+        return _sent(pool, self._lease.ask_for_spare(wanted, self._in_copies))
 
     def give_back(self, pool: Member) -> Command:
         """Give spare pages back because another worker waits for pages."""
-        return Send(pool.name, self._leases[SPARE].give_back(self._in_copies(SPARE)))
+        return Send(pool.name, self._lease.give_back(self._in_copies))
 
     def ask_again(self) -> None:
-        for lease in self._leases.values():
-            lease.ask_again()
+        self._lease.ask_again()
 
     # --- Copies
 
@@ -282,18 +248,17 @@ class PageWriter:
         running: WorkerRequest,
         pool: Member,
         tokens: int,
-        service: ServiceClass,
         has_ended: bool = False,
         stays: bool = False,
     ) -> CopyOut:
-        """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough."""
+        """Begin to copy the tokens whose pages the pool lacks to pages at hand, which must be enough."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
-        pages = self._leases[service].take(self.pages_for(running, tokens))
+        pages = self._lease.take(self.pages_for(running, tokens))
         parts = self._written.pop(running, None)
         all_pages = pages if parts is None else parts.pages + pages
         self._copy_number += 1
         self._copies[self._copy_number] = Copy(
-            running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
+            running, running.known, all_pages, pool.holder, has_ended=has_ended, stays=stays
         )
         written = running.tokens(running.num_lost, tokens)
         self._copies[self._copy_number].tokens = max(0, len(written) - start)
@@ -312,11 +277,6 @@ class PageWriter:
     # --- Parts
 
     @property
-    def num_with_parts(self) -> int:
-        """Return how many requests have parts."""
-        return len(self._written)
-
-    @property
     def written(self) -> dict[WorkerRequest, int]:
         """Return how many pages of each request are in parts."""
         return {running: len(parts.pages) for running, parts in self._written.items()}
@@ -333,12 +293,12 @@ class PageWriter:
         """Return whether a part of the request is under way: what comes after it waits for that."""
         return running in self.being_written
 
-    def begin_part(self, running: WorkerRequest, pool: Member, count: int, service: ServiceClass) -> CopyOut:
-        """Begin to copy `pages` more pages, which are full and at hand for that class."""
+    def begin_part(self, running: WorkerRequest, pool: Member, count: int) -> CopyOut:
+        """Begin to copy `count` more pages, which are full and at hand."""
         start = len(running.known) + self.num_written(running)
-        pages = self._leases[service].take(count)
+        pages = self._lease.take(count)
         self._copy_number += 1
-        part = Copy(running, running.known, pages, service, pool.holder)
+        part = Copy(running, running.known, pages, pool.holder)
         self._parts[self._copy_number] = part
         before = self._written[running].pages if running in self._written else ()
         self._written[running] = replace(part, pages=before + pages)
@@ -365,11 +325,11 @@ class PageWriter:
 
     def hand_on(self, copy: Copy) -> None:
         """Count the pages of a copy as the pool's."""
-        self._leases[copy.lease].note_handed_on()
+        self._lease.note_handed_on()
 
     def take_back(self, copy: Copy) -> None:
         """Count the pages of a copy as at hand again."""
-        self._leases[copy.lease].pages += copy.pages
+        self._lease.pages += copy.pages
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
@@ -386,8 +346,7 @@ class PageWriter:
         The pool may come back in the same life, with these pages leased to this worker still. An ask would have it
         lease them to others, so none is sent before the copies that write to them have ended.
         """
-        for lease in self._leases.values():
-            lease.lose()
+        self._lease.lose()
         self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
         self._parts.clear()
         self._written.clear()
@@ -395,10 +354,11 @@ class PageWriter:
         self._copies = {number: replace(copy, pages=()) for number, copy in self._copies.items() if not copy.wanted}
         return again
 
-    def _in_copies(self, service: ServiceClass) -> tuple[int, ...]:
+    @property
+    def _in_copies(self) -> tuple[int, ...]:
         unwanted = [part for part in self._parts.values() if not part.wanted]
         copies = (*self._copies.values(), *self._written.values(), *unwanted)
-        return tuple([page for copy in copies if copy.lease is service for page in copy.pages])
+        return tuple([page for copy in copies for page in copy.pages])
 
 
 def _sent(pool: Member, ask: AskPages | None) -> list[Command]:

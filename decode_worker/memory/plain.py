@@ -37,6 +37,7 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 class PlainMemory(DeviceMemory):
     weighs = False  # whether the memory, and not a scheduler, chooses which requests have memory: by their worth
     keeps_places = True  # whether the KV of a request stays where it is as long as the request has its blocks
+    decodes = True  # whether requests go on here when their prompts have run
 
     def __init__(
         self,

@@ -47,7 +47,6 @@ class JoinCandidate:
     found_for: int = 0  # the running batch, of about this length, that the pool found the candidate for
     partner: Member | None = None  # the prefill worker that is to prefetch its KV; once it has, also the source
     is_refused: bool = False  # the partner had no room for its KV
-    has_pool: bool = True  # whether the node with its KV has a pool; else only a prefill worker's device has the KV
     awaits_syntax: bool = False  # its syntax is being compiled, which a step with it would wait for
     evicted: WorkerRequest | None = None  # the request as it was when it had to leave; its source has the KV alone
 
@@ -114,6 +113,10 @@ class CandidateLists:
         """Return the prefill workers that can hold KV for this one: those that decode too have no memory for that."""
         return [peer for peer in self._peers.values() if peer.role is Role.PREFILL]
 
+    @property
+    def peers(self) -> list[Member]:
+        return [*self._peers.values()]
+
     def peer(self, name: str) -> Member | None:
         return self._peers.get(name)
 
@@ -168,7 +171,6 @@ class CandidateLists:
                 sampling = candidate.entry.request.sampling  # with the syntax that is compiled already
                 candidate.entry = replace(entry, request=replace(entry.request, sampling=sampling))
                 candidate.source = None if candidate.partner is None else candidate.source
-                candidate.has_pool = True  # a pool may have started on its node since the offer
 
     def drop(self, request: str, attempt: int) -> list[Attempt]:
         """Remove the request up to this attempt; return the attempts that were here."""

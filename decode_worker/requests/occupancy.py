@@ -41,7 +41,6 @@ class IncomingTransfer:
     pages: tuple[int, ...] = ()  # of the pool, where the pool has its KV too
     is_prefetched: bool = False
     was_evicted: bool = False
-    is_for_pool: bool = False  # it has no seat, and goes on to the pool's pages (TakingIn)
 
     @property
     def is_wanted(self) -> bool:
@@ -75,19 +74,12 @@ class IncomingTransfers:
     @property
     def joining(self) -> list[WorkerRequest]:
         """Return the requests that have a seat here once they have come."""
-        return [transfer.running for transfer in self.wanted if not transfer.is_for_pool]
+        return [transfer.running for transfer in self.wanted]
 
-    @property
-    def for_pool(self) -> list[WorkerRequest]:
-        """Return the requests that go on to the pool once they have come."""
-        return [transfer.running for transfer in self.wanted if transfer.is_for_pool]
-
-    def begin(
-        self, candidate: JoinCandidate, running: WorkerRequest, source: Member, is_for_pool: bool = False
-    ) -> IncomingTransfer:
+    def begin(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> IncomingTransfer:
         """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
         self._numbers[source.holder] += 1
-        transfer = IncomingTransfer(running, self._numbers[source.holder], source, is_for_pool=is_for_pool)
+        transfer = IncomingTransfer(running, self._numbers[source.holder], source)
         transfer.pages, transfer.was_evicted = candidate.entry.pages, candidate.evicted is not None
         transfer.is_prefetched = candidate.partner is not None and not transfer.was_evicted
         self._transfers[source.holder, transfer.number] = transfer

@@ -32,31 +32,23 @@ class Holders:
     def entries_of(self, page: int) -> Mapping[str, ServiceClass]:
         return self._entries.get(page, _NO_ENTRIES)
 
-    def has_best_effort(self, page: int) -> bool:
-        return page in self._num_best_effort
-
-    def add(self, page: int, entry: str, service: ServiceClass) -> bool:
-        """Add an entry, and return whether it is the page's first best-effort entry."""
+    def add(self, page: int, entry: str, service: ServiceClass) -> None:
         self.num_shared -= self._is_shared(page)
         self._entries.setdefault(page, {})[entry] = service
-        best_effort = self._num_best_effort.get(page, 0)
         if service is ServiceClass.BE:
-            self._num_best_effort[page] = best_effort + 1
+            self._num_best_effort[page] = self._num_best_effort.get(page, 0) + 1
         self.num_shared += self._is_shared(page)
-        return service is ServiceClass.BE and not best_effort
 
-    def remove(self, page: int, entry: str) -> bool:
-        """Remove an entry, and return whether it was the page's last best-effort entry."""
+    def remove(self, page: int, entry: str) -> None:
         self.num_shared -= self._is_shared(page)
-        holding, was_last = self._entries[page], False
+        holding = self._entries[page]
         if holding.pop(entry) is ServiceClass.BE:
             self._num_best_effort[page] -= 1
-            if was_last := not self._num_best_effort[page]:
+            if not self._num_best_effort[page]:
                 del self._num_best_effort[page]
         if not holding:
             del self._entries[page]
         self.num_shared += self._is_shared(page)
-        return was_last
 
     def move(self, page: int, into: int) -> None:
         """Give all entries of the page another page instead, which no entry has yet."""

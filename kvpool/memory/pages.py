@@ -11,11 +11,6 @@
 A lease has no time limit: it ends when its holder gives it back, hands it on, or is gone. Full pages never change, so
 several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was used
 again, or that came again after it was evicted, stays longer than others (segmented LRU).
-
-Leases and entries have a class, and some pages are reserved for real-time requests. A page counts as best-effort if a
-best-effort entry has it, or it is leased for one; a page that both classes hold counts too, since it will be
-best-effort when the real-time entry has gone. Best-effort requests take no page that would leave fewer free pages than
-the reserve. For example, of 10 pages with a reserve of 3, they get at most 7.
 """
 
 from __future__ import annotations
@@ -57,15 +52,14 @@ class FreePages:
 
 
 class Pages:
-    def __init__(self, num_pages: int, num_reserved: int = 0, free: FreePages | None = None) -> None:
-        """Start with free pages; `num_reserved` of them are for real-time requests only."""
-        self.num_pages, self._num_reserved = num_pages, num_reserved
+    def __init__(self, num_pages: int, free: FreePages | None = None) -> None:
+        """Start with free pages."""
+        self.num_pages = num_pages
         self._free = free or FreePages(num_pages)
-        self._leases: dict[str, dict[int, ServiceClass]] = {}  # holder -> page -> class, never empty
+        self._leases: dict[str, set[int]] = {}  # holder -> its pages, never empty
         self._entries: dict[str, list[int]] = {}  # entry -> its pages, in the order of its tokens
         self._classes: dict[str, ServiceClass] = {}  # entry -> class
         self._holders = Holders()
-        self._num_best_effort = 0  # pages that best-effort requests keep from real-time ones
         self._named: dict[int, int] = {}  # name (hash of its tokens and all before) -> page
         self._names: dict[int, int] = {}  # page -> its name
         self._idle = SegmentedLru(int(num_pages * PROTECTED_SHARE))
@@ -88,11 +82,6 @@ class Pages:
     def num_stored(self) -> int:
         """Return how many pages entries have; a shared page counts once."""
         return len(self._holders)
-
-    @property
-    def best_effort(self) -> int:
-        """Return how many pages best-effort requests keep from real-time ones; never pages of the reserve."""
-        return self._num_best_effort
 
     @property
     def usage(self) -> Usage:
@@ -129,20 +118,11 @@ class Pages:
     def leased_to(self, holder: str) -> frozenset[int]:
         return frozenset(self._leases.get(holder, ()))
 
-    def lease(
-        self, holder: str, count: int, service: ServiceClass = ServiceClass.RT, most: int = 0
-    ) -> tuple[int, ...] | None:
-        """Lease `count` more pages to the holder, for requests of this class only; None where there are fewer.
-
-        Lease up to `most` pages where that is more than `count` and the pool has them.
-        """
+    def lease(self, holder: str, count: int) -> tuple[int, ...] | None:
+        """Lease `count` more pages to the holder; None where fewer are free."""
         if count < 0:
             raise ValueError(f"cannot lease {count} pages")
-        room = self.room(service)
-        if count > room:
-            return None
-        pages = [self._take() for _ in range(max(count, min(most, room)))]
-        return self._lease(holder, pages, service)
+        return self._lease(holder, [self._take() for _ in range(count)]) if count <= self.num_free else None
 
     def adopt(
         self,
@@ -152,16 +132,16 @@ class Pages:
         names: Sequence[int] = (),
         service: ServiceClass = ServiceClass.RT,
     ) -> None:
-        """Give pages of the holder's lease for this class to the entry, after the pages that it has.
+        """Give pages of the holder's lease to the entry of this class, after the pages that it has.
 
         The first of them are full, and have these names. Where the pool has a page of that name already, that page
         takes the place of the new one, which becomes free.
         """
-        self._end_lease(holder, pages, service)
+        self._end_lease(holder, pages)
         held = self._entries.setdefault(entry, [])
         self._classes[entry] = service
         for page, name in zip_longest(pages, names[: len(pages)]):
-            known = None if name is None else self._page_named(name, service)
+            known = None if name is None else self._named.get(name)
             if known is not None:
                 self._free.give(page)
                 page = known
@@ -171,20 +151,16 @@ class Pages:
                 if self._evicted.has_back(name):
                     self._lru(page).again(page)
             held.append(page)
-            self._gain(page, entry, service)
+            self._holders.add(page, entry, service)
 
     def hold(self, entry: str, names: Sequence[int], service: ServiceClass = ServiceClass.RT) -> tuple[int, ...]:
-        """Give the pages of the longest known prefix to the entry, which has none yet.
-
-        A best-effort entry takes none of the reserve, to which pages count that only real-time entries have.
-        """
+        """Give the pages of the longest known prefix to the entry, which has none yet."""
         if entry in self._entries:
             raise LeaseError(f"entry {entry} has pages already")
-        known = (self._named[name] for name in takewhile(self._named.__contains__, names))
-        pages = list(known if service is ServiceClass.RT else self._beyond_reserve(known))
+        pages = [self._named[name] for name in takewhile(self._named.__contains__, names)]
         for page in pages:
             self._use_again(page)
-            self._gain(page, entry, service)
+            self._holders.add(page, entry, service)
         if pages:
             self._entries[entry], self._classes[entry] = pages, service
         return tuple(pages)
@@ -194,10 +170,9 @@ class Pages:
         for page in pages:
             self._free.give(page)
 
-    def keep_only(self, holder: str, kept: Sequence[int], service: ServiceClass = ServiceClass.RT) -> None:
-        """Free what the holder has leased for this class beyond these pages: it will not write there."""
-        leased = {page for page, its_class in self._leases.get(holder, {}).items() if its_class is service}
-        self.give_back(holder, sorted(leased - set(kept)))
+    def keep_only(self, holder: str, kept: Sequence[int]) -> None:
+        """Free what the holder has leased beyond these pages: it will not write there."""
+        self.give_back(holder, sorted(self.leased_to(holder) - set(kept)))
 
     def shorten(self, entry: str, count: int) -> None:
         """Leave the entry only its first `count` pages; it may have none until it adopts others."""
@@ -216,7 +191,7 @@ class Pages:
 
     def holder_gone(self, holder: str) -> int:
         """Free what the holder has leased, and return how many pages. The holder's process must be dead."""
-        pages = sorted(self._leases.get(holder, ()))
+        pages = sorted(self.leased_to(holder))
         self.give_back(holder, pages)
         return len(pages)
 
@@ -229,50 +204,19 @@ class Pages:
                 self._free.wake(page)
                 self._free_up(page)
 
-    # --- The reserve
-
-    def room(self, service: ServiceClass) -> int:
-        """Return how many pages a request of this class may take now."""
-        return self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)
-
-    def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
-        """Yield the first of these pages, as many as a best-effort entry may hold."""
-        room = self.num_free - self._num_reserved
-        for page in pages:
-            room -= not self._holders.has_best_effort(page)
-            if room < 0:
-                return
-            yield page
-
-    def _page_named(self, name: int, service: ServiceClass) -> int | None:
-        """Return the page that an entry of this class may have in the place of a new one with this name."""
-        return self._named.get(name)
-
-    def _count_best_effort(self, page: int, change: int) -> None:
-        """Count a page that best-effort requests take (1), or give back (-1)."""
-        self._num_best_effort += change
-
     # --- One page
 
-    def _lease(self, holder: str, pages: Sequence[int], service: ServiceClass) -> tuple[int, ...]:
-        if service is ServiceClass.BE:
-            for page in pages:
-                self._count_best_effort(page, 1)
+    def _lease(self, holder: str, pages: Sequence[int]) -> tuple[int, ...]:
         if pages:
-            self._leases.setdefault(holder, {}).update(dict.fromkeys(pages, service))
+            self._leases.setdefault(holder, set()).update(pages)
         return tuple(pages)
 
     def _use_again(self, page: int) -> None:
         if self._lru(page).again(page):
             self._free.wake(page)
 
-    def _gain(self, page: int, entry: str, service: ServiceClass) -> None:
-        if self._holders.add(page, entry, service):
-            self._count_best_effort(page, 1)
-
     def _let_go(self, page: int, entry: str) -> None:
-        if self._holders.remove(page, entry):
-            self._count_best_effort(page, -1)
+        self._holders.remove(page, entry)
         if page not in self._holders:
             self._put_down(page)
 
@@ -306,19 +250,13 @@ class Pages:
         """Return the idle pages to which this page belongs when it is idle."""
         return self._idle
 
-    def _end_lease(self, holder: str, pages: Sequence[int], service: ServiceClass | None = None) -> None:
-        """End the lease of these pages; nothing changes where one is not the holder's or not for this class."""
-        leased = self._leases.get(holder, {})
-        ending = set(pages)
-        if foreign := sorted(ending - leased.keys()):
+    def _end_lease(self, holder: str, pages: Sequence[int]) -> None:
+        """End the lease of these pages; nothing changes where one is not the holder's."""
+        leased, ending = self._leases.get(holder, set()), set(pages)
+        if foreign := sorted(ending - leased):
             raise LeaseError(f"pages {foreign} are not leased to {holder}")
-        # Real-time requests may use pages that were leased for best-effort ones.
-        if others := sorted(page for page in ending if service is ServiceClass.BE and leased[page] is not service):
-            raise LeaseError(f"pages {others} are leased to {holder} for real-time requests only")
         if len(ending) < len(pages):
             raise LeaseError(f"{holder} names a page twice: {list(pages)}")
-        for page in ending:
-            if leased.pop(page) is ServiceClass.BE:
-                self._count_best_effort(page, -1)
+        leased -= ending
         if not leased:
             self._leases.pop(holder, None)

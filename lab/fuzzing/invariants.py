@@ -7,8 +7,6 @@ After every event, for the core that handled it. Cores share no state, so the ot
 - places: a decode worker has no attempt in two places;
 - pages: each page of the pool is free, leased to one holder, or part of entries; an entry has pages exactly as
   long as it waits or is out;
-- reserve: best-effort requests, and leases for them, hold no page that is reserved for real-time requests; an int8
-  extent in which they have a page counts as a whole (forms/pool/pages.py);
 - leases: the pool has leased to a prefill worker the pages that the worker takes for its lease. Two cores take part,
   so this is checked after the events of both.
 
@@ -19,7 +17,7 @@ At every command, and when work begins and ends:
 - blocks: nothing is written to blocks of a full page that several requests may read;
 - refusals: a request that is refused was never placed and never is; a best-effort request is refused only where
   something can be full;
-- leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
+- leases: a worker copies only to pages that the pool has leased to it;
 - transfers: the blocks that are sent stay unchanged, and no other work writes to the blocks that receive, until both
   sides have ended (simulator/machines/transfers.py and the modelled engine check this).
 
@@ -73,7 +71,6 @@ class Rule(Enum):
     BLOCKS = "blocks"  # each block of a worker is free or taken once (events of the worker)
     PLACES = "places"  # a decode worker has an attempt once (events of the worker)
     PAGES = "pages"  # a page is free, idle, leased to one, or entries'; entries have pages while they wait
-    RESERVE = "reserve"  # best-effort requests and their leases have no page of the real-time reserve
     LEASES = "leases"  # a worker uses only what the pool has leased to it
     TOKENS = "tokens"  # a client gets its request's next tokens: no gap, no repeat (every delivery)
     ENDS_ONCE = "ends once"  # nothing follows a request's end
@@ -111,7 +108,6 @@ class InvariantWatch(Witness):
         self._simulation, self._world = simulation, simulation.world
         self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
         self._all_blocks, self._block_size = list(range(scenario.limits.num_blocks)), scenario.limits.block_size
-        self._reserved = scenario.policy.reserved
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
         self._placed: set[str] = set()
@@ -153,7 +149,7 @@ class InvariantWatch(Witness):
                 self._check_pool(pool)
                 for worker in self._workers():
                     self._check_lease(worker)
-            case PrefillCore() | DecodeCore() as core:
+            case DecodeCore() as core:
                 self._check_blocks(process, core)
                 self._check_lease(process)
         if process.num_refused and not self._has_forged:
@@ -162,7 +158,7 @@ class InvariantWatch(Witness):
         self._check_time()
 
     def works(self, process: Process, command: Command) -> None:
-        kept = process.core.kept_blocks if isinstance(process.core, PrefillCore | DecodeCore) else ()
+        kept = process.core.kept_blocks if isinstance(process.core, DecodeCore) else ()
         if kept and (wrong := sorted(_written(command, self._block_size).intersection(kept))):
             self._break(Rule.BLOCKS, f"{process.member.name} writes to blocks {wrong} of full pages")
         if isinstance(command, CopyOut):
@@ -172,7 +168,7 @@ class InvariantWatch(Witness):
 
     # --- A single core
 
-    def _check_blocks(self, process: Process, core: PrefillCore | DecodeCore) -> None:
+    def _check_blocks(self, process: Process, core: DecodeCore) -> None:
         if (blocks := sorted(core.blocks)) != self._all_blocks:
             self._break(Rule.BLOCKS, f"of {process.member.name} {_difference(blocks, self._all_blocks)}")
         if isinstance(core, PrefillCore) and core.num_buffered_blocks > core.most_buffered_blocks:
@@ -189,10 +185,6 @@ class InvariantWatch(Witness):
     def _check_pool(self, core: PoolCore) -> None:
         if (pages := sorted(core.pages.numbers)) != (wanted := sorted(core.pages.all_numbers)):
             self._break(Rule.PAGES, _difference(pages, wanted))
-        num_pages = core.pages.num_pages
-        most = num_pages - self._reserved(num_pages)
-        if core.pages.best_effort > most:
-            self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort} pages of {most}")
         if core.pages.entries != core.kept:
             odd = sorted(core.pages.entries ^ core.kept)
             self._break(Rule.PAGES, f"entries {odd} have either pages or a place in the pool, but not both")
@@ -200,7 +192,7 @@ class InvariantWatch(Witness):
     # --- A worker and the pool
 
     def _check_lease(self, worker: Process) -> None:
-        assert isinstance(worker.core, PrefillCore | DecodeCore)
+        assert isinstance(worker.core, DecodeCore)
         if worker.core.pool is not None:
             self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
 
@@ -216,7 +208,7 @@ class InvariantWatch(Witness):
             self._break(Rule.LEASES, f"{worker.member.holder} {verb} pages {foreign}, which are not leased to it")
 
     def _workers(self) -> Iterable[Process]:
-        return (process for process in self._world.processes if isinstance(process.core, PrefillCore | DecodeCore))
+        return (process for process in self._world.processes if isinstance(process.core, DecodeCore))
 
     # --- Requests
 

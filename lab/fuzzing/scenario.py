@@ -173,19 +173,11 @@ class Scenario:
             num_past=_PAST,
         )
 
-    def with_policy(self, policy: Policy) -> Scenario:
-        """Return the scenario with this policy, and with pages enough that the largest request fits beside the
-        reserved ones: otherwise it would be rejected."""
-        least, num_pages = least_pages(self.asks, self.limits), self.num_pages
-        while num_pages - policy.reserved(num_pages) < least:
-            num_pages += 1
-        return replace(self, policy=policy, num_pages=num_pages)
-
     def with_own(self, own: OwnPolicies) -> Scenario:
         """Return the scenario with custom policies, beside those options of its policy that go with them."""
         drawn, usual = replace(self.policy, own=own), replace(DEFAULT_POLICY, own=own)
         policy = drawn if drawn.problem is None else usual
-        return replace(self.with_policy(policy), look_ahead=self.look_ahead if policy.why_not_ahead is None else 0)
+        return replace(self, policy=policy, look_ahead=self.look_ahead if policy.why_not_ahead is None else 0)
 
     @property
     def extents(self) -> Extents | None:
@@ -254,7 +246,7 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests{window}",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
-        _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}, "
+        _policy_line(scenario.policy) + f", look_ahead: {scenario.look_ahead}, "
         f"copies {'beside' if scenario.copies_beside else 'between'} steps",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance, "
         f"receivers of KV hear of its end {1e3 * scenario.network.late_end_s:.3g} ms late",
@@ -262,7 +254,7 @@ def lines(scenario: Scenario) -> list[str]:
     ]
 
 
-def _policy_line(policy: Policy, num_pages: int) -> str:
+def _policy_line(policy: Policy) -> str:
     schedule = f"scheduler: {policy.scheduler.value}, chunking: {policy.chunking.value}"
     more = f"room: {policy.room.value}, late: {policy.late.value}"
     more += f", blocks: {policy.blocks.value}" + (
@@ -272,7 +264,7 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     pages = f"compression: {policy.compression.value}, predictor: {policy.predictor.value}"
     if policy.own.source is not None:
         pages += f", own: {policy.own.source.name}"
-    return f"{schedule}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
+    return f"{schedule}, {more}, {pages}"
 
 
 def _ask_line(ask: Ask) -> str:

@@ -85,7 +85,7 @@ def _draw(seed: int, widen: Callable[[Scenario], Scenario]) -> Scenario:
         faults=(),
         direct=Random(f"{seed}/transport").random() < 0.6,
     )
-    drawn = _with_hidden(_out_of_memory(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))))
+    drawn = _with_hidden(_out_of_memory(_piled_up(_packed(_in_haste(_with_lengths(_crowded(drawn)))))))
     drawn = widen(drawn)
     # Most faults happen while there is work; some before all members have joined, or when no work is left.
     start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
@@ -198,19 +198,6 @@ def _nearest(order: Order, is_best_fit: bool, as_in_paper: bool) -> SchedulerNam
     raise AssertionError(f"there is no scheduler with order {order.value}")
 
 
-def _with_reserve(drawn: Scenario) -> Scenario:
-    """Draw another share of pages reserved for real-time requests in every second run."""
-    draw, policy = Random(f"{drawn.seed}/reserve"), drawn.policy
-    if draw.random() < 0.5:
-        policy = replace(policy, rt_reserve=draw.choice((0.0, 0.3, 0.6)))
-    return _largest_fits(replace(drawn, policy=policy))
-
-
-def _largest_fits(drawn: Scenario) -> Scenario:
-    """Add pages until the largest request fits beside the reserved pages: otherwise it would be rejected."""
-    return drawn.with_policy(drawn.policy)
-
-
 def _with_lengths(drawn: Scenario) -> Scenario:
     """Draw the predictor of lengths, from a generator of its own."""
     draw, policy = Random(f"{drawn.seed}/lengths"), drawn.policy
@@ -273,7 +260,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
     drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
     num_pages = least_pages(drawn.asks, limits) * draw.choice((1, 4, 16))
-    return _largest_fits(replace(drawn, num_pages=num_pages, direct=True))
+    return replace(drawn, num_pages=num_pages, direct=True)
 
 
 def _packed(drawn: Scenario) -> Scenario:

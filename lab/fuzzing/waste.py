@@ -46,7 +46,6 @@ from alignedserve.simulator.clients import Client
 from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import World
-from alignedserve.worker.core import WorkerCore
 
 LOOK_S = 0.25  # between two looks
 GRACE_S, CALM_GRACE_S = 3.0, 1.0  # what is on its way may take so long; the second in a run without faults
@@ -128,12 +127,12 @@ class WasteWatch:
     def _odd(self) -> Iterator[_Odd]:
         for process in self._world.processes:
             match process.core:
-                case WorkerCore() as core:
+                case DecodeCore() as core:
                     yield from self._odd_of_worker(process, core)
                 case PoolCore() as core:
                     yield from self._odd_of_pool(process, core)
 
-    def _odd_of_worker(self, process: Process, core: WorkerCore) -> Iterator[_Odd]:
+    def _odd_of_worker(self, process: Process, core: DecodeCore) -> Iterator[_Odd]:
         here, name = set(core.attempts), process.member.name
         outputs = core.outputs
         for attempt in {attempt for attempt, has_ended in outputs.items() if not has_ended} - here:
@@ -153,7 +152,7 @@ class WasteWatch:
                     yield _odd(f"{process.member.name} keeps {_said(attempt)} out at {worker}", process, reader)
         for worker, held in core.held_for.items():
             reader = self._world.alive(worker)
-            if reader is not None and isinstance(reader.core, WorkerCore):
+            if reader is not None and isinstance(reader.core, DecodeCore):
                 settled = reader.core.settled if isinstance(reader.core, DecodeCore) else set()
                 for attempt in held - {*reader.core.attempts} - settled:
                     yield _odd(f"{process.member.name} holds pages for {_said(attempt)} of {worker}", process, reader)

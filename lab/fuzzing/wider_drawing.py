@@ -160,13 +160,13 @@ def _may_become(policy: Policy, scheduler: SchedulerName) -> bool:
 
 
 def _with_policy(drawn: Scenario, policy: Policy) -> Scenario:
-    """Return the scenario with another policy: pages for the largest request, and a cost of hidden vectors if any."""
+    """Return the scenario with another policy, and a cost of hidden vectors if any."""
     draw, costs = Random(f"{drawn.seed}/hidden vectors"), drawn.costs
     if policy.block_use.keeps_hidden and not costs.hidden_token_s:
         costs = replace(costs, hidden_token_s=10 ** draw.uniform(-7, -4))
     if not policy.block_use.keeps_hidden:
         costs = replace(costs, hidden_token_s=0.0)
-    return replace(drawn.with_policy(policy), costs=costs)
+    return replace(drawn, policy=policy, costs=costs)
 
 
 def _with_more_workers(drawn: Scenario) -> Scenario:

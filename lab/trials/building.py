@@ -40,7 +40,7 @@ _GPUS = {
     "server.max_queue": 100_000,
     "server.max_queue_tokens": 1_000_000_000,
 }
-_SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
+_SHARED = ("kvpool.compression", "engine.look_ahead", *_GPUS)
 _POLICY, _PREDICTOR = "schedule.policy", "schedule.predictor"
 _IS_DIRECT = {None: None, "host": False, "direct": True}  # None: as the preset says
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start

@@ -143,8 +143,8 @@ class Scheduling(RuleBasedStateMachine):
         match command:
             case Send(to, message) if to in (DECODE.name, POOL_MEMBER.name):
                 self.mail.append((to, said(by, message)))
-            case Send(to, LeasePages(pages, service=service)) if to == PREFILL.name:
-                self._commit(service, pages)
+            case Send(to, LeasePages(pages)) if to == PREFILL.name:
+                self._commit(next(iter(self.prefilled), ServiceClass.RT), pages)
             case Send(message=Tokens() as tokens):
                 self._delivered(tokens)
             case Send(message=Progress(lost=lost, unknown=unknown)):
@@ -217,14 +217,14 @@ class Scheduling(RuleBasedStateMachine):
     def one_is_prefilled_elsewhere(self, is_rt: bool, is_pinned: bool, prompt: int, output: int) -> None:
         """Send a prefilled request's KV to the pool as soon as the pool has pages for it."""
         service = ServiceClass.RT if is_rt else ServiceClass.BE
-        if service in self.prefilled:
+        if self.prefilled:
             return
         submitted = self._client(is_rt, prompt, output, 0)
         self.prefilled[service] = (submitted.id, is_pinned and is_rt)
         self.num_asks += 1
         self.say(
             PREFILL.name,
-            AskPages(units_for(prompt, LIMITS.page_size), self.num_asks, service=service),
+            AskPages(units_for(prompt, LIMITS.page_size), self.num_asks),
             POOL_MEMBER.name,
         )
 

@@ -22,7 +22,6 @@ from alignedserve.protocol.events import (
 )
 from alignedserve.protocol.messages import (
     ROUTER,
-    SPARE,
     AskBatch,
     AskPages,
     Batch,
@@ -103,7 +102,7 @@ def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIG
     for ask in asked[:1]:
         assert isinstance(ask, AskPages)
         assert ask.is_spare
-        made.hears(said("pool-0", LeasePages(pages[: ask.pages], ask.number, SPARE)))
+        made.hears(said("pool-0", LeasePages(pages[: ask.pages], ask.number)))
     return made
 
 
@@ -190,7 +189,7 @@ class TestWhoHasToLeave:
         while len(asked := worker.heard(AskPages)) == num_asks:
             worker.works()
         assert isinstance(asked[-1], AskPages)
-        worker.hears(said("pool-0", LeasePages((30, 31), asked[-1].number, SPARE), 2))
+        worker.hears(said("pool-0", LeasePages((30, 31), asked[-1].number), 2))
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
         assert (copy.pool, copy.pages[0], copy.start) == ("pool-0.2", 31, 0)
@@ -292,7 +291,7 @@ class TestAnswers:
         while not (asked := worker.heard(AskPages)):
             worker.works()
         assert isinstance(asked[0], AskPages)
-        worker.hears(said("pool-0", LeasePages((20,), asked[0].number, SPARE)))
+        worker.hears(said("pool-0", LeasePages((20,), asked[0].number)))
         return worker
 
     def test_are_kept_from_the_last_full_page_of_a_copy_that_the_pool_was_given_later(self) -> None:
@@ -306,7 +305,7 @@ class TestAnswers:
         while not (asked := worker.heard(AskPages)):
             worker.works()
         assert isinstance(asked[0], AskPages)
-        worker.hears(said("pool-0", LeasePages((20,), asked[0].number, SPARE)))
+        worker.hears(said("pool-0", LeasePages((20,), asked[0].number)))
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
         assert (copy.pages, copy.start) == ((20,), PAGE)
@@ -332,11 +331,11 @@ class TestAnswers:
 class TestPagesAtHand:
     def test_pages_are_given_back_to_waiting_requests_and_asked_for_again(self) -> None:
         worker = engine(GROWING, pages=(20,))
-        again = [AskPages(0, 2, (), SPARE, is_spare=True), AskPages(1, 3, (), SPARE, is_spare=True)]
+        again = [AskPages(0, 2, (), is_spare=True), AskPages(1, 3, (), is_spare=True)]
         assert [
             command.message for command in worker.hears(said("pool-0", GiveBack())) if isinstance(command, Send)
         ] == again
-        worker.hears(said("pool-0", LeasePages((9,), 2, SPARE)))
+        worker.hears(said("pool-0", LeasePages((9,), 2)))
         assert worker.core.leased_pages == (), "the answer to another ask"
 
     def test_no_more_are_asked_for_than_the_pool_had(self) -> None:
@@ -352,7 +351,7 @@ class TestPagesAtHand:
         while not worker.heard(AskPages):
             worker.works()
         told = core.handle(TimerFired("refresh"), REFRESH_S)
-        assert Send("pool-0", AskPages(1, 2, (), SPARE, is_spare=True)) in told
+        assert Send("pool-0", AskPages(1, 2, (), is_spare=True)) in told
 
 
 @pytest.mark.parametrize("policy", [Policy(room=Room.WHOLE), GROWING])

@@ -11,7 +11,7 @@ from alignedserve.core import Request
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost
-from alignedserve.protocol.messages import ROUTER, SPARE, AskPages, Batch, Cancel, Commit, Keep, LeasePages
+from alignedserve.protocol.messages import ROUTER, AskPages, Batch, Cancel, Commit, Keep, LeasePages
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.decode_worker.test_writing import PAGE, ROOT, Engine, entry
@@ -42,7 +42,7 @@ class Worker(Engine):
             message = getattr(command, "message", None)
             if isinstance(message, AskPages) and message.pages > 0:
                 pages, self._pages = self._pages[: message.pages], self._pages[message.pages :]
-                self.hears(said("pool-0", LeasePages(tuple(pages), message.number, SPARE)))
+                self.hears(said("pool-0", LeasePages(tuple(pages), message.number)))
         return list(commands)
 
     def until_short(self) -> CopyOut:

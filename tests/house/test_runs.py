@@ -238,10 +238,10 @@ class TestDraws:
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with planted(lost_release):
-            assert draws.new_fuzz_seeds(96, until=2) == [97]
+            assert draws.new_fuzz_seeds(155, until=2) == [156]
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("seed 97 fails: ")
-        assert lines[1:] == ["    again: alignedserve fuzz --seed 97", "fuzz: 2 new seeds from 96, 1 failed"]
+        assert lines[0].startswith("seed 156 fails: ")
+        assert lines[1:] == ["    again: alignedserve fuzz --seed 156", "fuzz: 2 new seeds from 155, 1 failed"]
 
     def test_property_tests_come_in_an_order_that_the_seed_draws(self) -> None:
         first, second = draws.property_tests(1), draws.property_tests(2)

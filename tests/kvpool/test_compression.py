@@ -31,7 +31,7 @@ PREFILL, DECODE = member("prefill-0"), member("decode-0")
 
 def pool_of(mode: Compression = Compression.INT8, *, fcfs: bool = False, extents: Extents = EXTENTS) -> PoolCore:
     scheduler = SchedulerName.FCFS if fcfs else SchedulerName.BROS
-    core = PoolCore(extents, 4, Policy(scheduler, grouping=Grouping.FCFS, compression=mode, rt_reserve=0.0))
+    core = PoolCore(extents, 4, Policy(scheduler, grouping=Grouping.FCFS, compression=mode))
     core.handle(MemberJoined(PREFILL), 0.0)
     return core
 
@@ -95,15 +95,6 @@ def test_under_pressure_the_request_with_longest_to_wait_comes_first() -> None:
     order = orders(stores(pool, "r3", 1, now=0.4))["prefill-0"]
     assert order.pages == pool.pages.pages_of("r2")[:3], "as many as find room where an extent is empty"
     assert not orders(answers(pool, order, True, True, True)), "a quarter is free again"
-
-
-def test_pressure_is_what_best_effort_requests_feel_where_much_is_reserved() -> None:
-    """Best-effort requests stop at the reserve, however many pages are left in it."""
-    extents = Extents(16, kv=2, kv_int8=3)
-    pool = PoolCore(extents, 4, Policy(grouping=Grouping.FCFS, compression=Compression.AUTO, rt_reserve=0.5))
-    pool.handle(MemberJoined(PREFILL), 0.0)
-    assert not orders(stores(pool, "a", 12))
-    assert len(orders(stores(pool, "b", 2, now=0.1))["prefill-0"].pages) == 3, "two of sixteen pages are left for them"
 
 
 def test_no_extent_is_given_up_for_fewer_pages_than_it_had() -> None:

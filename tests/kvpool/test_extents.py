@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from alignedserve.core import ServiceClass
 from alignedserve.errors import LeaseError
 from alignedserve.forms.pool.pages import CompressiblePages
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
@@ -49,16 +50,21 @@ class Machine(RuleBasedStateMachine):
         self.pages = CompressiblePages(EXTENTS)
         self.content: dict[int, int] = {}  # page -> its newest content
         self.entries: dict[str, list[int]] = {}  # entry -> the names of its pages, which are their content
+        self.classes: dict[str, ServiceClass] = {}
         self.leased: set[int] = set()
         self.compressing: dict[int, int] = {}
         self.number = 0
 
-    @rule(names=st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True), named=st.booleans())
-    def store(self, names: list[int], named: bool) -> None:
+    @rule(
+        names=st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True),
+        named=st.booleans(),
+        service=st.sampled_from(ServiceClass),
+    )
+    def store(self, names: list[int], named: bool, service: ServiceClass) -> None:
         """Store an entry; only pages with names are shared."""
         self.number += 1
         entry = f"r{self.number}"
-        known = self.pages.hold(entry, names) if named else ()
+        known = self.pages.hold(entry, names, service) if named else ()
         assert [self.content[page] for page in known] == names[: len(known)]
         lease = self.pages.lease(WORKER, len(names) - len(known))
         if lease is None:
@@ -67,8 +73,8 @@ class Machine(RuleBasedStateMachine):
             return
         assert all(EXTENTS.kind_of(page) is PageKind.KV for page in lease)
         self.content |= dict(zip(lease, names[len(known) :], strict=True))
-        self.pages.adopt(WORKER, lease, entry, names[len(known) :] if named else ())
-        self.entries[entry] = names
+        self.pages.adopt(WORKER, lease, entry, names[len(known) :] if named else (), service)
+        self.entries[entry], self.classes[entry] = names, service
 
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
@@ -112,6 +118,14 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def each_page_that_there_is_is_one_thing(self) -> None:
         assert sorted(self.pages.numbers) == sorted(self.pages.all_numbers)
+
+    @invariant()
+    def each_class_has_its_pages(self) -> None:
+        held: dict[ServiceClass, set[int]] = {service: set() for service in ServiceClass}
+        for entry in self.entries:
+            held[self.classes[entry]].update(self.pages.pages_of(entry))
+        rt, be, usage = held[ServiceClass.RT], held[ServiceClass.BE], self.pages.usage
+        assert (usage.rt, usage.be, usage.shared) == (len(rt - be), len(be - rt), len(rt & be))
 
     @invariant()
     def extents_fit(self) -> None:
@@ -179,6 +193,49 @@ def test_pages_of_a_kind_take_an_extent_of_another_kind_only_when_it_is_empty() 
     assert pages.lease(WORKER, 1) is None
     pages.give_back(OTHER, [8])
     assert pages.lease(WORKER, 2) == (2, 3)
+
+
+class TestCompressedPages:
+    """They go to extents that are in use: the first page of another extent costs all KV that fits there."""
+
+    def test_begin_an_extent_when_those_in_use_are_full(self) -> None:
+        pages = CompressiblePages(Extents(4, kv=4, kv_int8=7))
+        full = pages.lease(WORKER, 8) or ()
+        pages.adopt(WORKER, full, "a")
+        for number, page in enumerate(full):
+            assert pages.compress(OTHER, (page,)) is not None
+            assert pages.num_free == 16 - 8 - (4 if number < 7 else 8)
+
+    def storing(self, extents: int, names: list[int | None]) -> CompressiblePages:
+        """Return pages with entries 0, 1, ... of one compressed page each, which has a name or none."""
+        pages = CompressiblePages(Extents(extents, kv=2, kv_int8=3))
+        for number, name in enumerate(names):
+            (page,) = pages.lease(WORKER, 1) or ()
+            pages.adopt(WORKER, (page,), str(number), () if name is None else (name,))
+            pages.compress(OTHER, (page,))
+            pages.compressed(OTHER, page, take=True)
+        return pages
+
+    def test_take_the_free_place_of_an_extent_in_use_first(self) -> None:
+        """Pages with lower numbers are free, in an extent that nothing else uses."""
+        pages = self.storing(4, [None] * 4)
+        assert pages.pages_of("3") < pages.pages_of("0")
+        pages.free_entry("3")
+        pages.free_entry("0")
+        pages.adopt(WORKER, pages.lease(WORKER, 1) or (), "c")
+        assert pages.num_free == 5
+        assert pages.compress(OTHER, pages.pages_of("c")) is not None
+        assert pages.num_free == 5
+
+    def test_replace_idle_ones_of_an_extent_in_use_first(self) -> None:
+        """The pages that have been idle for longer are in an extent that nothing else uses."""
+        pages = self.storing(3, [1, 2, 3, 4, 5, 6])
+        for entry in "01245":
+            pages.free_entry(entry)
+        pages.adopt(WORKER, pages.lease(WORKER, 2) or (), "c")
+        assert (pages.num_free, pages.num_idle) == (2, 5)
+        assert pages.compress(OTHER, pages.pages_of("c")[:1]) is not None
+        assert (pages.num_free, pages.num_idle) == (2, 4)
 
 
 def test_what_is_idle_goes_for_another_kind() -> None:

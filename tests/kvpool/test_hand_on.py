@@ -61,8 +61,8 @@ def committed(pool: PoolCore, entry: Entry, to: str) -> list[Command]:
     return pool.handle(said("prefill-0", Commit(entry, 0, to)), 0.0)
 
 
-def lease(pool: PoolCore, worker: str, service: ServiceClass) -> tuple[int, ...]:
-    (leased,) = sent(pool.handle(said(worker, AskPages(1, 1, service=service)), 0.0), worker)
+def lease(pool: PoolCore, worker: str) -> tuple[int, ...]:
+    (leased,) = sent(pool.handle(said(worker, AskPages(1, 1)), 0.0), worker)
     assert isinstance(leased, LeasePages)
     return leased.pages
 
@@ -90,7 +90,7 @@ class TestRequestsThatCannotWait:
         self, pool: PoolCore, service: ServiceClass
     ) -> None:
         """The worker that hands it on has room, too, and asks for more: it does not get it back."""
-        pages = lease(pool, "decode-0", service)
+        pages = lease(pool, "decode-0")
         pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
         is_rt = service is ServiceClass.RT
         of = replace(IN_B, request=replace(IN_B.request, service=service), pages=pages, due=Due(1e6) if is_rt else None)
@@ -100,7 +100,7 @@ class TestRequestsThatCannotWait:
         assert pool.out["decode-1"] == {("b", 0)}
 
     def test_what_is_handed_on_to_a_worker_that_is_gone_waits_for_the_next(self, pool: PoolCore) -> None:
-        pages = lease(pool, "decode-0", ServiceClass.RT)
+        pages = lease(pool, "decode-0")
         pool.handle(MemberLost(member("decode-1")), 0.0)
         pool.handle(said("decode-0", Commit(replace(IN_A, pages=pages), 0, "decode-1")), 0.0)
         asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
@@ -110,8 +110,7 @@ class TestRequestsThatCannotWait:
 
     def test_a_request_that_can_wait_does_not_go_there(self, pool: PoolCore) -> None:
         calm = replace(IN_A, due=Due(1e6))
-        flex = replace(IN_B, request=replace(IN_B.request, service=ServiceClass.BE), pages=(4,), due=None)
-        pool.handle(said("prefill-0", AskPages(1, 1, service=ServiceClass.BE)), 0.0)
+        flex = replace(IN_B, request=replace(IN_B.request, service=ServiceClass.BE), due=None)
         assert not sent(committed(pool, calm, "decode-1"), "decode-1")
         assert not sent(committed(pool, flex, "decode-1"), "decode-1")
 
@@ -158,7 +157,7 @@ class TestHeldForAnotherWorker:
 
     def test_its_answer_is_kept_behind_them(self, holding: PoolCore) -> None:
         self.goes_on(holding)
-        (leased,) = lease(holding, "decode-1", ServiceClass.RT)
+        (leased,) = lease(holding, "decode-1")
         holding.handle(said("decode-1", Keep("a", 0, 1, (leased,), (18,), ServiceClass.RT)), 0.0)
         asked = holding.handle(said("decode-0", AskPrefix("next", 0, (17, 18), ServiceClass.RT)), 0.0)
         assert sent(asked, "decode-0") == [Prefix("next", 0, (0, leased))]

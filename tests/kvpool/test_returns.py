@@ -12,7 +12,6 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
-    SPARE,
     AskBatch,
     AskPages,
     AskPrefix,
@@ -37,7 +36,7 @@ LATER = replace(OUT, output=(7,) * 8, names=(*NAMES, 103))  # 26 tokens have KV:
 
 
 def leased(pool: PoolCore, worker: str, pages: int, number: int = 1, *, is_spare: bool = True) -> tuple[int, ...]:
-    ask = AskPages(pages, number, (), SPARE, is_spare=True) if is_spare else AskPages(pages, number)
+    ask = AskPages(pages, number, is_spare=is_spare)
     commands = pool.handle(said(worker, ask), 0.0)
     return next(
         (command.message.pages for command in to(worker, commands) if isinstance(command.message, LeasePages)), ()
@@ -155,7 +154,7 @@ class TestSparePages:
         asked = pool.handle(said("prefill-0", AskPages(5, 2)), 0.0)
         assert messages("decode-0", asked) == [GiveBack()]
         assert pool.handle(said("prefill-1", AskPages(1, 1)), 0.0) == [], "and not again"
-        given = pool.handle(said("decode-0", AskPages(0, 2, (), SPARE, is_spare=True)), 0.0)
+        given = pool.handle(said("decode-0", AskPages(0, 2, is_spare=True)), 0.0)
         (lease,) = messages("prefill-0", given)
         assert isinstance(lease, LeasePages)
         assert len(lease.pages) == 5

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.memory.pages import Pages
 from alignedserve.protocol.page_names import chained_hashes
@@ -28,15 +29,17 @@ class Reuse(RuleBasedStateMachine):
         self.pages = Pages(NUM_PAGES)
         self.written: dict[int, Prompt] = {}  # page -> the tokens, up to the page's end, whose KV it holds
         self.entries: dict[str, Prompt] = {}
+        self.classes: dict[str, ServiceClass] = {}
         self.number = 0
 
-    @rule(prompt=PROMPTS)
-    def run(self, prompt: Prompt) -> None:
+    @rule(prompt=PROMPTS, service=st.sampled_from(ServiceClass))
+    def run(self, prompt: Prompt, service: ServiceClass) -> None:
         self.number += 1
         name = f"r{self.number}"
+        self.classes[name] = service
         full = len(prompt) // PAGE
         names = chained_hashes(prompt, PAGE, b"root")[:full]
-        known = self.pages.hold(name, names)
+        known = self.pages.hold(name, names, service)
         for place, page in enumerate(known):
             assert self.written[page] == prompt[: (place + 1) * PAGE], "the KV of another beginning"
         missing = -(-len(prompt) // PAGE) - len(known)
@@ -48,7 +51,7 @@ class Reuse(RuleBasedStateMachine):
             return
         for place, page in enumerate(lease, len(known)):
             self.written[page] = prompt[: (place + 1) * PAGE]
-        self.pages.adopt("worker", lease, name, names[len(known) :])
+        self.pages.adopt("worker", lease, name, names[len(known) :], service)
         self.entries[name] = prompt
 
     @precondition(lambda self: self.entries)
@@ -72,7 +75,7 @@ class Reuse(RuleBasedStateMachine):
         for place, page in enumerate(lease, known):
             self.written[page] = said[: (place + 1) * PAGE]
         self.pages.shorten(name, known)
-        self.pages.adopt("worker", lease, name, chained_hashes(said, PAGE, b"root")[known:full])
+        self.pages.adopt("worker", lease, name, chained_hashes(said, PAGE, b"root")[known:full], self.classes[name])
         self.entries[name] = said
         if has_ended:
             self.pages.free_entry(name)
@@ -96,9 +99,13 @@ class Reuse(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_counted_twice(self) -> None:
-        held = {page for name in self.entries for page in self.pages.pages_of(name)}
-        assert self.pages.num_stored == len(held)
-        assert self.pages.num_free == NUM_PAGES - len(held)
+        held: dict[ServiceClass, set[int]] = {service: set() for service in ServiceClass}
+        for name in self.entries:
+            held[self.classes[name]].update(self.pages.pages_of(name))
+        rt, be = held[ServiceClass.RT], held[ServiceClass.BE]
+        free, idle = self.pages.num_free, self.pages.num_idle
+        assert (self.pages.num_stored, free) == (len(rt | be), NUM_PAGES - len(rt | be))
+        assert self.pages.usage == Usage(len(rt - be), len(be - rt), len(rt & be), idle, 0, free - idle)
 
     def teardown(self) -> None:
         for name in self.entries:

@@ -70,7 +70,7 @@ POOL = (
     Mutant(
         "pages of a lost answer stay leased",
         _PAGES,
-        "self.give_back(holder, sorted(leased - set(kept)))",
+        "self.give_back(holder, sorted(self.leased_to(holder) - set(kept)))",
         "",
         "Pages whose lease was lost on the way are never free again.",
     ),
@@ -80,13 +80,6 @@ POOL = (
         "del self._named[name]\nself._evicted.note(name)",
         "self._evicted.note(name)",
         "Prompts get a page that holds other KV by now.",
-    ),
-    Mutant(
-        "reserve not kept",
-        _PAGES,
-        "self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)",
-        "self.num_free",
-        "Best-effort requests take pages that are reserved for real-time ones.",
     ),
     Mutant(
         "page of a running request compressed",

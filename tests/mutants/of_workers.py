@@ -91,9 +91,9 @@ PREFILL = (
     ),
     Mutant(
         "prompts go to a pool from which no worker decodes",
-        "prefill_worker/handing_on.py",
-        "keeps or pool is None or (not self._peers.has_one_on(pool.node))",
-        "keeps or pool is None",
+        "decode_worker/leaving.py",
+        "pool is None or self._keeps or all((peer.node != pool.node for peer in peers))",
+        "pool is None or self._keeps",
         "Requests are committed to a pool that no decode worker reads.",
     ),
     Mutant(
@@ -105,7 +105,7 @@ PREFILL = (
     ),
     Mutant(
         "output kept beside the decode worker's",
-        "prefill_worker/handing_on.py",
+        "decode_worker/pool_traffic.py",
         "self._outputs.forget([running.request.id])",
         "",
         "A prefill worker keeps the outputs of requests that have gone on.",
@@ -284,7 +284,7 @@ WORKER = (
     Mutant(
         "answer to an earlier ask taken",
         f"{_WORKER}/pool.py",
-        "if lease.number != self._asks:\n    return False",
+        "if lease.number != self._asks:\n    return",
         "",
         "A worker counts pages as its own that it gave back with its next ask.",
     ),

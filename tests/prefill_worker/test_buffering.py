@@ -245,10 +245,10 @@ class Machine(RuleBasedStateMachine):
                 case RunStep(plan):
                     sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
                     self.pending.append(StepDone(StepResult(plan.number, sampled)))
-                case Send("pool-0", AskPages() as ask) if not ask.is_spare:
+                case Send("pool-0", AskPages() as ask):
                     pages = tuple(range(100 + self.pages, 100 + self.pages + ask.pages))
                     self.pages += ask.pages
-                    self.pending.append(said("pool-0", LeasePages(pages, ask.number, ask.service)))
+                    self.pending.append(said("pool-0", LeasePages(pages, ask.number)))
 
     @rule(prompt=st.integers(1, 12), count=st.integers(1, 4))
     def prefetch(self, prompt: int, count: int) -> None:

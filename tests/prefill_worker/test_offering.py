@@ -18,18 +18,16 @@ from alignedserve.protocol.messages import (
     Commit,
     Decline,
     Figures,
-    LeasePages,
-    Member,
+    GiveBack,
     Message,
     Offer,
     Prefill,
-    Prefix,
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Chunking, Handoff, Policy, Room, SchedulerName
-from alignedserve.worker.arriving import ANSWER_S
+from alignedserve.scheduling.policy import Handoff, Policy
 from alignedserve.worker.setup import WorkerSetup
+from tests.prefill_worker.asks import asks, firm, leased, spare
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 A = request("a")
@@ -37,6 +35,7 @@ DECODE = replace(member("decode-0"), transport="there")
 ELSEWHERE = replace(member("decode-1"), node="elsewhere", transport="there")
 BE = ServiceClass.BE
 IN_A: Entry = entry(A, ())
+LONG = request("a", prompt=19)
 
 
 def beside(policy: Policy) -> PrefillCore:
@@ -70,8 +69,23 @@ def pulled(worker: PrefillCore, number: int = 1, incarnation: int = 1) -> list[C
     return worker.handle(said("decode-0", Pull(number, "a", 0), incarnation), 0.0)
 
 
-def leased(worker: PrefillCore, number: int, *pages: int) -> list[Command]:
-    return worker.handle(said("pool-0", LeasePages(pages, number)), 0.0)
+def gets(worker: PrefillCore, number: int, *pages: int) -> list[CopyOut]:
+    """Return the copies that these pages allow."""
+    return copies(worker.handle(said("pool-0", leased(pages, number)), 0.0))
+
+
+def copies(commands: Sequence[Command]) -> list[CopyOut]:
+    return [command for command in commands if isinstance(command, CopyOut)]
+
+
+def commits(worker: PrefillCore, written: list[CopyOut]) -> list[Message]:
+    """End these copies."""
+    ended = [command for copy in written for command in worker.handle(CopiedOut(copy.number), 0.0)]
+    return [message for message in sent(ended) if isinstance(message, Commit)]
+
+
+def stepped(worker: PrefillCore, number: int, *names: str) -> list[Command]:
+    return worker.handle(StepDone(StepResult(number, tuple((name, 7) for name in names))), 0.0)
 
 
 def is_empty(worker: PrefillCore) -> bool:
@@ -87,14 +101,34 @@ def test_it_is_offered_at_once_pulled_and_gone(worker: PrefillCore) -> None:
     assert worker.held["outputs"] == 0, "its decode worker has the output"
 
 
-@pytest.mark.parametrize("decode", ["", "decode-0", "decode-1"])
-def test_where_workers_of_the_node_decode_it_goes_to_the_pool_for_that_worker(
-    by_pool: PrefillCore, decode: str
-) -> None:
-    assert AskPages(1, 1) in sent(through(by_pool, decode), "pool-0")
-    (copy,) = leased(by_pool, 1, 5)
-    assert isinstance(copy, CopyOut)
-    assert sent(by_pool.handle(CopiedOut(copy.number), 0.0)) == [Commit(replace(IN_A, pages=(5,)), to=decode)]
+@pytest.mark.parametrize("handoff", [Handoff.POOL, Handoff.ROOM])
+@pytest.mark.parametrize("decode", ["", "decode-1"])
+def test_where_workers_of_the_node_decode_it_goes_to_the_pool_for_that_worker(handoff: Handoff, decode: str) -> None:
+    core = beside(Policy(handoff=handoff, reuse=False))
+    assert asks(through(core, decode)) == [firm(1, 2)]
+    assert commits(core, gets(core, 2, 5)) == [Commit(replace(IN_A, pages=(5,)), to=decode)]
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+def test_a_named_worker_that_is_reached_is_asked_first(handoff: Handoff) -> None:
+    """It may decline only where the pool is of use, which gets the request then."""
+    core = beside(Policy(handoff=handoff, reuse=False))
+    by_pool, stays = handoff is Handoff.POOL, handoff is Handoff.DEVICE
+    offered = sent(through(core, "decode-0"), "decode-0")
+    assert offered == ([] if by_pool else [Offer(IN_A, has_pool=not stays)])
+    declined = core.handle(said("decode-0", Decline("a", 0)), 0.0)
+    assert sent(declined, "pool-0") == ([firm(1, 2)] if handoff is Handoff.ROOM else [])
+    if handoff is Handoff.ROOM:
+        assert commits(core, gets(core, 2, 5)) == [Commit(replace(IN_A, pages=(5,)))]
+
+
+def test_where_kv_stays_on_its_device_no_pages_are_asked_for(worker: PrefillCore) -> None:
+    """Nothing would ever be written to them, and what is written ahead would hold up the offer."""
+    assert not asks(worker.handle(said(ROUTER, Prefill(request("a", prompt=19), "decode-0")), 0.0))
+    for number, first in ((1, ()), (2, ()), (3, (("a", 7),))):
+        commands = worker.handle(StepDone(StepResult(number, first)), 0.0)
+        assert not asks(commands)
+    assert sent(commands, "decode-0")
 
 
 def test_without_a_link_nothing_is_offered() -> None:
@@ -104,45 +138,29 @@ def test_without_a_link_nothing_is_offered() -> None:
     assert not sent(through(core), "decode-0")
 
 
-def test_a_chat_has_its_pages_when_it_is_through(by_pool: PrefillCore) -> None:
-    """Pages that were asked for only now would come during the next step, and the KV would wait for its end."""
-    by_pool.handle(said(ROUTER, Prefill(A)), 0.0)
-    asked = by_pool.handle(said(ROUTER, Prefill(request("b"))), 0.0)
-    assert AskPages(0, 1, most=1) in sent(asked, "pool-0")
-    leased(by_pool, 1, 5)
-    commands = by_pool.handle(StepDone(StepResult(1, (("a", 7),)), seconds=A.slo.tbt_s), 0.0)
-    assert [type(command) for command in commands if isinstance(command, CopyOut | RunStep)] == [CopyOut, RunStep]
-
-
 def test_where_no_decode_worker_of_the_node_is_left_prompts_are_offered_elsewhere(by_pool: PrefillCore) -> None:
     """The pool is there, but no worker would ever fetch a request from it."""
     by_pool.handle(MemberLost(DECODE), 0.0)
     by_pool.handle(MemberJoined(ELSEWHERE), 0.0)
     assert Offer(IN_A, has_pool=False) in sent(through(by_pool, "decode-1"), "decode-1")
     again = by_pool.handle(said("decode-1", Decline("a", 0, is_failed=True)), 0.0)
-    assert sent(again) == [Offer(IN_A, has_pool=False)]
+    assert sent(again, "decode-1") == [Offer(IN_A, has_pool=False)]
     by_pool.handle(MemberJoined(replace(DECODE, incarnation=2)), 0.0)
-    assert sent(by_pool.handle(said("decode-1", Decline("a", 0)), 0.0), "pool-0"), "it asks for pages"
+    (ask,) = asks(by_pool.handle(said("decode-1", Decline("a", 0)), 0.0))
+    assert (ask.pages, ask.is_spare) == (1, False)
 
 
-@pytest.mark.parametrize(
-    ("before", "then"),
-    [
-        ([], MemberJoined(DECODE)),
-        ([ELSEWHERE, POOL_MEMBER, DECODE], MemberLost(DECODE)),
-        ([ELSEWHERE, POOL_MEMBER, DECODE], MemberLost(POOL_MEMBER)),
-    ],
-)
-def test_a_document_that_waits_for_pages_runs_when_it_needs_none_any_more(
-    before: list[Member], then: MemberJoined | MemberLost
-) -> None:
-    as_they_come = Policy(SchedulerName.FCFS, Chunking.NONE, reuse=False)
-    core = PrefillCore(WorkerSetup(LIMITS, as_they_come, direct=True))
-    for neighbour in before:
-        core.handle(MemberJoined(neighbour), 0.0)
-    waiting = core.handle(said(ROUTER, Prefill(replace(A, service=BE), "decode-0")), 0.0)
-    assert not [command for command in waiting if isinstance(command, RunStep)]
-    assert [command for command in core.handle(then, 0.0) if isinstance(command, RunStep)]
+@pytest.mark.parametrize("then", [MemberJoined(DECODE), MemberJoined(POOL_MEMBER)])
+def test_a_prompt_that_can_go_nowhere_goes_as_soon_as_it_can(then: MemberJoined) -> None:
+    core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False), direct=True))
+    assert not sent(through(core, ""), "decode-0")
+    (said_then,) = sent(core.handle(then, 0.0))
+    assert said_then == (Offer(IN_A, has_pool=False) if then.member == DECODE else firm(1, 1))
+
+
+def test_a_prompt_that_waits_for_pages_is_offered_when_the_pool_is_lost(by_pool: PrefillCore) -> None:
+    through(by_pool, "")
+    assert Offer(IN_A, has_pool=False) in sent(by_pool.handle(MemberLost(POOL_MEMBER), 0.0), "decode-0")
 
 
 class TestFailures:
@@ -215,83 +233,78 @@ def test_offers_are_said_again(worker: PrefillCore) -> None:
 class TestChunkByChunk:
     """Full pages of a running prompt are written ahead; the commit after its last chunk copies the rest."""
 
-    def test_of_a_best_effort_prompt_to_its_pages(self, by_pool: PrefillCore) -> None:
-        flex = replace(request("a", prompt=19), service=BE)
-        by_pool.handle(said(ROUTER, Prefill(flex)), 0.0)
-        by_pool.handle(said("pool-0", LeasePages((1, 2, 3), 1, BE)), 0.0)
-        first = [
-            command for command in by_pool.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(command, CopyOut)
-        ]
-        assert [(copy.tokens, copy.start, copy.aside) for copy in first] == [(flex.prompt[:8], 0, True)]
-        second = [
-            command for command in by_pool.handle(StepDone(StepResult(2, ())), 0.0) if isinstance(command, CopyOut)
-        ]
-        assert [(copy.tokens, copy.start) for copy in second] == [(flex.prompt[:16], 8)]
-        by_pool.handle(CopiedOut(first[0].number), 0.0)
-        through = by_pool.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
-        assert not [command for command in through if isinstance(command, CopyOut)], (
-            "a part of it is still being written"
-        )
-        (last,) = by_pool.handle(CopiedOut(second[0].number), 0.0)
-        assert isinstance(last, CopyOut)
-        assert (last.tokens, last.start, last.aside) == (flex.prompt, 16, False)
-        (commit,) = sent(by_pool.handle(CopiedOut(last.number), 0.0), "pool-0")
+    @pytest.fixture
+    def core(self, by_pool: PrefillCore) -> PrefillCore:
+        """Return a worker that runs a prompt of three chunks, with its pages at hand."""
+        assert asks(by_pool.handle(said(ROUTER, Prefill(LONG)), 0.0)) == [spare(3, 1)]
+        gets(by_pool, 1, 1, 2, 3)
+        return by_pool
+
+    def test_each_page_is_written_beside_the_next_chunk(self, core: PrefillCore) -> None:
+        (first,) = copies(stepped(core, 1))
+        assert (first.tokens, first.start, first.aside) == (LONG.prompt[:8], 0, True)
+        core.handle(CopiedOut(first.number), 0.0)
+        (second,) = copies(stepped(core, 2))
+        assert (second.tokens, second.start) == (LONG.prompt[:16], 8)
+        assert not copies(stepped(core, 3, "a")), "a part of it is still being written"
+        (last,) = copies(core.handle(CopiedOut(second.number), 0.0))
+        assert (last.tokens, last.start, last.aside) == (LONG.prompt, 16, False)
+        (commit,) = commits(core, [last])
         assert isinstance(commit, Commit)
-        assert commit.entry.pages == (*first[0].pages, *second[0].pages, *last.pages)
-        assert len(by_pool.leased_pages) == 0
+        assert commit.entry.pages == (*first.pages, *second.pages, *last.pages)
+        assert is_empty(core)
 
-    def test_a_real_time_request_asks_for_pages_and_waits_for_none(self, by_pool: PrefillCore) -> None:
-        chat = request("a", prompt=19)
-        by_pool.handle(said(ROUTER, Prefill(chat)), 0.0)
-        commands = by_pool.handle(StepDone(StepResult(1, ())), 0.0)
-        assert AskPages(0, 1, most=3) in sent(commands, "pool-0")
-        copies = [command for command in leased(by_pool, 1, 4) if isinstance(command, CopyOut)]
-        assert [copy.pages for copy in copies] == [(4,)], "there is one"
-        by_pool.handle(StepDone(StepResult(2, ())), 0.0)
-        by_pool.handle(CopiedOut(copies[0].number), 0.0)
-        commands = by_pool.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
-        assert AskPages(3, 2) in sent(commands, "pool-0"), "who waits for pages has none: two could wait for each other"
+    def test_of_what_is_cancelled_the_pages_go_back_when_they_are_written(self, core: PrefillCore) -> None:
+        (copy,) = copies(stepped(core, 1))
+        core.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        stepped(core, 2)
+        assert asks(core.handle(said("pool-0", GiveBack()), 0.0))[0].kept == copy.pages
+        core.handle(CopiedOut(copy.number), 0.0)
+        assert asks(core.handle(said("pool-0", GiveBack()), 0.0))[0].kept == ()
 
-    def test_while_a_finished_prompt_waits_for_pages_nothing_is_written_ahead(self, by_pool: PrefillCore) -> None:
-        """Pages given up for the finished prompt must not be taken again: the prompts would take turns for ever."""
-        by_pool.handle(said(ROUTER, Prefill(request("a", prompt=11))), 0.0)
-        by_pool.handle(StepDone(StepResult(1, ())), 0.0)
-        leased(by_pool, 1, 4)
-        by_pool.handle(said(ROUTER, Prefill(request("b", prompt=19))), 0.0)
-        by_pool.handle(CopiedOut(1), 0.0)
-        commands = by_pool.handle(StepDone(StepResult(2, (("a", 7),))), 0.0)
-        assert AskPages(2, 2) in sent(commands, "pool-0")
-        by_pool.handle(TimerFired("answer"), ANSWER_S)
-        for number in (3, 4):
-            commands = by_pool.handle(StepDone(StepResult(number, ())), ANSWER_S)
-            assert not any(isinstance(command, CopyOut) for command in commands)
+    def test_of_what_another_worker_gets_directly_too(self, core: PrefillCore) -> None:
+        core.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        stepped(core, 1)
+        core.handle(said(ROUTER, Prefill(replace(LONG, id="b"), "decode-0")), 0.0)
+        for number in (2, 3):
+            for copy in copies(stepped(core, number)):
+                core.handle(CopiedOut(copy.number), 0.0)
+        assert sent(stepped(core, 4, "b"), "decode-0")
+        core.handle(said("decode-0", Pull(1, "b", 0)), 0.0)
+        core.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert asks(core.handle(said("pool-0", GiveBack()), 0.0))[0].kept == ()
+        assert is_empty(core)
 
-    def test_a_chat_goes_on_in_the_place_of_a_document_that_is_through(self) -> None:
-        """A chat that has a seat shares nothing more: all memory of the document is for it."""
-        by_pool = PrefillCore(WorkerSetup(LIMITS, Policy(room=Room.CHUNKS)))
-        by_pool.handle(MemberJoined(POOL_MEMBER), 0.0)
-        document = replace(request("a", prompt=9), service=BE)
-        by_pool.handle(said(ROUTER, Prefill(document)), 0.0)
-        by_pool.handle(said("pool-0", Prefix("a", 0, ())), 0.0)
-        by_pool.handle(said("pool-0", LeasePages((1, 2), 1, BE)), 0.0)
-        by_pool.handle(StepDone(StepResult(1, ())), 0.0)
-        chat = replace(request("b"), prompt=tuple(range(101, 125)))
-        by_pool.handle(said(ROUTER, Prefill(chat)), 0.0)
-        by_pool.handle(said("pool-0", Prefix("b", 0, ())), 0.0)
-        for number, tokens in ((2, (("a", 7),)), (3, ()), (4, ())):
-            commands = by_pool.handle(StepDone(StepResult(number, tokens)), 0.0)
-            commands += by_pool.handle(TimerFired("answer"), ANSWER_S)
-            (step,) = [command.plan for command in commands if isinstance(command, RunStep)]
-            assert [(chunk.request, len(chunk.tokens)) for chunk in step.chunks] == [("b", 8)]
+    def test_where_too_few_pages_are_left_they_are_given_up(self, core: PrefillCore) -> None:
+        """Two requests, here or on two workers, could wait for each other's pages for ever."""
+        (copy,) = copies(stepped(core, 1))
+        core.handle(CopiedOut(copy.number), 0.0)
+        core.handle(said("pool-0", GiveBack()), 0.0)
+        stepped(core, 2)
+        (ask,) = asks(stepped(core, 3, "a"))
+        assert (ask.is_spare, ask.pages, ask.kept) == (False, 3, ())
+        (whole,) = gets(core, ask.number, 4, 5, 6)
+        assert (whole.tokens, whole.start) == (LONG.prompt, 0)
 
-    def test_of_what_is_cancelled_the_pages_go_back_when_they_are_written(self, by_pool: PrefillCore) -> None:
-        flex = replace(request("a", prompt=19), service=BE)
-        by_pool.handle(said(ROUTER, Prefill(flex)), 0.0)
-        by_pool.handle(said("pool-0", LeasePages((1, 2, 3), 1, BE)), 0.0)
-        (copy,) = [
-            command for command in by_pool.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(command, CopyOut)
-        ]
-        asks = sent(by_pool.handle(said(ROUTER, Cancel("a", 0)), 0.0), "pool-0")
-        assert asks == [AskPages(0, 2, copy.pages, BE)]
-        assert by_pool.handle(CopiedOut(copy.number), 0.0) == []
-        assert sent(by_pool.handle(said("pool-0", LeasePages((), 2, BE)), 0.0), "pool-0") == [AskPages(0, 3, (), BE)]
+
+def test_a_chat_goes_on_in_the_place_of_a_document_that_is_through() -> None:
+    """All memory of the document is for the chat, and what the pool has got of it is not computed again."""
+    core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False)))
+    core.handle(MemberJoined(POOL_MEMBER), 0.0)
+    core.handle(said(ROUTER, Prefill(replace(LONG, service=BE))), 0.0)
+    for number in (1, 2):
+        stepped(core, number)
+    assert asks(stepped(core, 3, "a")) == [firm(3, 2)]
+    begun = core.handle(said(ROUTER, Prefill(request("chat", prompt=16))), 0.0)
+    plans = [command.plan for command in begun if isinstance(command, RunStep)]
+    assert [chunk.request for plan in plans for chunk in plan.chunks] == ["chat"]
+    assert core.log.counts.num_preemptions == 1
+    stepped(core, 4)
+    (ask,) = asks(stepped(core, 5, "chat"))
+    assert len(commits(core, gets(core, ask.number, 1, 2))) == 1
+    for number in (6, 7):
+        stepped(core, number)
+    (ask,) = asks(stepped(core, 8, "a"))
+    (commit,) = commits(core, gets(core, ask.number, 1, 2, 3))
+    assert isinstance(commit, Commit)
+    assert commit.entry.output == (7, 7), "with the token that its client has"

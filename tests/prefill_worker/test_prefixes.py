@@ -27,10 +27,10 @@ from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Se
 from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
-    AskPages,
     AskPrefix,
     Cancel,
     Commit,
+    GiveBack,
     Inquire,
     LeasePages,
     Output,
@@ -46,6 +46,7 @@ from alignedserve.worker.arriving import ANSWER_S
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.cost.fitted import cost_of
+from tests.prefill_worker.asks import asks, firm, leased, spare
 from tests.samples import LIMITS, POOL_MEMBER, STOP, entry, request, said
 
 ROOT = b"model"
@@ -72,6 +73,12 @@ def plans(commands: list[Command]) -> list[StepPlan]:
     return [command.plan for command in commands if isinstance(command, RunStep)]
 
 
+def gets(worker: PrefillCore, *pages: int) -> list[Command]:
+    """Return the copies that these pages allow, which were asked for with the second ask."""
+    commands = worker.handle(said("pool-0", leased(pages, 2)), 0.0)
+    return [command for command in commands if isinstance(command, CopyOut)]
+
+
 def fetching(worker: PrefillCore) -> None:
     assert ASK in worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
     assert FETCH in prefix(worker, 4, 5)
@@ -89,8 +96,7 @@ def committing(worker: PrefillCore) -> None:
 def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCore) -> None:
     committing(worker)
     assert worker.fetching.num_reused_tokens == 16
-    copied = worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
-    assert copied == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
+    assert gets(worker, 9) == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
     whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, opening=Opening(num_cached=16))
     assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(1), 0.0)
 
@@ -100,16 +106,14 @@ def test_what_takes_less_time_to_compute_is_not_copied_nor_written_again() -> No
     worker = PrefillCore(WorkerSetup(LIMITS, cost=costs, copying=CopyCost(token_s=2e-4), root=ROOT))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
-    commands, ran, asked = prefix(worker, 4, 5), 0, 0
+    commands, ran = prefix(worker, 4, 5), 0
     while ran < 19:
         (plan,) = plans(commands)
         assert plan.chunks[0].start == ran
         ran += len(plan.chunks[0].tokens)
         commands = worker.handle(StepDone(StepResult(plan.number, (("long", 7),) if ran == 19 else ())), 0.0)
-        asks = [command.message for command in commands if isinstance(command, Send)]
-        asked += sum(isinstance(message, AskPages) for message in asks)
-    (copy,) = worker.handle(said("pool-0", LeasePages((9,), asked)), 0.0)
-    assert copy == CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)
+    assert asks(commands) == [firm(1, 2)]
+    assert gets(worker, 9) == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
 
 
 def test_a_prompt_of_less_than_a_page_and_a_token_is_not_asked_for(worker: PrefillCore) -> None:
@@ -208,29 +212,26 @@ def test_so_is_one_for_a_request_that_was_cancelled_while_its_kv_leaves(worker: 
     worker.handle(TimerFired("refresh"), REFRESH_S)
     (plan,) = plans(worker.handle(TimerFired("refresh"), 2 * REFRESH_S))
     worker.handle(StepDone(StepResult(plan.number, (("long", 7),))), 0.0)
-    commands = worker.handle(said("pool-0", LeasePages((1, 2, 3), 1)), 0.0)
-    assert any(isinstance(command, CopyOut) for command in commands), commands
+    assert gets(worker, 1, 2, 3)
     worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
     assert prefix(worker, 4, 5) == [RELEASE]
 
 
-def test_of_what_was_taken_back_while_it_was_copied_all_is_copied_again(worker: PrefillCore) -> None:
+def test_what_was_taken_back_while_the_rest_was_copied_runs_again(worker: PrefillCore) -> None:
+    """The pool would have to give up a request whose first pages it lacks."""
     committing(worker)
-    worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
+    gets(worker, 9)
     prefix(worker)
-    assert Send("pool-0", AskPages(3, 2)) in worker.handle(CopiedOut(1), 0.0)
-    copied = worker.handle(said("pool-0", LeasePages((1, 2, 3), 2)), 0.0)
-    assert copied == [CopyOut(2, "pool-0.1", (0, 1, 2, 3, 4), (3, 2, 1), LONG.prompt)]
+    commands = worker.handle(CopiedOut(1), 0.0)
+    assert not [command for command in commands if isinstance(command, Send) and isinstance(command.message, Commit)]
+    (again,) = plans(commands)
+    assert [chunk.request for chunk in again.chunks] == ["long"]
 
 
 def test_with_the_pool_go_the_pages_and_not_what_was_fetched(worker: PrefillCore) -> None:
     committing(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
-    again = worker.handle(MemberJoined(POOL_MEMBER), 0.0)
-    assert any(
-        isinstance(command, Send) and isinstance(command.message, AskPages) and command.message.pages == 3
-        for command in again
-    )
+    assert asks(worker.handle(MemberJoined(POOL_MEMBER), 0.0)) == [firm(3, 3)]
 
 
 # --- The pool's side
@@ -240,7 +241,7 @@ def test_with_the_pool_go_the_pages_and_not_what_was_fetched(worker: PrefillCore
 def pool() -> PoolCore:
     """Return a pool that knows the beginning of LONG, in pages 0 and 1 of its four."""
     core = PoolCore(4, 4)
-    core.handle(said("prefill-0", AskPages(3, 1)), 0.0)
+    core.handle(said("prefill-0", firm(3, 1)), 0.0)
     first = replace(entry(replace(LONG, id="first"), (0, 1, 2)), names=NAMES)
     core.handle(said("prefill-0", Commit(first)), 0.0)
     core.handle(said(ROUTER, Cancel("first", 0)), 0.0)
@@ -262,7 +263,7 @@ def of_long(pages: tuple[int, ...], known: int, attempt: int = 0) -> Commit:
 
 def test_the_pool_holds_what_it_has_until_the_commit(pool: PoolCore) -> None:
     assert held(pool) == answer(0, 1)
-    pool.handle(said("prefill-0", AskPages(1, 2)), 0.0)
+    pool.handle(said("prefill-0", firm(1, 2)), 0.0)
     pool.handle(said("prefill-0", of_long((0, 1, 2), 2)), 0.0)
     assert pool.held["entries"] == 1
     assert pool.pages.pages_of("long") == (0, 1, 2)
@@ -282,18 +283,29 @@ def test_it_lets_go_at_a_release_at_the_death_of_the_worker_and_for_a_later_atte
 
 def test_a_request_that_waits_for_pages_gets_those_that_are_only_held(pool: PoolCore) -> None:
     held(pool)
-    commands = pool.handle(said("prefill-1", AskPages(4, 1)), 0.0)
+    commands = pool.handle(said("prefill-1", firm(4, 1)), 0.0)
     assert commands[0] == answer(), "the worker is told"
     assert isinstance(commands[1], Send)
     assert commands[1].to == "prefill-1"
 
 
+def test_so_does_one_that_had_spare_pages_at_hand_before(pool: PoolCore) -> None:
+    """A firm ask gives them back, so nothing else is to be awaited."""
+    (lease,) = [command for command in pool.handle(said("prefill-1", spare(1, 1)), 0.0) if isinstance(command, Send)]
+    assert isinstance(lease.message, LeasePages)
+    held(pool)
+    commands = pool.handle(said("prefill-1", firm(4, 2)), 0.0)
+    while Send("prefill-1", GiveBack()) in commands:
+        commands = pool.handle(said("prefill-1", firm(4, 3)), 0.0)
+    assert [command.to for command in commands if isinstance(command, Send)][:2] == ["prefill-0", "prefill-1"]
+
+
 def test_a_commit_without_its_beginning_is_lost_and_frees_only_its_own_pages(pool: PoolCore) -> None:
     held(pool)
-    (lease,) = [command for command in pool.handle(said("prefill-0", AskPages(1, 2)), 0.0) if isinstance(command, Send)]
+    (lease,) = [command for command in pool.handle(said("prefill-0", firm(1, 2)), 0.0) if isinstance(command, Send)]
     assert isinstance(lease.message, LeasePages)
-    pool.handle(said("prefill-0", AskPages(2, 3, kept=lease.message.pages)), 0.0)
-    pool.handle(said("prefill-0", AskPages(3, 4, kept=lease.message.pages)), 0.0)
+    pool.handle(said("prefill-0", firm(2, 3, lease.message.pages)), 0.0)
+    pool.handle(said("prefill-0", firm(3, 4, lease.message.pages)), 0.0)
     lost = pool.handle(said("prefill-0", of_long((0, 1, *lease.message.pages), 2)), 0.0)
     assert Send(ROUTER, Progress(lost=(("long", 0),))) in lost
     assert sorted(pool.pages.numbers) == [0, 1, 2, 3]

@@ -12,7 +12,6 @@ from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.loads.workload import Workload
-from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
@@ -41,7 +40,7 @@ def test_a_slowdown_that_is_over_is_found_out_while_nothing_runs(cluster: str) -
     assert not simulation.problems, "KV is what it should be, and nothing is left, trials or not"
     assert summary.num_requests == 4
     cores = [process.core for name in simulation.launcher.members if (process := simulation.world.alive(name))]
-    workers = [core for core in cores if isinstance(core, PrefillCore | DecodeCore)]
+    workers = [core for core in cores if isinstance(core, DecodeCore)]
     assert workers
     for core in workers:
         assert core.pace.slowdown == pytest.approx(1.0, abs=0.15)

@@ -115,7 +115,7 @@ def test_a_shorter_request_needs_less() -> None:
 
 
 def test_what_just_fits_and_what_just_does_not() -> None:
-    capacity(split(engine__kv_memory_mb=32, kvpool__memory_mb=32, kvpool__rt_reserve=0), MODEL)
+    capacity(split(engine__kv_memory_mb=32, kvpool__memory_mb=32), MODEL)
     with pytest.raises(ConfigError) as refused:
         capacity(split(engine__kv_memory_mb=31), MODEL)
     assert str(refused.value) == (
@@ -129,18 +129,7 @@ def test_what_just_fits_and_what_just_does_not() -> None:
 
 def test_the_advice_of_the_error_works() -> None:
     capacity(split(engine__kv_memory_mb=31, engine__max_model_len=3968), MODEL)
-    capacity(split(kvpool__memory_mb=31, engine__max_model_len=3968, kvpool__rt_reserve=0), MODEL)
-
-
-def test_the_longest_request_fits_beside_the_reserve() -> None:
-    """A long best-effort request would wait for ever otherwise; a tenth of 72 pages is 7."""
-    capacity(split(kvpool__memory_mb=36), MODEL)
-    with pytest.raises(ConfigError) as refused:
-        capacity(split(kvpool__memory_mb=35), MODEL)
-    assert str(refused.value) == (
-        "kvpool.memory_mb 35 less kvpool.rt_reserve 0.1 holds 4032 tokens, but one request may have 4096: "
-        "raise kvpool.memory_mb, or lower kvpool.rt_reserve"
-    )
+    capacity(split(kvpool__memory_mb=31, engine__max_model_len=3968), MODEL)
 
 
 def test_a_colocated_engine_needs_no_pool() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.worker.setup import WorkerSetup
 
-MakeCore: TypeAlias = Callable[[WorkerSetup], PrefillCore | DecodeCore]
+MakeCore: TypeAlias = Callable[[WorkerSetup], DecodeCore]

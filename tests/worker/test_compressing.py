@@ -6,12 +6,12 @@ import pytest
 
 from alignedserve.core import StepResult
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.orders import CompressPage
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, PageCompressed, StepDone
 from alignedserve.protocol.messages import ROUTER, Compress, Compressed, Prefill
-from alignedserve.worker.core import WorkerCore
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
@@ -21,27 +21,27 @@ ANSWER = Send("pool-0", Compressed(3, (True, False)))
 
 
 @pytest.fixture(params=[PrefillCore, decode_core])
-def worker(request: pytest.FixtureRequest) -> WorkerCore:
-    core: WorkerCore = request.param(WorkerSetup(LIMITS))
+def worker(request: pytest.FixtureRequest) -> DecodeCore:
+    core: DecodeCore = request.param(WorkerSetup(LIMITS))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)
     return core
 
 
-def ordered(worker: WorkerCore, order: Compress = ORDER, now: float = 0.0) -> list[Command]:
+def ordered(worker: DecodeCore, order: Compress = ORDER, now: float = 0.0) -> list[Command]:
     return worker.handle(said("pool-0", order), now)
 
 
-def done(worker: WorkerCore, well: bool = True, number: int = 3, pool: str = POOL) -> list[Command]:
+def done(worker: DecodeCore, well: bool = True, number: int = 3, pool: str = POOL) -> list[Command]:
     return worker.handle(PageCompressed(pool, number, well, 0.01), 0.0)
 
 
-def test_a_page_after_the_other_and_then_the_answer(worker: WorkerCore) -> None:
+def test_a_page_after_the_other_and_then_the_answer(worker: DecodeCore) -> None:
     assert ordered(worker) == [CompressPage(3, POOL, 7, 40)]
     assert done(worker) == [CompressPage(3, POOL, 8, 41)]
     assert done(worker, well=False) == [ANSWER]
 
 
-def test_an_order_that_comes_again_is_answered_and_not_done_again(worker: WorkerCore) -> None:
+def test_an_order_that_comes_again_is_answered_and_not_done_again(worker: DecodeCore) -> None:
     """The pages of the order may belong to another request by now."""
     ordered(worker)
     assert ordered(worker) == [], "it is at it"
@@ -52,7 +52,7 @@ def test_an_order_that_comes_again_is_answered_and_not_done_again(worker: Worker
     assert ordered(worker, Compress(4, (1,), (50,))) == [CompressPage(4, POOL, 1, 50)]
 
 
-def test_a_pool_that_comes_back_hears_what_it_did_not(worker: WorkerCore) -> None:
+def test_a_pool_that_comes_back_hears_what_it_did_not(worker: DecodeCore) -> None:
     ordered(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     assert done(worker) == [], "there is nobody to say it to"
@@ -60,7 +60,7 @@ def test_a_pool_that_comes_back_hears_what_it_did_not(worker: WorkerCore) -> Non
     assert done(worker, well=False) == [ANSWER]
 
 
-def test_another_life_of_the_pool_has_other_orders(worker: WorkerCore) -> None:
+def test_another_life_of_the_pool_has_other_orders(worker: DecodeCore) -> None:
     ordered(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     following = member("pool-0", 2)

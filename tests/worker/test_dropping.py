@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.protocol.commands import RunStep
-from alignedserve.protocol.events import StepDone
-from alignedserve.protocol.messages import ROUTER, SPARE, LeasePages, Prefill
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import CopyOut, RunStep, Send
+from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
+from alignedserve.protocol.messages import ROUTER, Commit, Prefill
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest
+from tests.prefill_worker.asks import leased
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 
@@ -99,14 +101,32 @@ def test_a_prompt_that_leaves_for_a_chat_takes_no_more_blocks_in_that_step() -> 
     assert sorted(worker.blocks) == list(range(14))
 
 
+def test_a_prompt_goes_to_the_pool_without_its_beginning() -> None:
+    worker = PrefillCore(WorkerSetup(replace(LIMITS, num_blocks=16, reach=8), Policy(reuse=False)))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(request("a", prompt=32))), 0.0)
+    worker.handle(said("pool-0", leased((5, 6), 1)), 0.0)
+    for number in (1, 2, 3, 4):
+        commands = worker.handle(StepDone(StepResult(number, (("a", 7),) if number == 4 else ())), 0.0)
+    [copy] = [command for command in commands if isinstance(command, CopyOut)]
+    assert (len(copy.pages), copy.tokens) == (1, tuple(range(25, 33)))
+    [commit] = [
+        command.message
+        for command in worker.handle(CopiedOut(copy.number), 0.0)
+        if isinstance(command, Send) and isinstance(command.message, Commit)
+    ]
+    assert (commit.entry.pages, commit.entry.dropped) == (copy.pages, 24)
+    assert not any(worker.held.values())
+
+
 def test_what_is_written_in_vain_keeps_no_blocks() -> None:
     """A document that had left while its prompt was being written was recomputed. It kept all its blocks for as long
     as that writing took, and then nothing ran that would have freed them (fuzz seed 91000316)."""
     writer, asked = PageWriter(LIMITS.page_size, LIMITS.block_size), request("document", 20, max_tokens=50)
     writer.ask_for_spare(POOL_MEMBER, 2)
-    writer.take_answer(LeasePages((5, 6), 1, SPARE))
+    writer.take_answer(leased((5, 6), 1))
     here = WorkerRequest(asked, promise(asked, Policy()), [], KvForm((0, 1, 2, 3, 4)), 20)
-    writer.begin_part(here, POOL_MEMBER, 2, SPARE)
+    writer.begin_part(here, POOL_MEMBER, 2)
     assert writer.is_writing(here)
     writer.forget_parts(here)
     assert not writer.is_writing(here)

@@ -200,7 +200,7 @@ def test_a_prompt_that_comes_during_a_step_has_not_waited_for_it() -> None:
         core.handle(MemberJoined(neighbour), 0.0)
     document = replace(request("document", prompt=6), service=ServiceClass.BE)
     core.handle(said(ROUTER, Prefill(document)), 0.0)
-    core.handle(said("pool-0", LeasePages((1,), 1, ServiceClass.BE)), 0.0)
+    core.handle(said("pool-0", LeasePages((1,), 1)), 0.0)
     core.handle(said(ROUTER, Prefill(request("chat", prompt=20))), 9.9)
     ended = core.handle(StepDone(StepResult(1, (("document", 7),)), seconds=10.0), 10.0)
     (told,) = [command.message for command in ended if isinstance(command, Send) and command.to == ROUTER]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeAlias
 
 import pytest
 
@@ -18,14 +17,13 @@ from alignedserve.protocol.messages import ROUTER, Figures, Prefill
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, request, said
 
-AnyCore: TypeAlias = PrefillCore | DecodeCore
 ANYTHING = TimerFired("anything")
 
 
 @pytest.fixture(params=[PrefillCore, decode_core])
-def worker(request: pytest.FixtureRequest) -> AnyCore:
+def worker(request: pytest.FixtureRequest) -> DecodeCore:
     """Return each kind of worker without a pool, so that the decode worker is colocated."""
-    core: AnyCore = request.param(WorkerSetup(LIMITS))
+    core: DecodeCore = request.param(WorkerSetup(LIMITS))
     return core
 
 
@@ -34,7 +32,7 @@ def told(commands: list[Command]) -> list[WorkerLoad]:
     return [message.worker for message in sent if isinstance(message, Figures) and message.worker is not None]
 
 
-def load_after(worker: AnyCore, event: Event, now: float) -> WorkerLoad:
+def load_after(worker: DecodeCore, event: Event, now: float) -> WorkerLoad:
     (load,) = told(worker.handle(event, now))
     return load
 
@@ -45,7 +43,7 @@ def counts(bounds: tuple[float, ...], *values: float) -> tuple[int, ...]:
     return tuple(here - before for here, before in zip(below, [0, *below], strict=False))
 
 
-def test_requests_in_steps_and_requests_that_wait_are_told_by_class(worker: AnyCore) -> None:
+def test_requests_in_steps_and_requests_that_wait_are_told_by_class(worker: DecodeCore) -> None:
     chat = replace(request("chat", prompt=8), slo=Slo(ttft_s=3.0))
     worker.handle(said(ROUTER, Prefill(chat)), 0.5)
     for name in ("first", "second"):
@@ -58,7 +56,7 @@ def test_requests_in_steps_and_requests_that_wait_are_told_by_class(worker: AnyC
     assert load.slack_s == pytest.approx(2.0), "its first token is due 3 s after it came"
 
 
-def test_steps_are_counted_by_their_tokens_and_their_time(worker: AnyCore) -> None:
+def test_steps_are_counted_by_their_tokens_and_their_time(worker: DecodeCore) -> None:
     worker.handle(said(ROUTER, Prefill(request("a", prompt=10, max_tokens=1))), 0.1)
     worker.handle(StepDone(StepResult(1, ()), 0.2), 0.3)
     worker.handle(StepDone(StepResult(2, (("a", 7),)), 0.01), 0.4)
@@ -70,7 +68,7 @@ def test_steps_are_counted_by_their_tokens_and_their_time(worker: AnyCore) -> No
     assert (load.running, load.waiting, load.slack_s) == (ByClass(), ByClass(), None)
 
 
-def test_an_output_is_measured_by_what_was_predicted(worker: AnyCore) -> None:
+def test_an_output_is_measured_by_what_was_predicted(worker: DecodeCore) -> None:
     predicted = replace(request("a", max_tokens=1), estimate=Estimate(4, 8))
     worker.handle(said(ROUTER, Prefill(predicted)), 0.1)
     worker.handle(said(ROUTER, Prefill(request("b", max_tokens=1))), 0.1)
@@ -80,7 +78,7 @@ def test_an_output_is_measured_by_what_was_predicted(worker: AnyCore) -> None:
     assert (load.length_ratio.buckets, load.length_ratio.total) == (counts(RATIOS, 0.25), 0.25)
 
 
-def test_it_is_told_at_most_once_a_second_and_only_where_it_has_changed(worker: AnyCore) -> None:
+def test_it_is_told_at_most_once_a_second_and_only_where_it_has_changed(worker: DecodeCore) -> None:
     times = [0.0, 0.4, 1.0, 1.2, 1.9, 2.0, 3.0]
     assert [now for now in times if told(worker.handle(ANYTHING, now))] == [1.0]
     assert not told(worker.handle(said(ROUTER, Prefill(request("a"))), 3.1))

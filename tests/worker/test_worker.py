@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeAlias
 
 import pytest
 
@@ -53,10 +52,9 @@ from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, requ
 from tests.worker.cores import MakeCore
 
 A, B = request("a"), request("b", owner="gateway-1")
-AnyCore: TypeAlias = PrefillCore | DecodeCore
 
 
-def made_like(worker: AnyCore) -> MakeCore:
+def made_like(worker: DecodeCore) -> MakeCore:
     return PrefillCore if isinstance(worker, PrefillCore) else decode_core
 
 
@@ -65,9 +63,9 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
 @pytest.fixture(params=[PrefillCore, decode_core])
-def worker(request: pytest.FixtureRequest) -> AnyCore:
+def worker(request: pytest.FixtureRequest) -> DecodeCore:
     """Return each kind of worker without a pool, so that the decode worker is colocated."""
-    core: AnyCore = request.param(WorkerSetup(LIMITS))
+    core: DecodeCore = request.param(WorkerSetup(LIMITS))
     assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_blocks=8))]
     return core
 
@@ -76,7 +74,7 @@ def last_token(name: str = "a", attempt: int = 0, owner: str = "gateway-0") -> C
     return Send(owner, Tokens((Output(name, attempt, 0, (0,), FinishReason.STOP),)))
 
 
-def run_both(worker: AnyCore) -> list[Command]:
+def run_both(worker: DecodeCore) -> list[Command]:
     """Run the prompts of two owners, whose first token is the last."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -84,7 +82,7 @@ def run_both(worker: AnyCore) -> list[Command]:
     return worker.handle(StepDone(StepResult(2, (("b", 0),))), 0.0)
 
 
-def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) -> None:
+def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: DecodeCore) -> None:
     """No later frame would show that the last token was lost."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_blocks=8))
@@ -95,7 +93,7 @@ def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) ->
     assert worker.handle(REFRESH, 15.0) == []
 
 
-def test_there_is_one_refresh_at_a_time(worker: AnyCore) -> None:
+def test_there_is_one_refresh_at_a_time(worker: DecodeCore) -> None:
     """A timer that each event set again would never fire."""
     assert REFRESHES not in run_both(worker)
     assert but_reports(worker.handle(REFRESH, 5.0)) == [
@@ -105,7 +103,7 @@ def test_there_is_one_refresh_at_a_time(worker: AnyCore) -> None:
     ]
 
 
-def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: AnyCore) -> None:
+def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: DecodeCore) -> None:
     run_both(worker)
     again = last_token("b", owner="gateway-1")
     assert worker.handle(said("gateway-1", Missed()), 0.0) == [again]
@@ -114,14 +112,14 @@ def test_after_lost_frames_an_owner_hears_again_what_has_ended(worker: AnyCore) 
     assert worker.handle(said("gateway-1", Missed()), 0.0) == []
 
 
-def test_after_lost_frames_the_router_hears_again_what_is_held(worker: AnyCore) -> None:
+def test_after_lost_frames_the_router_hears_again_what_is_held(worker: DecodeCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     holding = Send(ROUTER, Holding((("a", 0),), free_blocks=7))
     assert worker.handle(said(ROUTER, Missed()), 0.0) == [holding]
     assert worker.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), holding]
 
 
-def test_the_router_inquires_after_what_is_not_here(worker: AnyCore) -> None:
+def test_the_router_inquires_after_what_is_not_here(worker: DecodeCore) -> None:
     worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     assert worker.handle(said(ROUTER, Inquire((("a", 1), ("b", 0)))), 0.0) == []
@@ -132,21 +130,21 @@ def test_the_router_inquires_after_what_is_not_here(worker: AnyCore) -> None:
     assert replace(answer.message, free_blocks=0) == Progress(unknown=(("a", 0), ("a", 2), ("never", 0)))
 
 
-def test_what_has_ended_is_not_here_any_more(worker: AnyCore) -> None:
+def test_what_has_ended_is_not_here_any_more(worker: DecodeCore) -> None:
     """The output is kept for its owner only; a router that missed the end must hear that the request is not here."""
     run_both(worker)
     unknown = Progress(unknown=(("a", 0),), free_blocks=8)
     assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [Send(ROUTER, unknown)]
 
 
-def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: AnyCore) -> None:
+def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: DecodeCore) -> None:
     worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
     worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
     worker.handle(said("gateway-0", Cancel("a", 0)), 0.0)
     assert worker.handle(said("gateway-0", Resend("a", 1, 0)), 0.0) == [last_token(attempt=1)]
 
 
-def test_a_request_that_waited_is_seated_as_soon_as_there_is_room_again(worker: AnyCore) -> None:
+def test_a_request_that_waited_is_seated_as_soon_as_there_is_room_again(worker: DecodeCore) -> None:
     """The numbers of free blocks and of waiting requests may equal those at the seating before."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -161,11 +159,11 @@ def planned(commands: list[Command]) -> StepPlan:
     return next(command.plan for command in commands if isinstance(command, RunStep))
 
 
-def fails(worker: AnyCore, plan: StepPlan) -> list[Command]:
+def fails(worker: DecodeCore, plan: StepPlan) -> list[Command]:
     return worker.handle(StepDone(StepResult(plan.number, (), failure=StepFailure("no memory")), 0.1), 0.0)
 
 
-def test_a_step_without_memory_is_followed_by_smaller_steps(worker: AnyCore) -> None:
+def test_a_step_without_memory_is_followed_by_smaller_steps(worker: DecodeCore) -> None:
     """Tokens of the failed step do not count as run, and all of the prompt runs in the end."""
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     sizes, ran = [plan.num_tokens], list[int]()
@@ -180,7 +178,7 @@ def test_a_step_without_memory_is_followed_by_smaller_steps(worker: AnyCore) -> 
     assert [*ran, *plan.chunks[0].tokens] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> None:
+def test_where_one_token_is_too_much_the_attempt_is_lost(worker: DecodeCore) -> None:
     """The owner hears of the loss from the router, and who asks hears why; the worker goes on with other requests."""
     plan = planned(worker.handle(said(ROUTER, Prefill(A)), 0.0))
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -202,7 +200,7 @@ def progress_in(commands: list[Command]) -> list[Progress]:
     return [message for message in sent if isinstance(message, Progress)]
 
 
-def test_steps_grow_again_once_they_go_well(worker: AnyCore) -> None:
+def test_steps_grow_again_once_they_go_well(worker: DecodeCore) -> None:
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     while plan.num_tokens > 1:
         plan = planned(fails(worker, plan))
@@ -241,7 +239,7 @@ def outputs_of(commands: list[Command]) -> list[Output]:
     return [output for frame in frames if isinstance(frame, Tokens) for output in frame.outputs]
 
 
-def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: AnyCore) -> None:
+def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker: DecodeCore) -> None:
     first = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=10))), 0.0))
     blocks = first.chunks[0].kv.blocks
     assert first.chunks == (
@@ -268,7 +266,7 @@ def test_scores_stay_of_tokens_whose_kv_came_back_from_the_pool() -> None:
     assert tuple(prompt.prompt_logprobs) == of_prompt
 
 
-def test_the_owner_hears_how_long_a_prompt_waited(worker: AnyCore) -> None:
+def test_the_owner_hears_how_long_a_prompt_waited(worker: DecodeCore) -> None:
     asked = replace(asks_for(Sampling(), prompt=10), arrival_at=1.0)
     worker.handle(said(ROUTER, Prefill(asked)), 2.0)
     worker.handle(StepDone(StepResult(1, ()), seconds=1.5), 4.0)  # the first of two chunks
@@ -276,7 +274,7 @@ def test_the_owner_hears_how_long_a_prompt_waited(worker: AnyCore) -> None:
     assert told.opening == Opening(waited_s=1.5)
 
 
-def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
+def test_a_scored_chunk_is_short(worker: DecodeCore) -> None:
     """All logits of a scored chunk are in memory at the same time."""
     roomy = made_like(worker)(WorkerSetup(replace(LIMITS, num_blocks=400, max_step_tokens=2000)))
     plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
@@ -284,7 +282,7 @@ def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
     assert plan.chunks[0].sampling is None
 
 
-def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore) -> None:
+def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: DecodeCore) -> None:
     """The owner already has the log-probabilities of the prompt and of the emitted tokens."""
     plan = plan_of(worker.handle(said(ROUTER, Prefill(next_attempt(asks_for(SCORED), (7, 8)))), 0.0))
     assert plan.chunks[0].scoring is None
@@ -295,7 +293,7 @@ def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore)
     ]
 
 
-def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: AnyCore) -> None:
+def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: DecodeCore) -> None:
     plain = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED))), 0.0))
     assert plain.chunks[0].history is None
     second = made_like(worker)(WorkerSetup(LIMITS))
@@ -306,7 +304,7 @@ def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: AnyCore)
     assert whole.chunks[0].history == History((1, 2, 3, 4, 5, 6, 7), [7, 8], (0,))
 
 
-def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: AnyCore) -> None:
+def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: DecodeCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
     end = Output("a", 0, 0, (), FinishReason.ERROR)
@@ -321,10 +319,10 @@ def test_a_token_that_cannot_be_sampled_ends_the_output_before_it(worker: AnyCor
 class TestRetiring:
     RETIRE = said(ROUTER, Retire("me", 1))
 
-    def test_where_nothing_is_open_it_ends_at_once(self, worker: AnyCore) -> None:
+    def test_where_nothing_is_open_it_ends_at_once(self, worker: DecodeCore) -> None:
         assert End() in worker.handle(self.RETIRE, 0.0)
 
-    def test_first_what_is_open_ends_and_is_with_its_owners(self, worker: AnyCore) -> None:
+    def test_first_what_is_open_ends_and_is_with_its_owners(self, worker: DecodeCore) -> None:
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         assert End() not in worker.handle(self.RETIRE, 0.0)
         done = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
@@ -332,7 +330,7 @@ class TestRetiring:
         assert End() not in done
         assert End() in worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
 
-    def test_gateways_hear_that_it_is_to_go_before_it_has_gone(self, worker: AnyCore) -> None:
+    def test_gateways_hear_that_it_is_to_go_before_it_has_gone(self, worker: DecodeCore) -> None:
         *_, told, end = worker.handle(self.RETIRE, 0.0)
         (figures,) = figures_in([told])
         assert figures.worker is not None
@@ -345,7 +343,7 @@ def figures_in(commands: list[Command]) -> list[Figures]:
     return [message for message in sent if isinstance(message, Figures)]
 
 
-def test_a_new_router_hears_what_was_counted_though_nothing_is_new(worker: AnyCore) -> None:
+def test_a_new_router_hears_what_was_counted_though_nothing_is_new(worker: DecodeCore) -> None:
     told = figures_in(worker.handle(REFRESH, 1.0))
     assert len(told) == 1
     assert figures_in(worker.handle(REFRESH, 3.0)) == []

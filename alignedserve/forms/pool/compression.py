@@ -1,8 +1,7 @@
 """The compression of waiting requests' pages to int8: which pages, and when (ALISE §3.2).
 
     off     no pages
-    auto    while fewer than a quarter of the pages, without the reserve, are free: pages of the request with the
-            longest expected wait first
+    auto    while fewer than a quarter of the pages are free: pages of the request with the longest expected wait first
     int8    all full pages, as they come
 
 The pool gives the order, and a worker compresses beside its steps: Compress ─▶ worker ─▶ Compressed. A worker has one
@@ -33,7 +32,7 @@ from alignedserve.protocol.events import Event, HolderGone, MemberJoined, Member
 from alignedserve.protocol.messages import AskBatch, Compress, Compressed, holder
 from alignedserve.scheduling.policy import Policy
 
-PRESSURE = 0.25  # `auto` begins when a smaller share of the pages, without the reserve, is free
+PRESSURE = 0.25  # `auto` begins when a smaller share of the pages is free
 AT_ONCE = 8  # most pages in an order
 _LOOK_S = 1.0  # between two times that waiting requests are ordered, or that passed-over requests are looked at again
 

@@ -3,28 +3,18 @@
 To compress a page, a worker copies it to another page in int8. Until that has ended, entries keep the old page, which
 stays taken even if all of them leave. Then the new page replaces it and gets its name, or is given back.
 
-The pool's extents (kvpool/arena/extents.py) hold pages of one kind at a time. So the pages of the reserve cannot be
-counted one by one: while one int8 page of an extent is in use, no KV fits there. An extent of int8 counts as a whole as
-soon as one of its pages is best-effort:
-
-    8 pages as KV, 15 as int8 in an extent
-
-    extent 0   KV    3 pages best-effort                                   3
-    extent 1   int8  1 page best-effort, 6 real-time, 8 free               8
-    extent 2   int8  2 pages real-time, 13 free                            0
-
-Compressed pages count as best-effort, which they nearly always are: they lie in extents that are in use, and begin a
-new extent only where the reserve stays whole beside it.
+The pool's extents (kvpool/arena/extents.py) hold pages of one kind at a time: while one int8 page of an extent is in
+use, no KV fits there. So compressed pages go to extents that are in use before they begin a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
-from alignedserve.core import ServiceClass, Usage
+from alignedserve.core import Usage
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.memory.pages import FreePages, Pages
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
@@ -83,28 +73,8 @@ class FreeExtents(FreePages):
         begun = self._num_extents[kind] - len(self._untaken[kind])
         return begun * self.extents.per_extent(kind) - self._taken_of[kind]
 
-    def num_left(self, extent: int) -> int:
-        """Return how many pages of the extent are free or idle."""
-        return self.extents.per_extent(self._kind[extent]) - self._num_taken[extent]
-
     def is_begun(self, extent: int) -> bool:
         return self._num_taken[extent] > 0
-
-    @property
-    def num_untaken(self) -> int:
-        """Return how many extents have no taken page."""
-        return sum(map(len, self._untaken.values()))
-
-    def lost_with(self, page: int) -> int:
-        """Return how many pages of the first kind are lost when this free or idle page is taken.
-
-        A page of another kind costs all pages that its extent could hold, unless the extent is begun.
-        """
-        extent, _, kind = self.extents.place(page)
-        first = self.extents.first_kind
-        if kind is first:
-            return 1
-        return 0 if self.is_begun(extent) else self.extents.per_extent(first)
 
     def __len__(self) -> int:
         return len(self._free)
@@ -122,9 +92,9 @@ class FreeExtents(FreePages):
         self._count(page, taken=1)
         return page
 
-    def take_begun(self, kind: PageKind, may: Callable[[int], bool]) -> int | None:
-        """Take a free page of a kind other than the first, in a begun extent that `may` allows; None for none."""
-        extent = next(filter(may, self._open[kind]), None)
+    def take_begun(self, kind: PageKind) -> int | None:
+        """Take a free page of a kind other than the first, in a begun extent; None where there is none."""
+        extent = next(iter(self._open[kind]), None)
         if extent is None:
             return None
         page = next(page for page in self.extents.pages(extent, kind) if page in self._free)
@@ -189,8 +159,8 @@ class FreeExtents(FreePages):
         self._note(self._untaken[kind], extent, not self._num_taken[extent])
         self._note(self._empty[kind], extent, not self._num_taken[extent] and not self._num_idle[extent])
         if kind in self._open:
-            left = self.num_left(extent)
-            self._note(self._open[kind], extent, self._num_idle[extent] < left and self.is_begun(extent))
+            has_free = self._num_taken[extent] + self._num_idle[extent] < self.extents.per_extent(kind)
+            self._note(self._open[kind], extent, has_free and self.is_begun(extent))
 
     def _note(self, extents: dict[int, None], extent: int, belongs: bool) -> None:
         if belongs:
@@ -200,11 +170,10 @@ class FreeExtents(FreePages):
 
 
 class CompressiblePages(Pages):
-    def __init__(self, extents: Extents, num_reserved: int = 0) -> None:
+    def __init__(self, extents: Extents) -> None:
         self.extents, self._extents = extents, (free := FreeExtents(extents))
-        super().__init__(extents.num_pages(PageKind.KV), num_reserved, free)
+        super().__init__(extents.num_pages(PageKind.KV), free)
         self._idle_int8 = SegmentedLru(int(extents.num_pages(PageKind.KV_INT8) * PROTECTED_SHARE))
-        self._best_effort_in: dict[int, int] = {}  # extent of int8 -> its best-effort pages; never 0
         self._compressing: dict[int, int] = {}  # page -> the page that will take its place
         self._incompressible: set[int] = set()
 
@@ -214,16 +183,11 @@ class CompressiblePages(Pages):
 
     @property
     def free_share(self) -> float:
-        """Return the free share of the pages without the reserve, at which best-effort requests stop."""
-        return self.room(ServiceClass.BE) / max(1, self.num_pages - self._num_reserved)
+        return self.num_free / max(1, self.num_pages)
 
     @property
     def num_idle(self) -> int:
         return len(self._idle) + len(self._idle_int8)
-
-    @property
-    def best_effort(self) -> int:
-        return self._num_best_effort + len(self._best_effort_in) * self.extents.kv
 
     @property
     def usage(self) -> Usage:
@@ -254,15 +218,9 @@ class CompressiblePages(Pages):
         return page not in self._incompressible and self.extents.kind_of(page) is PageKind.KV
 
     def room_to_compress(self, begun: bool = False) -> int:
-        """Return how many pages compression may take; with `begun`, only those in extents that are in use.
-
-        The reserve stays as it is for either class, since compressed pages are nearly always best-effort.
-        """
-        places = self._extents.num_begun(PageKind.KV_INT8)
-        if not self._is_reserve_whole:
-            places = sum(map(self._extents.num_left, self._best_effort_in))
-        extents = min(self._extents.num_untaken, self._num_to_begin)
-        return places if begun else places + extents * self.extents.kv_int8
+        """Return how many pages compression may take; with `begun`, only those in extents that are in use."""
+        kind = PageKind.KV_INT8
+        return self._extents.num_begun(kind) if begun else self._extents.num_for(kind)
 
     def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
         """Lease the holder a page to write each of these pages to; None where there are too few."""
@@ -271,11 +229,8 @@ class CompressiblePages(Pages):
         into = []
         for page in pages:
             into.append(taken := self._take_to_compress())
-            self._count_best_effort(taken, 1)
             self._compressing[page] = taken
-        if into:
-            self._leases.setdefault(holder, {}).update(dict.fromkeys(into, ServiceClass.BE))
-        return tuple(into)
+        return self._lease(holder, into)
 
     def compressed(self, holder: str, page: int, take: bool) -> None:
         """Put the new page in the place of the old one, or take it back: the holder writes no more."""
@@ -290,9 +245,6 @@ class CompressiblePages(Pages):
         for entry in holding:
             pages = self._entries[entry]
             pages[pages.index(page)] = into
-        if self._holders.has_best_effort(page):
-            self._count_best_effort(page, -1)
-            self._count_best_effort(into, 1)
         self._holders.move(page, into)
         if (name := self._names.pop(page, None)) is not None:
             self._names[into], self._named[name] = name, into
@@ -303,60 +255,6 @@ class CompressiblePages(Pages):
     def cannot_compress(self, page: int) -> None:
         """Note that a worker has failed to compress the page: it is not tried again."""
         self._incompressible.add(page)
-
-    # --- The reserve
-
-    @property
-    def _is_reserve_whole(self) -> bool:
-        """Return whether the reserve is free; otherwise real-time requests use some of it themselves."""
-        return self.num_free >= self._num_reserved
-
-    @property
-    def _num_to_begin(self) -> int:
-        """Return how many extents may change their kind, or be begun, beside the reserve."""
-        return self.room(ServiceClass.BE) // self.extents.kv
-
-    def _may_fill(self, extent: int) -> bool:
-        """Return whether compressed pages may go to this extent.
-
-        An extent in which only real-time requests have pages becomes theirs again when they go, so it stays as it is.
-        """
-        return self._is_reserve_whole or extent in self._best_effort_in
-
-    def _beyond_reserve(self, pages: Iterator[int]) -> Iterator[int]:
-        room, woken = self.num_free - self._num_reserved, set[int]()
-        for page in pages:
-            extent, _, kind = self.extents.place(page)
-            if not (self._holders.has_best_effort(page) or extent in self._best_effort_in or extent in woken):
-                room -= self._extents.lost_with(page)
-                if room < 0:
-                    return
-            if kind is not PageKind.KV:
-                woken.add(extent)
-            yield page
-
-    def _page_named(self, name: int, service: ServiceClass) -> int | None:
-        """Return the page, unless a best-effort entry would take some of the reserve with it."""
-        known = self._named.get(name)
-        if known is not None and service is ServiceClass.BE and self._is_of_reserve(known):
-            self.forget(known)
-            return None
-        return known
-
-    def _is_of_reserve(self, page: int) -> bool:
-        extent, _, kind = self.extents.place(page)
-        if kind is PageKind.KV or extent in self._best_effort_in:
-            return False
-        return self.num_free + 1 - self._extents.lost_with(page) < self._num_reserved
-
-    def _count_best_effort(self, page: int, change: int) -> None:
-        extent, _, kind = self.extents.place(page)
-        if kind is PageKind.KV:
-            self._num_best_effort += change
-        elif left := self._best_effort_in.get(extent, 0) + change:
-            self._best_effort_in[extent] = left
-        else:
-            del self._best_effort_in[extent]
 
     # --- One page
 
@@ -378,21 +276,20 @@ class CompressiblePages(Pages):
         return page
 
     def _take_to_compress(self) -> int:
-        """Take a page of an extent in use, else of a new one beside the reserve, else evict idle pages."""
+        """Take a page of an extent in use, else of a new one, else evict idle pages."""
         kind = PageKind.KV_INT8
-        page = self._extents.take_begun(kind, self._may_fill)
-        if page is None and self._num_to_begin:
+        page = self._extents.take_begun(kind)
+        if page is None:
             page = self._extents.take(kind)
         if page is None and (idle := self._idle_in_use()) is not None:
             self._evict(idle)
-            page = self._extents.take_begun(kind, self._may_fill)
+            page = self._extents.take_begun(kind)
         return self._take(kind) if page is None else page
 
     def _idle_in_use(self) -> int | None:
         """Take the idle int8 page of a begun extent that is next to be evicted, or None."""
         for page in self._idle_int8:
-            extent = self.extents.place(page)[0]
-            if self._extents.is_begun(extent) and self._may_fill(extent):
+            if self._extents.is_begun(self.extents.place(page)[0]):
                 self._idle_int8.forget(page)
                 return page
         return None

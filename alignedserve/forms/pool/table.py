@@ -11,11 +11,11 @@ from alignedserve.kvpool.memory.rewriting import AllWaiting, Rewriting
 from alignedserve.scheduling.policy import Policy
 
 
-def pages_of(extents: Extents, num_reserved: int = 0) -> Pages:
-    """Return the pages of these extents, all free; `num_reserved` of them are for real-time requests only."""
+def pages_of(extents: Extents) -> Pages:
+    """Return the pages of these extents, all free."""
     if len(extents.kinds) > 1:
-        return CompressiblePages(extents, num_reserved)
-    return Pages(extents.num_pages(extents.first_kind), num_reserved)
+        return CompressiblePages(extents)
+    return Pages(extents.num_pages(extents.first_kind))
 
 
 def rewriting_of(policy: Policy, pages: Pages, waiters: AllWaiting) -> Rewriting:

@@ -19,13 +19,12 @@ class State(Enum):
 
     NEW = "new"  # made from a message; nowhere yet
     COMPILING = "compiling"  # its syntax is compiled before it may be in a step
-    RESIDENT = "resident"  # decodes: all its tokens but the last have KV here
+    RESIDENT = "resident"  # decodes, or leaves: all its tokens but the last have KV here
     PROMPT = "prompt"  # has blocks, and runs chunk by chunk
     JOINING = "joining"  # has blocks, and its KV is copied to them from the pool
     FETCHING = "fetching"  # has blocks, and what the pool has of its beginning is copied to them
     WAITING = "waiting"  # for a seat; it has no blocks
     ASKING = "asking"  # the pool is asked what it has of the prompt's beginning
-    THROUGH = "through"  # its prompt has run, and it waits for pages of the pool
     LEAVING = "leaving"  # its KV is copied to the pool, where it goes on
     CANDIDATE = "candidate"  # its KV is in the pool or on a prefill worker, and it waits for room here
     RECEIVING = "receiving"  # has blocks, and its KV comes from a prefill worker's device
@@ -56,7 +55,6 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         },
         State.PROMPT: {
             State.RESIDENT: "first token",
-            State.THROUGH: "first token, on a prefill worker",
             State.LEAVING: "preempted",
             State.WAITING: "gives way to other prompts",
             State.GONE: "ended or cancelled",
@@ -70,7 +68,6 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         State.JOINING: {State.RESIDENT: "copied", State.ABANDONED: "cancelled", State.GONE: "not intact"},
         State.RECEIVING: {
             State.RESIDENT: "received",
-            State.LEAVING: "received for the pool",
             State.JOINING: "not intact, the pool has it too",
             State.WAITING: "not intact, recomputed",
             State.ABANDONED: "cancelled",
@@ -85,21 +82,13 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         State.DEPARTING: {
             State.CANDIDATE: "sent",
             State.RESIDENT: "refused or failed",
-            State.THROUGH: "declined",
             State.ABANDONED: "cancelled",
             State.GONE: "sent to where it goes on",
         },
         State.LEAVING: {
             State.WAITING: "no pages, or the pool was lost",
-            State.THROUGH: "the pool was lost",
             State.ABANDONED: "cancelled",
             State.GONE: "in the pool",
-        },
-        State.THROUGH: {
-            State.LEAVING: "pages at hand",
-            State.DEPARTING: "no pool is of use",
-            State.WAITING: "gives its place to a chat",
-            **_GONE,
         },
         State.KEPT: {State.GONE: "answer in the pool"},
         State.ABANDONED: {State.GONE: "copy or transfer ended"},

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from alignedserve.core import KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
-from alignedserve.prefill_worker.running import PoolSeating
 from alignedserve.schedulers.best_fit import Left, Window, windows
 from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
+from alignedserve.worker.step.view import PlannedStep, Seating
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from tests.worker.step.test_selection import (
     COST,
@@ -372,89 +371,3 @@ class TestWhatMeansNothing:
     def test_it_has_a_reason(self, policy: Policy) -> None:
         assert policy.problem is not None
         assert "\n" not in policy.problem
-
-
-class TestOnAPrefillWorker:
-    """Prompts whose KV goes to the pool: best-effort prompts need pages, real-time prompts a waiting place."""
-
-    @given(policies, crowds(), st.integers(0, 60), st.integers(0, 12), st.lists(st.integers(1, 30), max_size=3))
-    @some
-    def test_pages_and_memory_are_never_exceeded(
-        self, policy: Policy, crowd: tuple[list[WorkerRequest], ...], free: int, spare: int, idle_tokens: list[int]
-    ) -> None:
-        _, prompts, waiting = crowd
-        idle = [document(f"idle{number}") for number in range(len(idle_tokens))]
-        blocks = Blocks(free + sum(idle_tokens))
-        for running, count in zip(idle, idle_tokens, strict=True):
-            running.kv = KvForm(blocks.take(count) or ())
-        before = {running.request.id: running.blocks for running in (*prompts, *idle)}
-        at = moment(policy)
-        found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
-        seated = [running for running in found.admitted if not running.promise.is_rt]
-        assert sum(pages_of(running) for running in seated) <= spare
-        taken = [block for running in waiting for block in running.blocks]
-        taken += [
-            block
-            for running in (*prompts, *idle)
-            for block in running.blocks
-            if block not in before[running.request.id]
-        ]
-        assert len(taken) == len(set(taken))
-        assert not found.displaced or any(running.promise.is_rt for running in (*found.admitted, *prompts))
-        assert all(not running.blocks for running in found.displaced)
-        assert {running.request.id for running in idle if not running.blocks} == {
-            running.request.id for running in found.displaced
-        }
-
-    @given(policies, crowds())
-    @some
-    def test_a_request_that_lacks_pages_holds_up_nobody(
-        self, policy: Policy, crowd: tuple[list[WorkerRequest], ...]
-    ) -> None:
-        """The chosen step is the same without the prompts that wait for pages."""
-        _, prompts, waiting = crowd
-        at = moment(policy)
-        rt = [running for running in waiting if running.promise.is_rt]
-        steps = []
-        for these in (waiting, rt):
-            blocks = [running.blocks for running in prompts]
-            found = choose((), prompts, waits(these, at), at, pool_seating(Blocks(1000), at, 0, []))
-            steps.append(ran(found))
-            for running, before in zip(prompts, blocks, strict=True):
-                running.kv = KvForm(before)
-        assert steps[0] == steps[1]
-
-    def test_a_real_time_prompt_takes_the_place_of_the_newest_that_wait_for_pages(self) -> None:
-        blocks, idle = Blocks(8), [document("old"), document("new")]
-        for running in idle:
-            running.kv = KvForm(blocks.take(3) or ())
-        at = moment()
-        urgent = chat("chat", 1.0, 4 * BLOCK)
-        found = choose((), (), waits([urgent, document("other")], at), at, pool_seating(blocks, at, 9, idle))
-        assert (
-            [running.request.id for running in found.admitted],
-            [running.request.id for running in found.displaced],
-        ) == (
-            ["chat"],
-            ["new"],
-        )
-
-
-def pages_of(running: WorkerRequest) -> int:
-    return -(-running.num_tokens // 64)
-
-
-def pool_seating(blocks: Blocks, at: StepContext, spare: int, idle: list[WorkerRequest]) -> PoolSeating:
-    by_chunk = at.policy.room is Room.CHUNKS
-    return PoolSeating(
-        blocks,
-        1000,
-        BLOCK,
-        1000,
-        by_chunk,
-        lambda running: running.num_tokens,
-        bool,
-        spare_pages=spare,
-        pages_for=pages_of,
-        idle=list(idle),
-    )
