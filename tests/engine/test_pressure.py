@@ -79,7 +79,7 @@ KINDS = {"hidden", "projected"}
         rarely(("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS)),
         rarely(("1+1", "deepseek-v3", PLAIN, 2, PAGES, LEAVING | ASIDE)),
         ("1+1", "deepseek-v3", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
-        ("1+1", "opt", replace(HYBRID, handoff=Handoff.POOL), 10, FEW_PAGES, LEAVING | ASIDE | BATCHES | KINDS),
+        ("1+1", "opt", replace(HYBRID, handoff=Handoff.POOL), 3, FEW_PAGES, LEAVING | ASIDE | BATCHES | KINDS),
         rarely(("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"})),
         ("colocated", "gqa-untied", PLAIN, 6, FEWER_PAGES, {"preemption", "eviction to the pool", "fetched", "kept"}),
         rarely(("colocated", "gqa-untied", PLAIN, 2, 0, {"preemption"})),

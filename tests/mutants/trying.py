@@ -36,9 +36,9 @@ from tests.mutants.planted import SOURCE, Planted
 
 NEAR_FILES = 16  # of each mutated file
 # Tests run without mutants, the nearest first, until so many run each mutant's function, or so much processor time has
-# gone for each mutant; then all others, for those that survive.
+# gone for each mutant; then others, for those that survive, and more for those that survive these.
 ENOUGH = 5
-ROUNDS = ((ENOUGH, 0.8), (inf, 2.5))
+ROUNDS = ((ENOUGH, 0.8), (inf, 2.5), (inf, 8.0))
 SLOW_S = 0.5  # tests that take longer come after those that take less
 MUTANT_S = 6.0  # of processor time that the tests of a mutant take without it
 # With it a test has ten times what it takes, and a start: what it shares with others is made again. All have MOST_S.
@@ -231,10 +231,11 @@ class _Trying:
             for mutant in alive:
                 before_s = _children_s()
                 now = self._try(mutant, at_import, known)
-                found[mutant] = (*now[:2], now[2] + (found[mutant][2] if mutant in found else 0), now[3])
+                before = found[mutant][2] if now[0] and mutant in found else 0
+                found[mutant] = (*now[:2], now[2] + before, now[3])
                 if now[0]:
                     self._say(_line(mutant, Tried(*found[mutant][:3]), _children_s() - before_s))
-            alive = [mutant for mutant in alive if found[mutant][0] == SURVIVED]
+            alive = [mutant for mutant in alive if found[mutant][0] in (SURVIVED, "")]
             if not alive:
                 break
         self.found = [found[mutant] for mutant in self._mutants]
@@ -342,16 +343,14 @@ class _Trying:
         return [runs for (where, name), runs in self._shared.items() if name in used and item.nodeid.startswith(where)]
 
     def _try(self, mutant: Planted, at_import: set[Function], known: set[str]) -> _Found:
-        """Try those tests that are not known yet; all where a process has to run them."""
+        """Try those tests that are not known yet; name all where a process has to run them."""
         is_in_a_function = _function(mutant) is not None and _function(mutant) not in at_import
-        tests = self._chosen(mutant)
+        tests = self._chosen(mutant, known if is_in_a_function else set())
         if not tests:
             return (SURVIVED, "", 0, ())
-        if is_in_a_function:
-            new = [test for test in tests if test.item.nodeid not in known]
-            found = self._verdict(mutant, new) if new else (SURVIVED, "", 0, ())
-            if found is not None:
-                return found
+        if is_in_a_function and (found := self._verdict(mutant, tests)) is not None:
+            return found
+        tests = self._chosen(mutant, set())
         return ("", "", len(tests), [test.item.nodeid for test in tests])
 
     def _verdict(self, mutant: Planted, tests: list[_Test]) -> _Found | None:
@@ -376,8 +375,9 @@ class _Trying:
         except (TakesTooLong, Crashed):
             return True
 
-    def _chosen(self, mutant: Planted) -> list[_Test]:
-        """Return the tests that run the function, or any of the file where it runs at import, the nearest first."""
+    def _chosen(self, mutant: Planted, known: Set[str]) -> list[_Test]:
+        """Return the tests beside the `known` that run the function, or any of the file where it runs at import, the
+        nearest first."""
         near = {file: rank for rank, file in enumerate(self._near[mutant])}
 
         def distance(test: _Test) -> tuple[bool, bool, int]:
@@ -385,7 +385,8 @@ class _Trying:
             return is_blind, test.cpu_s > SLOW_S, near.get(test.item.nodeid.partition("::")[0], len(near))
 
         function = _function(mutant)
-        tests = [test for test in self._tests if function is None or function in test.runs]
+        unknown = [test for test in self._tests if test.item.nodeid not in known]
+        tests = [test for test in unknown if function is None or function in test.runs]
         tests = [test for test in tests if function or not distance(test)[0] or distance(test)[2] < len(near)]
         tests.sort(key=distance)
         costs = accumulate(test.cpu_s for test in tests)
