@@ -77,7 +77,7 @@ KINDS = {"hidden", "projected"}
     [
         ("1+1", "gqa-untied", BATCHED, 2, PAGES, LEAVING | ASIDE | BATCHES),
         rarely(("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS)),
-        rarely(("1+1", "deepseek-v3", PLAIN, 2, PAGES, LEAVING | ASIDE)),
+        rarely(("1+1", "deepseek-v3", PLAIN, 3, PAGES, LEAVING | ASIDE)),
         ("1+1", "deepseek-v3", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
         ("1+1", "opt", replace(HYBRID, handoff=Handoff.POOL), 3, FEW_PAGES, LEAVING | ASIDE | BATCHES | KINDS),
         rarely(("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"})),
