@@ -155,9 +155,9 @@ class HandingOn:
     Such a request decodes here until the pool has the full pages of its prompt, which are copied beside the steps. So
     it pauses only for the copy of the rest to the pool, and for the copy of all its pages to the other worker.
 
-    A worker that runs prompts only hands on each of them, chats first, and none decodes here meanwhile: to the pool,
-    which batches those that have no named worker; or, where no pool is of use, to a decode worker, where it waits for
-    room.
+    Where nothing decodes (prefill_worker/state.py), every request is handed on as soon as its prompt has run, chats
+    first. It goes to the pool, which batches those for which no worker was named. Where no pool is of use, it is
+    offered to a decode worker, and waits on this device until that worker has room.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class HandingOn:
         """Return the requests that can be handed on now."""
         residents = self._here.residents.values()
         if self._hands_on_all:
-            named = sorted(residents, key=lambda running: not running.promise.is_rt)
+            going = sorted(residents, key=lambda running: not running.promise.is_rt)
         else:
-            named = [running for running in residents if running.decode]
-        return [running for running in named if self._is_ready(running)]
+            going = [running for running in residents if running.decode]
+        return [running for running in going if self._is_ready(running)]
 
     @property
     def needs_no_pool(self) -> bool:
@@ -192,7 +192,8 @@ class HandingOn:
         return pool is None or self._keeps or all(peer.node != pool.node for peer in peers)
 
     def has_use_for_pages(self) -> bool:
-        """Return whether requests that run may take pages: none that waits to leave lacks some, or can do without."""
+        """Return whether pages may be taken for prompts that still run: requests go by the pool, and no request that
+        waits to leave lacks pages."""
         return not self.needs_no_pool and self.lacks_pages() is None
 
     def _is_ready(self, running: WorkerRequest) -> bool:
@@ -217,8 +218,10 @@ class HandingOn:
         return next(iter(self.ready), None) if self._hands_on_all and not self.needs_no_pool else None
 
     def _way_for(self, running: WorkerRequest) -> Member:
-        """Return the worker that was named for the request, or else the one to which least is offered; where there is
-        another, not the one that a request came back from last: the way there may be broken."""
+        """Return the worker that was named for the request. Where none was, return the one with the fewest offers.
+
+        The worker from which a request came back last is taken only if there is no other: the way there may be broken.
+        """
         offered = Counter(departure.to.name for departure in self._here.departures.wanted)
         back = self._leaving.came_back_from
         others = sorted(self._peers.peers, key=lambda peer: (peer.name == back, offered[peer.name], peer.name))

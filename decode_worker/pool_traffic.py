@@ -5,8 +5,9 @@
        └── ended ──▶ kept (its answer to pages) ──▶ Keep: for a request that goes on from there
     has to leave, and waits here ──▶ full pages of what has run ──▶ Keep: it goes on from there
 
-Only what the pool lacks is written: the full pages that it holds for a request stay its own. The worker never waits for
-pages: it has spare ones at hand (worker/pool.py), and does without where there are none.
+Only what the pool lacks is written: the full pages that it holds for a request stay its own. The worker has
+spare pages at hand (worker/pool.py), and does without where there are none: what leaves is recomputed. Only where no
+request decodes here, those whose prompts have run wait for pages.
 """
 
 from __future__ import annotations
@@ -274,7 +275,7 @@ class WritingAhead:
         may_be_written = have_to_leave if memory.decodes else memory.keeps_places
         self._is_on = may_be_written and not limits.gives_back  # its blocks move
         self._looked_at = 0  # number of a step
-        self._ahead: dict[WorkerRequest, None] = {}  # residents whose pages were written ahead
+        self._ahead: dict[WorkerRequest, None] = {}  # requests whose pages were written ahead
         self.num_pages = 0  # that were written ahead
 
     def write(self, now: float) -> list[Command]:

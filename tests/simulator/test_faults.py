@@ -225,7 +225,7 @@ def test_any_one_frame_may_be_lost(topology: str, are_last: bool, part: int) -> 
     sent = sorted(sent_in(of), key=lambda one: one[:3])
     assert {(one.sender, one.to) for one in sent} >= links_of(topology)
     firsts, lasts = ({(one[1:3], type(one.message)): one for one in order} for order in (sent[::-1], sent))
-    # With two workers of a kind, the next frame on a link may be about another request.
+    # Where two workers share a kind, the frame that shows the gap may be about another request, and come late.
     kinds = () if topology == "2+2" else (Submit, Prefill, Tokens)
     followed = {one[:3] for one in firsts.values() if type(one.message) in kinds}
     undisturbed_s = check(of).duration_s
