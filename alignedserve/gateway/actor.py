@@ -8,6 +8,7 @@ import gc
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -51,6 +52,8 @@ log = logging.getLogger("alignedserve.gateway")
 CUT_OFF_S = 1.0  # time for the answers that tell clients that they are cut off
 _MOST_CONNECTIONS = 4096  # of a gateway, where the system allows this number of open files
 DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
+READY_LOOK_S = 0.02  # between two checks whether requests can be served
+MOST_UNREADY_S = 10.0  # that a gateway beside others takes no connection, because it could not serve
 LOOK_S = 1.0  # between looks at the keys file and the certificate
 _MANY_OBJECTS = 20_000  # more than Python's own threshold: then it looks for cycles of garbage
 _SWITCH_S = 0.0005  # that a thread keeps Python's lock while another waits for it: a tenth of Python's own
@@ -110,6 +113,7 @@ class Gateway:
     ) -> None:
         self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
+        self._has_siblings = server.gateways > 1
         self._certificate, self._budgets = _certificate(server), budgets
         self._server = HttpServer(http_settings(app, self._certificate))
         self._dashboard: Dashboard = app.state.dashboard
@@ -135,9 +139,17 @@ class Gateway:
                 followed.append(_follow(self._certificate.read, "the certificate is"))
             beside = [asyncio.create_task(each) for each in (self._drain(), *followed)]
             self._dashboard.begin()
+            await self._wait_for_workers()
             await self._server.serve(sockets=[self._listener])
             for task in beside:
                 task.cancel()
+
+    async def _wait_for_workers(self) -> None:
+        """Leave connections to the other gateways at this port until this one knows workers. If it soon knows none,
+        it listens, and answers why requests are refused."""
+        ends_at = time.monotonic() + MOST_UNREADY_S
+        while self._has_siblings and not self._owner.ready and time.monotonic() < ends_at:
+            await asyncio.sleep(READY_LOOK_S)
 
     async def _drain(self) -> None:
         await self._halt.wait()
