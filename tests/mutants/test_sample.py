@@ -21,7 +21,7 @@ from tests.mutants.operators import changes
 from tests.mutants.other_code import give_code, probe
 from tests.mutants.planted import SOURCE, parsed
 from tests.mutants.score import Row, Score, falls, points, read, row_of, write
-from tests.mutants.trying import KILLED, SURVIVED, TIMED_OUT, Tried, environment
+from tests.mutants.trying import KILLED, SURVIVED, TIMED_OUT, Tried, after_round, environment
 
 CODE = '''
 """A docstring."""
@@ -228,3 +228,15 @@ def test_survivors_are_found_again_wherever_they_stand_in_their_files() -> None:
     survived = {"alignedserve/protocol": tuple(f"- `{mutant.name}`: passes 1 tests" for mutant in drawn[1:3])}
     again = Score({}, survived, 57).tried_again([_MUTANT.file])
     assert {mutant.name for mutant in again} == {mutant.name for mutant in drawn[1:3]}
+
+
+def test_a_round_without_further_tests_changes_no_verdict() -> None:
+    needs_a_process = ("", "", 2, ("a", "b"))
+    assert after_round(None, needs_a_process) == needs_a_process
+    assert after_round(needs_a_process, (SURVIVED, "", 0, ())) == needs_a_process
+    assert after_round((SURVIVED, "", 3, ()), (SURVIVED, "", 0, ())) == (SURVIVED, "", 3, ())
+
+
+def test_a_round_with_further_tests_counts_them() -> None:
+    assert after_round((SURVIVED, "", 3, ()), (SURVIVED, "", 2, ())) == (SURVIVED, "", 5, ())
+    assert after_round((SURVIVED, "", 3, ()), (KILLED, "a", 2, ())) == (KILLED, "a", 5, ())

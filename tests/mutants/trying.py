@@ -85,6 +85,8 @@ def tried(mutants: Sequence[Planted], say: Callable[[str], None]) -> Iterator[tu
     os.environ["OMP_NUM_THREADS"] = "1"  # a pool of threads does not live on in a fork
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles all that it imports
     sys.dont_write_bytecode = False
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests/conftest.py does: here Triton is imported before that
     if not mutants:
         return
     ways = {mutant: ways_to(mutant) for mutant in mutants}
@@ -100,6 +102,14 @@ def tried(mutants: Sequence[Planted], say: Callable[[str], None]) -> Iterator[tu
 
 
 _Found = tuple[str, str, int, Sequence[str]]  # a verdict, or none and the tests that a process has to run
+
+
+def after_round(before: _Found | None, now: _Found) -> _Found:
+    """Return what is known of a mutant after a round of tests: what was known before, where no further test runs it."""
+    if before is None:
+        return now
+    verdict, test, num_tests, names = now
+    return (verdict, test, num_tests + before[2] * bool(verdict), names) if num_tests else before
 
 
 def _try_all(
@@ -231,8 +241,7 @@ class _Trying:
             for mutant in alive:
                 before_s = _children_s()
                 now = self._try(mutant, at_import, known)
-                before = found[mutant][2] if now[0] and mutant in found else 0
-                found[mutant] = (*now[:2], now[2] + before, now[3])
+                found[mutant] = after_round(found.get(mutant), now)
                 if now[0]:
                     self._say(_line(mutant, Tried(*found[mutant][:3]), _children_s() - before_s))
             alive = [mutant for mutant in alive if found[mutant][0] in (SURVIVED, "")]
