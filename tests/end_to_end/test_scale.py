@@ -62,8 +62,8 @@ def come_and_go(deployment: Deployment, name: str) -> None:
     """Check that a worker of this name starts while chats wait longer than promised, and ends after that."""
 
     async def rush() -> None:
-        hurried = {"slo": {"ttft_ms": 1}, "max_tokens": 40, "ignore_eos": True}
-        bodies = [request.body | hurried for request in mixed(8, seed=33, prompts=(200, 400))]
+        hurried = {"slo": {"ttft_ms": 1}, "max_tokens": 2, "ignore_eos": True}
+        bodies = [request.body | hurried for request in mixed(24, seed=33, prompts=(200, 400))]
         async with client(deployment.url) as http:
 
             async def again(body: dict[str, object]) -> None:
