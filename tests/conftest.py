@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from math import inf
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def _processor_s() -> float:
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.register(rare.Plugin(), "rare")
-    pluginmanager.register(Processes(by_group, keep_times), "processes")
+    pluginmanager.register(Processes(by_group, import_for_all, keep_times), "processes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -159,6 +160,12 @@ def by_group(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
         total_s = sum(takes_s[name] for name in kind)
         places |= {name: sum(takes_s[each] for each in kind[:at]) / total_s for at, name in enumerate(kind)}
     return [groups[name] for name in sorted(groups, key=lambda name: places[name])]
+
+
+def import_for_all(groups: Sequence[Sequence[pytest.Item]]) -> None:
+    """Import what the tests of several files import when they run: else each process takes seconds for that."""
+    if sum(group[0].path.parent.name == "engine" for group in groups) > 1:
+        import_module("transformers.models.llama.modeling_llama")
 
 
 @pytest.fixture(autouse=True)

@@ -44,16 +44,17 @@ class _Process:
 class Processes:
     """Hands out groups of tests to processes.
 
-    `groups_of` divides what was collected, in the order in which groups are handed out; `at_end` runs in each process
-    with its name when it has run its last test.
+    `groups_of` divides what was collected, in the order in which groups are handed out; `prepare` runs before the
+    processes are forked, and `at_end` in each with its name when it has run its last test.
     """
 
     def __init__(
         self,
         groups_of: Callable[[Sequence[pytest.Item]], Sequence[Group]],
+        prepare: Callable[[Sequence[Group]], None],
         at_end: Callable[[pytest.Config, str], None],
     ) -> None:
-        self._groups_of, self._at_end = groups_of, at_end
+        self._groups_of, self._prepare, self._at_end = groups_of, prepare, at_end
         self._waiting = deque[list[pytest.Item]]()
         self._processes: list[_Process] = []
         self._num_begun = 0
@@ -66,7 +67,9 @@ class Processes:
         number = session.config.option.processes
         if number < 2 or session.testsfailed or session.config.option.collectonly:
             return None
-        self._waiting = deque(map(list, self._groups_of(session.items)))
+        groups = self._groups_of(session.items)
+        self._prepare(groups)
+        self._waiting = deque(map(list, groups))
         session.config.pluginmanager.getplugin("terminalreporter").showfspath = False  # they would alternate
         try:
             while len(self._processes) < number and self._waiting:

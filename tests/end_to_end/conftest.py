@@ -41,7 +41,7 @@ def usually(kind: Kind, of: Sequence[Kind] = LOCAL) -> list[Any]:
 _FLAGS = ("--log-level", "debug", "--pool-verify-pages")  # each move of a request is logged, and each page checked
 
 
-class WorkerRequest:
+class SharedDeployments:
     """Keeps one running deployment of each kind. It starts at its first use: a start takes some seconds of all cores.
 
     Ray is never idle, so it is stopped when tests go on without it. Workers measure steps first, as those of users do.
@@ -80,8 +80,8 @@ class WorkerRequest:
 
 
 @pytest.fixture(scope="package")
-def running() -> Iterator[WorkerRequest]:
-    found = WorkerRequest()
+def running() -> Iterator[SharedDeployments]:
+    found = SharedDeployments()
     yield found
     found.stop()
 
@@ -109,7 +109,7 @@ def _shares(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def none_runs_unused(request: pytest.FixtureRequest, running: WorkerRequest) -> None:
+def none_runs_unused(request: pytest.FixtureRequest, running: SharedDeployments) -> None:
     """End the shared deployments before a file that does not use them: at rest they take some percent of a core."""
     if not any(_shares(item) for item in request.session.items if item.path == request.path):
         with timed(times.SHARED):
@@ -117,7 +117,7 @@ def none_runs_unused(request: pytest.FixtureRequest, running: WorkerRequest) -> 
 
 
 @pytest.fixture(scope="module", params=usually(LOCAL[1]), ids="-".join)  # the topology with more parts
-def shared(request: pytest.FixtureRequest, running: WorkerRequest) -> Deployment:
+def shared(request: pytest.FixtureRequest, running: SharedDeployments) -> Deployment:
     """Return a deployment for tests that leave it unchanged: all modules share it."""
     return running.of(request.param)
 

@@ -44,6 +44,7 @@ def test_a_request_that_has_to_leave_and_comes_back_equals_transformers(tight: D
     pytest.fail("nobody had to leave")
 
 
+@rare  # the simulator kills pools amid conversations
 def test_turns_over_a_pool_that_dies_equal_transformers(tight: Deployment) -> None:
     async def talk() -> list[list[Turn]]:
         async with conversations(tight.url, 4, 2, MOST) as spoken:

@@ -91,6 +91,7 @@ def flocked(*folders: Path) -> Iterator[None]:
             os.close(file)
 
 
+@rare  # tests/machine/test_locks.py has locks of neighbours, tests/kvpool pools of a few pages
 def test_a_small_shared_memory_serves_and_no_lock_of_a_neighbour_stops_a_start_a_restart_or_an_end(
     tmp_path: Path,
 ) -> None:

@@ -76,6 +76,7 @@ def test_quotas_hold_where_several_come_at_once(
             asked = {"input_file_id": files[0], "endpoint": URL, "completion_window": "24h"}
             made = await asyncio.gather(*(client.post("/v1/batches", json=asked) for _ in range(4)))
             assert sorted(answer.status_code for answer in made) == [200, 200, 429, 429]
+            assert {answer.headers.get("retry-after") for answer in made if answer.status_code == 429} == {"60"}
 
     service.run(check)
 

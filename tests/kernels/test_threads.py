@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.kernels.every import native_sets
+from tests.rare import rare
 
 # Runs in a process of its own, which then loads the same libraries as a worker.
 _BOTH_RAN = """
@@ -38,6 +39,7 @@ print(json.dumps({"libraries": sorted(libraries), "most": most}))
 """
 
 
+@rare  # each other test of the kernels runs in one thread
 @pytest.mark.skipif(not native_sets(), reason="the C++ kernels were not built: python -m alignedserve.kernels.build")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 def test_torch_and_the_kernels_share_one_openmp_and_its_number_of_threads() -> None:

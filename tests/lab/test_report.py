@@ -259,6 +259,7 @@ class TestPlots:
     def test_of_a_run_in_which_nothing_happened(self, tmp_path: Path) -> None:
         plots.plot_run(replace(record(), ended_at=0.0), "nothing", tmp_path / "run.svg")
 
+    @rare  # another test draws a run
     def test_of_a_comparison_and_of_a_sweep_whose_titles_name_what_was_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -27,7 +27,7 @@ from alignedserve.lab.reproduce.page import FigureRun, document, page, picture, 
 from alignedserve.lab.reproduce.papers import PAPERS, chosen
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.lab.trials.side_by_side import figures_of, side_by_side
-from tests.rare import rarely
+from tests.rare import rare, rarely
 from tests.simulator.runs import MIXED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -318,6 +318,7 @@ def test_the_full_size_has_all_points(capsys: pytest.CaptureFixture[str]) -> Non
     assert ("| 50 |" in shown, "| 80 |" in shown, "--full`" in shown) == (True, True, True)
 
 
+@rare  # the figures that other tests make run in one process
 def test_processes_give_what_one_gives() -> None:
     trials = [SimulationTrial("fcfs", SMALL, seed=seed) for seed in range(2)]
     found = []

@@ -14,7 +14,7 @@ from alignedserve.lab.benchmarks.common.divergence import divergence
 from alignedserve.lab.benchmarks.common.one_pass import OnePass
 from tests.conftest import SOAK
 from tests.kernels.every import kernels_of, sets_for_whole_models
-from tests.rare import rarely
+from tests.rare import rare, rarely
 from tests.real_models.conftest import TOKENS_OF_TEXT, Forms, Real
 
 # Of the few tokens of the short form, those near the beginning are a large share, and they look at few others, so that
@@ -28,6 +28,7 @@ ALL = ["reference", *sets_for_whole_models()]
 CASES = [rarely((form, isa)) for form in FORMS for isa in (ALL if SOAK else ALL[-1:])]
 
 
+@rare  # tests/engine has narrow types
 def test_16_bits_stay_near_fp32(real: Real) -> None:
     """In fp32 the words are those of transformers (test_answers.py), so that this needs none of its logits."""
     text = real.text.prompt_ids(TEXT.read_text(encoding="utf-8"), with_special=False)

@@ -260,11 +260,11 @@ def links_of(topology: str) -> set[tuple[str, str]]:
 class TestFreeze:
     """A frozen process does not know that it stood still: it goes on with requests that others now have."""
 
-    @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
+    @pytest.mark.parametrize("member", thinned(["pool-0", "prefill-0", "decode-0", "gateway-0"], usual=2))
     def test_longer_than_a_silence_that_means_death(self, member: str) -> None:
         assert self.lives_after(Freeze(2.2, member, 6.0), member) == {2}
 
-    @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
+    @pytest.mark.parametrize("member", thinned(["decode-0", "pool-0", "prefill-0", "gateway-0"], usual=2))
     def test_shorter(self, member: str) -> None:
         assert self.lives_after(Freeze(2.2, member, 2.0), member) == {1}
 

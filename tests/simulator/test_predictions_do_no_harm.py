@@ -125,6 +125,7 @@ def test_documents_whose_pages_are_compressed_end_as_early(lesson: Lesson) -> No
     assert completion_s(compressed(lesson)) <= SLOWER * completion_s(compressed(Lesson.NOTHING))
 
 
+@rare  # each run sees that a prediction moves no plan (scheduling/test_lengths.py)
 @OF_RIGHT_AND_WRONG
 def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
     """Learnt predictions refused a fifth of such chats while memory was free, twice as many as without predictions.

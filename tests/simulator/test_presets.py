@@ -145,7 +145,7 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
 
 
 # Each run tests these presets. The others are much like one of them, or have tests of their own below.
-USUAL = ("vllm-fcfs", "vllm-chunked", "tgi", "alignedserve-paper", "bros")
+USUAL = ("vllm-chunked", "alignedserve-paper", "bros")
 
 
 @rare
@@ -209,6 +209,7 @@ def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
     assert not trait(run(kin))
 
 
+@rare  # tests/decode_worker has both ways to leave
 def test_alise_keeps_leaving_requests_in_the_pool_and_its_ablation_computes_them_anew() -> None:
     assert not recomputes(run("alise", "1+1"))
     assert recomputes(run("alise-recompute", "1+1"))

@@ -123,7 +123,7 @@ def test_colocated_workers_too() -> None:
     assert decode[-1] < max(decode)
 
 
-@pytest.mark.parametrize("dies", ["prefill-1", rarely("router"), rarely("prefill-0")])
+@pytest.mark.parametrize("dies", [*map(rarely, ["prefill-1", "router", "prefill-0"])])
 def test_also_while_some_die(dies: str) -> None:
     faults = (Kill(RUSH_AT + 3, dies, 0.3), Kill(CALM_AT + 12, dies, 0.3))
     simulation, share = served(replace(SPLIT, sizes=SIZES, faults=faults))
