@@ -38,15 +38,17 @@ MECHANISMS = {
     ),
     "hidden vectors": (
         r"CacheKind|half_blocks|ProjectKv|[Hh]idden vector|Hidden(Form|Attention|Pairs|Vectors)|[Hh]ybrid|HYBRID"
-        r"|\.is_hidden|num_hidden\b|hidden_(token|slots)|keeps_hidden|(check|write|read|with|add|not)_hidden|WeighedMemory"
-        r"|(running|part)\.blocks",
+        r"|\.is_hidden|num_hidden\b|hidden_(token|slots)|keeps_hidden|(check|write|read|with|add|not)_hidden|WeighedMemory",
         ("decode_worker/memory/hidden", "decode_worker/memory/worth"),
     ),
     "int8 pages of the pool": (
         r"KV_INT8|kv_int8|Int8(Pages|Layout)|[Cc]ompress(Page|ion|or\b|ible)",
         ("int8_pages", "int8_layout", "compression"),
     ),
-    "prefetch to prefill workers": (r"Prefetch|prefetch|Departure|Evict\b", ("prefetching", "buffering", "departures")),
+    "prefetch to prefill workers": (
+        r"Prefetch|prefetch|Evict\b",
+        ("prefetching", "buffering", "kernels/"),
+    ),  # CPUs prefetch too
     "windows and folding": (
         r"\bFold(Kv|ed\w*|ing)?\b|\.fold(s|ed|able)?\b|(kv|entry|limits|run)\.dropped|\bdropped=|unread\(|\.reach\b",
         ("folding", "dropping"),
@@ -222,6 +224,7 @@ class House:
         paths = [*(self.root / PACKAGE).glob("core.py"), *(path for part in SERVING for path in self.files(part))]
         names = {str(path.relative_to(self.root)): path for path in paths if path.suffix in (".py", ".cpp", ".h")}
         others = {name: path for name, path in names.items() if not name.rpartition(".")[0].endswith(own)}
+        others = {name: path for name, path in others.items() if not name.startswith(own)}
         return [name for name, path in others.items() if re.search(words, path.read_text(encoding="utf-8"))]
 
     def class_names(self) -> int:

@@ -37,7 +37,7 @@ class RouterLink(CorePart):
         log: WorkerLog,
         owners: Owners,
         rate: PromptRate,
-        settled: Callable[[], Collection[Attempt]] = frozenset,
+        settled: Callable[[], Collection[Attempt]],
     ) -> None:
         """`settled` returns the attempts that are not here any more and that the pool will hear of anyway."""
         self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
@@ -100,8 +100,8 @@ class Counting(CorePart):
         queue: PromptQueue,
         running: Callable[[], Iterable[WorkerRequest]],
         coming: Callable[[], Iterable[Promise]],
-        steps: Callable[[], DecodeSteps] | None = None,
-        lengths: Callable[[], DecodeLengths] | None = None,
+        steps: Callable[[], DecodeSteps],
+        lengths: Callable[[], DecodeLengths],
     ) -> None:
         """`running` returns the requests that may be in a step, `coming` the promises to those that wait elsewhere than
         in the queue, `steps` what ran together in steps, and `lengths` what runs together now."""
@@ -127,8 +127,8 @@ class Counting(CorePart):
         figures = Figures(
             num_refused=self._faults.num_refused,
             num_failed_transfers=self._faults.num_failed_transfers,
-            steps=None if self._steps is None else self._steps(),
-            lengths=None if self._lengths is None else self._lengths(),
+            steps=self._steps(),
+            lengths=self._lengths(),
             slowdown=self._pace.slowdown,
             worker=self._load(now),
         )

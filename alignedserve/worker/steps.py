@@ -137,8 +137,8 @@ class PromptRate:
         steps: StepsInFlight,
         queue: PromptQueue,
         seated: Callable[[], Iterable[WorkerRequest]],
-        coming: Callable[[], Iterable[WorkerRequest]] = tuple,
-        copies_beside: bool = False,
+        coming: Callable[[], Iterable[WorkerRequest]],
+        copies_beside: bool,
     ) -> None:
         """`seated` returns the seated prompts without a first token, `coming` those that are to join the queue.
 
