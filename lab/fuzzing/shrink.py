@@ -22,6 +22,8 @@ from alignedserve.simulator.machines.faults import (
     Fault,
     Freeze,
     FullLink,
+    HangLoop,
+    HangStep,
     LowMemory,
     Mute,
     Reorder,
@@ -133,6 +135,8 @@ def _milder(fault: Fault) -> Sequence[Fault]:
             return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
         case Freeze() | Slow() | FullLink() | Reorder() | Mute() | SlowWorker() | LowMemory() | StoreAway():
             return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
+        case HangLoop() | HangStep():
+            return [replace(fault, still_s=fault.still_s / 2)] if fault.still_s > 0.1 else []
     return []
 
 

@@ -173,7 +173,7 @@ def test_after(shared): pass
             code = self.FILE.format(ended=str(ended), parent=os.getpid(), then=then if name in of else "pass")
             pytester.makepyfile(**{f"test_{name}": code})
         pytester.makeini("[pytest]\naddopts = -p no:schemathesis")
-        plugin = Processes(by_file, lambda *_: None)
+        plugin = Processes(by_file, lambda _: None, lambda *_: None)
         return pytester.inline_run("--processes", "2", *options, plugins=[plugin]), ended
 
     def test_each_group_runs_in_one_of_them_and_all_is_told(self, pytester: pytest.Pytester) -> None:

@@ -48,6 +48,8 @@ from alignedserve.simulator.machines.faults import (
     Forge,
     Freeze,
     FullLink,
+    HangLoop,
+    HangStep,
     Kill,
     LinkFault,
     LowMemory,
@@ -110,7 +112,8 @@ def schedules(of: Settings) -> st.SearchStrategy[tuple[Fault, ...]]:
     low_memory = st.builds(LowMemory, times, names, st.integers(0, 50), st.floats(0.1, 2.0))
     skew = st.builds(Skew, st.one_of(st.just(0.0), times), names, st.floats(-10.0, 10.0))
     clocks = st.one_of(slow_worker, low_memory, skew)
-    return st.lists(st.one_of(kill, drop, slow, freeze, double, reorder, mute, clocks), max_size=6).map(tuple)
+    hang = st.one_of(*(st.builds(kind, times, names, st.floats(0.1, 8.0)) for kind in (HangLoop, HangStep)))
+    return st.lists(st.one_of(kill, drop, slow, freeze, double, reorder, mute, clocks, hang), max_size=6).map(tuple)
 
 
 def check(of: Settings) -> Summary:
@@ -285,6 +288,39 @@ class TestFreeze:
         check(replace(of, faults=(Freeze(1.98, "decode-0", 4.0), Kill(2.48, ROUTER, 0.3))))
 
 
+class TestHangs:
+    """A process whose heartbeats go on is nobody's to replace, until its own watch ends it, here after 6 s."""
+
+    @pytest.mark.parametrize("kind", [HangLoop, HangStep])
+    @pytest.mark.parametrize("member", ["decode-0", "prefill-0"])
+    def test_requests_of_a_worker_go_on_once_it_has_ended(self, kind: type[HangLoop | HangStep], member: str) -> None:
+        tries = (kind(2.2 + 0.002 * number, member, 6.0) for number in range(50))  # some find it in a step
+        assert self.lives(member, *tries) == (1, 2)
+
+    @pytest.mark.parametrize("member", ["pool-0", "gateway-0", ROUTER])
+    def test_so_do_those_of_others(self, member: str) -> None:
+        assert self.lives(member, HangLoop(2.2, member, 6.0)) == (1, 2)
+
+    def test_no_step_of_an_idle_worker_hangs(self) -> None:
+        assert self.lives("decode-0", HangStep(1.0, "decode-0", 6.0)) == (1, 1), "nobody has come by then"
+
+    def lives(self, member: str, *faults: Fault) -> tuple[int, int]:
+        """Return which life a member has while it hangs, and which at the end of a run in which all holds."""
+        of = replace(deployment(1, "1+1"), workload=Workload(num_requests=15, rate=25.0), faults=faults)
+        simulation, lives = Simulation(of), list[int]()
+
+        def look() -> None:
+            process = simulation.world.alive(member)
+            assert process is not None
+            lives.append(process.member.incarnation)
+
+        simulation.world.agenda.at(8.1, Priority.TIMER, look)
+        summary = simulation.run()
+        assert (summary.problems, summary.num_unfinished) == ((), 0)
+        look()
+        return lives[0], lives[-1]
+
+
 def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
     """No later frame shows the loss. So many lost frames are several attempts, but too few for the owner to give up."""
     of = replace(deployment(1, "colocated"), workload=Workload(num_requests=1))
@@ -335,8 +371,9 @@ def test_forged_frames_change_nothing(seed: int) -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    # A seed that draws LowMemory, Forge, FullLink (a third of seeds each), BreakTransfer (half) and Resize (a fifth).
-    faults = draw_faults(666, names, 2000, FROM_S, TO_S)
+    # A seed that draws LowMemory, Forge, FullLink (a third of seeds each), BreakTransfer (half), Resize and both hangs
+    # (a fifth each).
+    faults = draw_faults(3690, names, 2000, FROM_S, TO_S)
     assert {type(fault) for fault in faults} == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(
         permutations(names, 2)

@@ -52,6 +52,24 @@ class Freeze(MemberFault):
 
 
 @dataclass(frozen=True)
+class HangLoop(MemberFault):
+    """The loop of a process stands still while its heartbeats go on: nothing is heard of what it is told, until its
+    watch ends it after `still_s` (shell/loop_watch.py)."""
+
+    still_s: float
+    back_after_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class HangStep(MemberFault):
+    """A step or copy that a worker runs never ends, while its loop turns, until its watch ends the worker after
+    `still_s` (executor/work_watch.py). Nothing happens to a worker that is idle then."""
+
+    still_s: float
+    back_after_s: float = 0.5
+
+
+@dataclass(frozen=True)
 class DropFrames(LinkFault):
     """The next frames on a link do not arrive."""
 
@@ -165,6 +183,8 @@ class StoreAway(_TimedFault):
 Fault: TypeAlias = (
     Kill
     | Freeze
+    | HangLoop
+    | HangStep
     | DropFrames
     | Duplicate
     | Slow
@@ -194,6 +214,8 @@ def lasts_s(fault: Fault) -> float:
             return fault.for_s
         case Kill():
             return fault.back_after_s
+        case HangLoop() | HangStep():
+            return fault.still_s + fault.back_after_s
     return 0.0
 
 
@@ -211,6 +233,7 @@ def draw_faults(seed: int, members: Sequence[str], count: int, start_at: float, 
     faults += _resizes(seed, members, start_at, end_at)
     faults += _forged(seed, members, start_at, end_at)
     faults += _full_links(seed, members, start_at, end_at)
+    faults += _hangs(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -355,6 +378,20 @@ def _full_links(seed: int, members: Sequence[str], start_at: float, end_at: floa
         FullLink(draw.uniform(start_at, end_at), *_link(draw, members), draw.randint(0, 8), draw.uniform(0.05, 2.0))
         for _ in range(draw.randint(1, 3))
     ]
+
+
+def _hangs(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """Draw hangs in every fifth run, from their own random numbers, which leave out the seeds that tests name. The
+    watches of real processes wait for longer than these do."""
+    draw = Random(f"{seed}/hangs/181293")
+    if draw.random() > 1 / 5:
+        return []
+    faults: list[Fault] = []
+    for _ in range(draw.randint(2, 4)):
+        at, still_s, back_after_s = draw.uniform(start_at, end_at), draw.uniform(0.3, 8.0), draw.uniform(0.1, 2.0)
+        kind, names = draw.choice(((HangLoop, members), (HangStep, _workers(members))))
+        faults.append(kind(at, draw.choice(names), still_s, back_after_s))
+    return faults
 
 
 def draw_job_faults(seed: int, members: Sequence[str], start_at: float, end_at: float) -> tuple[Fault, ...]:

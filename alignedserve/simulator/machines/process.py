@@ -111,6 +111,7 @@ class Process(TurnLoop):
         self._hears_while_busy = setup.hears_while_busy
         self._failed_step = 0  # number of the last step that had too little memory
         self._frozen_until = 0.0
+        self._loop_hangs = self._work_hangs = False
         self._aside_until = 0.0  # when the copies that go on beside the steps are done
 
     def begin(self) -> None:
@@ -143,10 +144,25 @@ class Process(TurnLoop):
         self._frozen_until = until
         self._agenda.at(until, Priority.FAULT, self._take_turn)
 
+    @property
+    def is_working(self) -> bool:
+        """Return whether a step, or a copy before one, runs."""
+        return self._busy
+
+    def hang_loop(self) -> None:
+        """Let the process take no turn any more; its heartbeats go on."""
+        self._loop_hangs = True
+
+    def hang_work(self) -> None:
+        """Let the work that runs never end; the process goes on to hear what it is told, if it does so meanwhile."""
+        self._work_hangs = True
+
     # --- Turns
 
     def _take_turn(self) -> None:
         if (self._busy and not self._hears_while_busy) or not self.alive or self._agenda.now < self._frozen_until:
+            return
+        if self._loop_hangs:
             return
         try:
             self.turn(self._arrived() if self._inbox else ())
@@ -221,7 +237,7 @@ class Process(TurnLoop):
         self._agenda.at(now + seconds, Priority.WORK, partial(self._finish_work, work, hands, seconds))
 
     def _finish_work(self, work: Command, hands: WorkHands, seconds: float) -> None:
-        if not self.alive:
+        if not self.alive or self._work_hangs:
             return
         if self.is_frozen:
             again = partial(self._finish_work, work, hands, seconds)

@@ -23,7 +23,7 @@ from alignedserve.protocol.membership import UNNUMBERED
 from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Heartbeat, Life, Member, Message, Retire, Started
 from alignedserve.protocol.wire import Envelope, encode
 from alignedserve.simulator.machines.clock import Agenda, Priority
-from alignedserve.simulator.machines.faults import Fault, Forge, Freeze, Kill, Resize
+from alignedserve.simulator.machines.faults import Fault, Forge, Freeze, HangLoop, HangStep, Kill, Resize
 from alignedserve.simulator.machines.forging import forgeries
 from alignedserve.simulator.machines.process import Frame, Process, ProcessSetup, VirtualLink
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
@@ -253,12 +253,22 @@ class World:
 
     def _begin_fault(self, fault: Fault) -> None:
         match fault:
-            case Kill(member=member) | Freeze(member=member) if member not in self._alive:
+            case Kill(member=member) | Freeze(member=member) | HangLoop(member=member) | HangStep(member=member) if (
+                member not in self._alive
+            ):
+                return
+            case HangStep(member=member) if not self._alive[member].is_working:
                 return
             case Kill(_, member, back_after_s, seen):
                 self.end(member, back_after_s, seen)
             case Freeze(at, member, for_s):
                 self._alive[member].freeze(at + for_s)
+            case HangLoop(at, member, still_s, back_after_s):
+                self._alive[member].hang_loop()
+                self._end_later(self._alive[member], at + still_s, back_after_s)
+            case HangStep(at, member, still_s, back_after_s):
+                self._alive[member].hang_work()
+                self._end_later(self._alive[member], at + still_s, back_after_s)
             case Resize():
                 self.on_resize(fault)
             case Forge(_, member):
@@ -267,6 +277,15 @@ class World:
             case _:
                 self.trouble.begin(fault)
         self.fault_counts[type(fault).__name__] += 1
+
+    def _end_later(self, process: Process, at: float, back_after_s: float) -> None:
+        """Have the watch of a process end it then, unless it has ended otherwise."""
+
+        def end() -> None:
+            if process.alive:
+                self.end(process.member.name, back_after_s, seen=True)
+
+        self.agenda.at(at, Priority.FAULT, end)
 
     def end(self, name: str, back_after_s: float, seen: bool) -> None:
         """End a process; if its launcher has seen the end, it tells the router."""
