@@ -63,7 +63,7 @@ lint: $(TESTING)
 	$(BIN)/ruff format --check .
 
 types: $(TESTING)
-	$(BIN)/mypy
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 
 # Where no Redis server, no Chromium, or no model can be had, those tests skip and say so; in CI they fail.
 redis:
@@ -154,4 +154,4 @@ site: $(TESTING)
 	$(BIN)/mkdocs $(SITE)
 
 clean:
-	rm -rf $(VENV) $(KERNELS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(KERNELS) build *.egg-info .ruff_cache .pytest_cache

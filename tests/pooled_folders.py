@@ -108,7 +108,7 @@ def embedding_folder(
     plain = folder / "plain"
     _saved(transformers.AutoModel, config, plain, len(str(folder)))
     tokenizer_of(plain, "$A [SEP]" if kind == "lasttoken" else "[CLS] $A [SEP]")
-    modules = [Transformer(str(plain)), Pooling(SIZE, kind)]
+    modules: list[torch.nn.Module] = [Transformer(str(plain)), Pooling(SIZE, kind)]
     if dense:
         modules.append(Dense(SIZE, dense))
     if is_normalised:

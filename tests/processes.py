@@ -70,7 +70,8 @@ class Processes:
         groups = self._groups_of(session.items)
         self._prepare(groups)
         self._waiting = deque(map(list, groups))
-        session.config.pluginmanager.getplugin("terminalreporter").showfspath = False  # they would alternate
+        reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        reporter.showfspath = False  # they would alternate
         try:
             while len(self._processes) < number and self._waiting:
                 self._begin(session)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -84,7 +85,7 @@ class RedisTrio:
         """Return how many replicas and other Sentinels a Sentinel knows."""
         try:
             with redis.Redis(port=port) as client:
-                known = client.sentinel_master(self.SERVICE)
+                known: Any = client.sentinel_master(self.SERVICE)
         except redis.ConnectionError:
             return 0, 0
         return known["num-slaves"], known["num-other-sentinels"]

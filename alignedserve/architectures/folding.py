@@ -30,7 +30,9 @@ def fold_of(sights: Sequence[Sight | None], positions: int) -> LayerFold | None:
     if not whole or len(narrow) < len(whole) or widest.most >= positions:
         return None
     more = len(narrow) // len(whole)
-    rooms = {layer: (layer, *narrow[more * at : more * (at + 1)]) for at, layer in enumerate(whole)}
+    rooms: dict[int, tuple[int, ...]] = {
+        layer: (layer, *narrow[more * at : more * (at + 1)]) for at, layer in enumerate(whole)
+    }
     return LayerFold(Fold(widest, 1 + more), rooms)
 
 

@@ -125,7 +125,7 @@ class StreamReader:
             return
         try:
             piece = _PIECES.decode(data)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except msgspec.DecodeError:
             self._error = self._error or f"the server sent no piece of an answer but {data[:200]!r}"
             return
         if piece.usage is not None:

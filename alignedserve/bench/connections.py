@@ -62,10 +62,11 @@ class Connection(asyncio.Protocol):
         """Send a request and read its answer; return what broke it off, if anything did."""
         assert self._transport is not None
         self._reader, self._stays, self.last_at = reader, False, self._clock()
-        self._ended = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._ended = ended
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(request)
-        return await self._ended
+        return await ended
 
     @property
     def num_tokens(self) -> int:

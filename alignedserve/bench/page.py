@@ -52,7 +52,7 @@ def page(runs: Sequence[MeasuredRun]) -> str:
 
 def _conclusion(run: MeasuredRun) -> str:
     """Return a sentence on what the clients of each class got."""
-    said, seconds = [], run.record.duration_s or 1.0
+    said, seconds = list[str](), run.record.duration_s or 1.0
     for service, name in ((ServiceClass.RT, "real-time requests"), (ServiceClass.BE, "best-effort requests")):
         if not (requests := requests_of_class(run.record.requests, service)):
             continue

@@ -76,7 +76,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _names_of(parser: argparse.ArgumentParser) -> list[str]:
-    return [name for action in parser._subparsers._group_actions for name in action.choices]  # type: ignore[union-attr]
+    # pyrefly: ignore[missing-attribute]
+    return [name for action in parser._subparsers._group_actions for name in action.choices]
 
 
 def _meant(wrong: str, flags: Sequence[str]) -> str:

@@ -120,7 +120,8 @@ class Engine:
         )
         self._kernels = chosen.kernels
         self._quantised: dict[Hashable, QuantisedLinear] = {}  # one of each kind
-        self._adapted = AdaptedLayers(lambda *adding: self._kernels.adapt(*adding))  # kernels may be replaced
+        # Kernels may be replaced.
+        self._adapted = AdaptedLayers(lambda step, layer, x, out: self._kernels.adapt(step, layer, x, out))
         self._load(folder, tensors_of(folder), squares or {}, tune_s)
         self.adapters = KeptAdapters(self._adapted.layers, whole, adapter_bytes)
         # Only after loading, so that a folder that cannot be loaded logs nothing but its error.

@@ -20,7 +20,7 @@ from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_ans
 from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
-from alignedserve.gateway.openai.strict import Strict, parse_body
+from alignedserve.gateway.openai.strict import Strict, fault, parse_body
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts
 from alignedserve.store.storage import OpenStorage, Storage, check_shared
@@ -65,7 +65,7 @@ class NewBatch(Strict):
         for key, value in (metadata or {}).items():
             if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
                 message = f"a key may have {_MOST_KEY} characters, a value {_MOST_VALUE}"
-                raise PydanticCustomError("too_long", message, {"field": key[:_MOST_KEY]})
+                raise fault(key[:_MOST_KEY], message, "too_long")
         return metadata
 
 

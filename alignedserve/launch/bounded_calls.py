@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
-from typing import TypeVar
+from typing import Any, TypeVar
 
 CALL_S = 20.0  # for a call to Ray
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ class BoundedCalls:
 
     def __init__(self, whom: str, most_s: float = CALL_S) -> None:
         self._whom, self._most_s = whom, most_s
-        self._late: Future[object] | None = None
+        self._late: Future[Any] | None = None
 
     def within(self, call: Callable[[], Result]) -> Result:
         """Return what the call returns; raise NoAnswer where it is late, and at once while an earlier one is."""
@@ -41,5 +41,5 @@ class BoundedCalls:
         except Late:
             if answer.done():  # just now, or the call itself has failed so
                 return answer.result()
-            self._late = answer  # type: ignore[assignment]
+            self._late = answer
             raise NoAnswer(f"{self._whom} has not answered for {self._most_s:g} s") from None

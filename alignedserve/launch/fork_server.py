@@ -250,7 +250,7 @@ def _run(main: Callable[[], int]) -> NoReturn:
         traceback.print_exc()
     finally:
         with suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads that are no daemons
+            threading._shutdown()  # pyrefly: ignore[missing-attribute]  # it waits for threads that are no daemons
             atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from signal import Signals
 from typing import TypeAlias
 
 from alignedserve.config.config import Config
@@ -84,7 +85,7 @@ class _PartProcess:
             self._ended(self.spec, how, failure)
         self._has_ended.set()
 
-    def signal(self, number: signal.Signals) -> bool:
+    def signal(self, number: Signals) -> bool:
         """Send the signal, or let the process never begin; return whether there is one."""
         with self._lock:
             process = self._process

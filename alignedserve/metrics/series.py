@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from alignedserve.config.choices import MetricsPrefix
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a fifth of all lines, which nobody asks for
+disable_created_metrics()  # a fifth of all lines, which nobody asks for
 
 PART, MODEL = "part", "model_name"
 

@@ -225,7 +225,7 @@ class Output(NamedTuple):  # made for each token; see wire.py
 
     request: str
     attempt: int
-    index: int  # type: ignore[assignment]  # of all tuples it hides a method
+    index: int  # of all tuples it hides a method
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them

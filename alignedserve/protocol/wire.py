@@ -160,9 +160,9 @@ def _twin(hint: Any) -> Any:
         return msgspec.defstruct(hint.__name__, twins, array_like=True, forbid_unknown_fields=True, gc=False)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        return tuple[tuple(arg if arg is Ellipsis else _twin(arg) for arg in args)]  # type: ignore[misc]
+        return types.GenericAlias(tuple, tuple(arg if arg is Ellipsis else _twin(arg) for arg in args))
     if origin is Sequence:  # of a command only
-        return tuple[_twin(args[0]), ...]  # type: ignore[misc]
+        return types.GenericAlias(tuple, (_twin(args[0]), ...))
     if origin in (typing.Union, types.UnionType) and len(args) == 2 and args[1] is type(None):
         return _twin(args[0]) | None
     raise TypeError(f"messages cannot hold {hint}")

@@ -36,10 +36,11 @@ class CustomChoice(Scheduler):
         if answer is not None:
             names = {*answer, *(name for name, number in self._left_out.items() if number >= MOST_LEFT_OUT)}
             decodes, prompts = _named(view.decodes, names), _named(view.prompts, names)
-            found = super().plan(view._replace(decodes=decodes, prompts=prompts))  # type: ignore[safe-super]
+            # pyrefly: ignore[abstract-method-call]
+            found = super().plan(view._replace(decodes=decodes, prompts=prompts))
             if not found.is_empty:
                 return found
-        return super().plan(view)  # type: ignore[safe-super]
+        return super().plan(view)  # pyrefly: ignore[abstract-method-call]
 
     def _answer(self, requests: Sequence[WorkerRequest]) -> Sequence[str] | None:
         assert self._guard is not None, "a policy chooses"

@@ -69,9 +69,10 @@ class WholePrompts(Scheduler):
         if not is_full:
             self.forget_order()
         if view.prompts or view.waiting:
-            found = super().plan(view._replace(decodes=()))  # type: ignore[safe-super]
+            found = super().plan(view._replace(decodes=()))  # pyrefly: ignore[abstract-method-call]
             if not found.is_empty:
                 return found
         if is_full:
-            return super().plan(view._replace(prompts=(), waiting=WaitingPrompts(at.policy)))  # type: ignore[safe-super]
+            # pyrefly: ignore[abstract-method-call]
+            return super().plan(view._replace(prompts=(), waiting=WaitingPrompts(at.policy)))
         return all_of(decodes[: at.room], (), at)

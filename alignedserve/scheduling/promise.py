@@ -278,14 +278,15 @@ class _Levelled(Promise):
     _num_output: int
 
     def expect(self, request: Request, policy: Policy, now: float) -> None:
-        super().expect(request, policy, now)  # type: ignore[safe-super]  # that of the class beside this one
+        # pyrefly: ignore[abstract-method-call]
+        super().expect(request, policy, now)  # that of the class beside this one
         self._place.expect(request, policy)
 
     def changes_at(self, now: float) -> float:
         return self._place.rises_at(now)
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
-        standing = super().standing(now, work, times)  # type: ignore[safe-super]
+        standing = super().standing(now, work, times)  # pyrefly: ignore[abstract-method-call]
         return self._place.place(standing, self._num_output, work.prompt, now)
 
 

@@ -76,7 +76,7 @@ def _number(stream: TextIO) -> int | None:
     return None
 
 
-class _CalmHandler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 takes no parameter
+class _CalmHandler(logging.StreamHandler):  # Python 3.10 takes no parameter
     """Writes what comes in no storm. That is found out under the handler's lock, which filters of a handler are asked
     without: several threads write, and none may meet a count of another half changed."""
 

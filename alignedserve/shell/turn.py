@@ -66,7 +66,7 @@ class TurnClock(Protocol):
     def now(self) -> float:
         """Return the time that the core is told."""
 
-    def until(self, due_at: float) -> float:
+    def until(self, due_at: float, /) -> float:
         """Return the seconds until a timer's due time: zero or less when it is due."""
 
 

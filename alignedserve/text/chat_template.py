@@ -260,8 +260,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    known: dict[str, Any] = {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+    environment.globals.update(known)
     return environment
 
 

@@ -130,7 +130,7 @@ class Linear:
         if not self.packed:
             return self.memory
         copy = Linear(self.memory.clone(), None, self.library)
-        copy.in_c.packed = 1  # type: ignore[union-attr]  # this layer is packed, so both layers have one
+        copy.in_c.packed = 1  # pyrefly: ignore[missing-attribute]  # this layer is packed, so both layers have one
         copy.pack(back=True)
         return copy.memory
 
@@ -160,7 +160,7 @@ class Linear:
         if first % _PANEL:
             return Linear(self.weight[first:].clone(), bias, self.library)
         part = Linear(self.memory[first:], bias, self.library, shared=True)
-        part.in_c.packed = 1  # type: ignore[union-attr]  # its panels are packed
+        part.in_c.packed = 1  # pyrefly: ignore[missing-attribute]  # its panels are packed
         part.use(Tuning({part.shape: (Way.PACKED,) * len(BUCKETS)}))
         return part
 

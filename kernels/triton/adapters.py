@@ -8,8 +8,6 @@ lie, in a table of addresses for each layer.
     layers   [layers, groups, 18]  address of A, ranks, parts; of each part: first rank, ranks, first out, outs, B
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 from dataclasses import dataclass

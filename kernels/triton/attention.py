@@ -5,8 +5,6 @@ are looked up one by one, so blocks may have any size and be filled from either 
 are masked by the request's length.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import math

@@ -1,7 +1,5 @@
 """Copies between the device and pages, and int8, in Triton. A page is on the CPU: one copy moves its vectors."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import torch

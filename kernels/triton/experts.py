@@ -14,8 +14,6 @@ cut into splits where few blocks make few tiles; at last each row sums what its 
 result depends on which program is first.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Write K and V in int8, in Triton; kernels/common/int8_kv.py defines it."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import torch

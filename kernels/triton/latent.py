@@ -5,8 +5,6 @@ vector is read once, and is K and V at the same time. Its numbers are cut in two
 either part may begin in the place of K and go on in the place of V.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import math

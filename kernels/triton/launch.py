@@ -55,7 +55,7 @@ def tuned(
     return made
 
 
-class _Tuner(Autotuner):  # type: ignore[misc]
+class _Tuner(Autotuner):
     """Leaves out a configuration that fails, whatever the error. When all fail, the kernel fails.
 
     Triton itself leaves out only what needs more shared memory or registers than the GPU has, and that is no fault.

@@ -4,8 +4,6 @@ schedule.py cuts attention into pieces. A piece alone writes its rows of the out
 partial results and, as a power of two, how much each weighs; `merge` adds these up.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import math

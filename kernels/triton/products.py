@@ -12,8 +12,6 @@ which program is first.
 Which of both depends on the weight alone, never on the number of rows.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Rounding in Triton: what its versions, and its interpreter, do not all have."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import triton

@@ -8,8 +8,6 @@ distance of the drawn token; among tokens at the same distance, which weigh the 
 are relative to the largest, which is 1, and added up in fp64: the result of a row depends on no other row.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Norms, rotation and activation, in Triton: a program per vector, in fp32, rounded as reference.py rounds."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 from __future__ import annotations
 
 import torch

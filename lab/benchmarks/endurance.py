@@ -77,7 +77,8 @@ async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int
         for number in range(1, round(left_s / EVERY_S) + 1):
             await asyncio.sleep(max(0.0, began + number * EVERY_S - perf_counter()))
             seen = load.take()
-            line = {"part": part, "at_s": perf_counter() - began, "done": seen.done, "errors": seen.errors}
+            line: dict[str, Any] = {"part": part, "at_s": perf_counter() - began, "done": seen.done}
+            line["errors"] = seen.errors
             line["figures"] = {name: round(value, 3) for name, value in figures(deployment, shared, seen)}
             with args.state.open("a") as file:
                 file.write(json.dumps(line) + "\n")

@@ -26,7 +26,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import uvloop
 from fastapi import FastAPI
@@ -56,11 +56,11 @@ class Beating:
     """
 
     name, ready, lacks_s = "gateway-0", True, 0.0
-    late: ClassVar[dict[str, float]] = {}
     members: tuple[Member, ...] = ()
 
     def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
         self._beat_s, self._noted = beat_s, noted
+        self.late: dict[str, float] = {}
         self._arrivals: ArrivalQueues[Delivered] = ArrivalQueues()
         self._open: dict[str, tuple[Request, int]] = {}  # request and number of its tokens so far
         threading.Thread(target=self._beat, daemon=True).start()

@@ -158,7 +158,7 @@ class Bench:
         """Compile and measure all choices of all kernels, as a first start does."""
         broken: list[str] = []
         listening = logging.Handler(logging.WARNING)
-        listening.emit = lambda record: broken.append(record.getMessage())  # type: ignore[method-assign]
+        listening.emit = lambda record: broken.append(record.getMessage())  # pyrefly: ignore[method-assign]
         log = logging.getLogger("alignedserve")
         log.addHandler(listening)
         try:

@@ -119,7 +119,7 @@ def _check(files: WhatIsWritten, planned: Sequence[SimulationTrial]) -> None:
 
 
 def _check_files(files: WhatIsWritten, alone: bool) -> None:
-    named = [files.json, files.csv, files.csv and alone and _steps_beside(files.csv)]
+    named = [files.json, files.csv, _steps_beside(files.csv) if files.csv and alone else None]
     paths = [path for path in (*named, files.plot, files.timeline, files.record, files.save, files.page) if path]
     for path in paths:
         check_writable(path)

@@ -294,7 +294,7 @@ def _short(value: object) -> str:
 
 def to_tree(scenario: Scenario) -> dict[str, Any]:
     faults = [{"kind": type(fault).__name__} | asdict(fault) for fault in scenario.faults]
-    tree = asdict(scenario) | {"faults": faults}
+    tree: dict[str, Any] = asdict(scenario) | {"faults": faults}
     del tree["policy"]["own"]
     if (source := scenario.policy.own.source) is not None:
         tree["own_policy"] = source.name

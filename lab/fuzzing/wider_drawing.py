@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from random import Random
+from typing import Any
 
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
@@ -131,22 +132,20 @@ def _switched(drawn: Scenario) -> Scenario:
     if draw.random() > 1 / 3:
         return drawn
     policy, tokens = drawn.policy, drawn.limits.num_tokens
-    for change in draw.choices(
-        (
-            {"pinning": False},
-            {"evict": False},
-            {"prefetch": False},
-            {"helps": not policy.helps},
-            {"refuse_ttfts": draw.choice((0.0, 0.01, 0.3))},
-            {"room": Room.WHOLE, "reserve": draw.choice((0, 1, tokens // 2, tokens))},
-            {"chunking": Chunking.NONE, "waiting_ratio": draw.choice((0.5, 1.2)), "scheduler": SchedulerName.TGI},
-            {"scheduler": SchedulerName.LONGEST},
-            {"scheduler": SchedulerName.FASTSERVE},
-            {"age_s": draw.choice((0.05, 1.0))},
-            {"expected_output": draw.choice((1, 16, 4096))},
-        ),
-        k=draw.randint(1, 3),
-    ):
+    changes: tuple[dict[str, Any], ...] = (
+        {"pinning": False},
+        {"evict": False},
+        {"prefetch": False},
+        {"helps": not policy.helps},
+        {"refuse_ttfts": draw.choice((0.0, 0.01, 0.3))},
+        {"room": Room.WHOLE, "reserve": draw.choice((0, 1, tokens // 2, tokens))},
+        {"chunking": Chunking.NONE, "waiting_ratio": draw.choice((0.5, 1.2)), "scheduler": SchedulerName.TGI},
+        {"scheduler": SchedulerName.LONGEST},
+        {"scheduler": SchedulerName.FASTSERVE},
+        {"age_s": draw.choice((0.05, 1.0))},
+        {"expected_output": draw.choice((1, 16, 4096))},
+    )
+    for change in draw.choices(changes, k=draw.randint(1, 3)):
         changed = replace(policy, **change)
         policy = changed if _may_become(policy, changed.scheduler) and changed.problem is None else policy
     return _with_policy(drawn, policy)

@@ -30,9 +30,9 @@ class KeptRuns:
     def __init__(self, metrics: Sequence[str], path: Path | None = None) -> None:
         self._metrics, self._path = metrics, path
         self._values: dict[str, Values] = {}
+        self._head = "" if path is None else json.dumps({"code": _digest_of_code()})
         if path is None:
             return
-        self._head = json.dumps({"code": _digest_of_code()})
         if path.exists():
             self._values.update(self._read(path.read_text(encoding="utf-8")))
         new = path.with_suffix(".new")  # without what is cut off

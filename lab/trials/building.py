@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config, every_setting, of_preset
@@ -162,7 +163,7 @@ def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerL
         return device.limits(engine.step_tokens, engine.seats)
     said = {**preset(trial.preset).settings, **read_settings(trial.options, "--set", every_setting())}
     most = {"max_step_tokens": engine.step_tokens, "max_batch": engine.seats}
-    least = {name: min(number, getattr(measured, name)) for name, number in most.items()}
+    least: dict[str, Any] = {name: min(number, getattr(measured, name)) for name, number in most.items()}
     return replace(measured, **{name: value for name, value in least.items() if f"engine.{name}" in said})
 
 

@@ -79,7 +79,7 @@ class RecentOutputs:
         self._covered = deque[bool](maxlen=_ORDERED)
 
     def add(self, opinions: Opinions, uppers: Floats, actual: Ints) -> None:
-        for similarity, by_past, by_ridge, upper, length in zip(*opinions, uppers, actual.tolist(), strict=True):
+        for similarity, by_past, by_ridge, upper, length in zip(*opinions, uppers, map(int, actual), strict=True):
             row = self._num_ever % WINDOW
             self._similarity[row], self._by_past[row] = similarity, by_past
             self._by_ridge[row], self._actual[row] = by_ridge, length

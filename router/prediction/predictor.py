@@ -105,7 +105,7 @@ class LengthModel:
 
     def _learn(self, vectors: Vectors, num_prompts: Ints, num_outputs: Ints) -> None:
         self._compare(vectors, num_prompts, num_outputs)
-        for vector, *lengths in zip(vectors, num_prompts.tolist(), num_outputs.tolist(), strict=True):
+        for vector, *lengths in zip(vectors, map(int, num_prompts), map(int, num_outputs), strict=True):
             self.past.add(vector, *lengths)
             self._num_learnt += 1
             if self.calibration is not None and self._num_learnt % _CALIBRATED_EVERY == 0:

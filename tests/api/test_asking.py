@@ -55,7 +55,7 @@ def test_a_busy_server_is_asked_again_and_answers_keep_their_order() -> None:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...
 
     told = list[int]()
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:

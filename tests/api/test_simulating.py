@@ -30,7 +30,7 @@ from alignedserve.policies import OrderPolicy, RequestInLine
 from tests.rare import rare, rarely
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "chat,num_requests=12,rate=20,prompt=exp:60:400,output=exp:6:20"
+SMALL: str = "chat,num_requests=12,rate=20,prompt=exp:60:400,output=exp:6:20"
 SHORTEST = """
 from alignedserve.policies import OrderPolicy
 class Shortest(OrderPolicy):

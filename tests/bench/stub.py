@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -104,7 +104,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
 
-    def handle_error(self, *_: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of clients that leave."""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from random import Random
+from typing import Any
 
 import httpx
 
@@ -101,11 +102,11 @@ def _error_of(said: str) -> Error:
     return Error.BLAMED if "request_ends_workers" in said else Error.FAILED
 
 
-def _add(answer: Answer, body: dict[str, object]) -> None:
+def _add(answer: Answer, body: dict[str, Any]) -> None:
     if "error" in body:
         answer.said = str(body["error"])[:200]
         answer.error = _error_of(str(body["error"]))
-    for choice in body.get("choices", ()):  # type: ignore[attr-defined]
+    for choice in body.get("choices", ()):
         answer.tokens += choice.get("token_ids") or ()
         answer.text += choice.get("text") or ""
 

@@ -31,7 +31,8 @@ def trial(parts: Parts) -> _Trial:
 
 
 def answer(**more: Any) -> Answer:
-    return Answer(**({"number": 0, "began_at": 0.0, "ended_at": 1.0} | more))
+    given: dict[str, Any] = {"number": 0, "began_at": 0.0, "ended_at": 1.0, **more}
+    return Answer(**given)
 
 
 def test_an_answer_without_tokens_and_without_an_error_is_lost(trial: _Trial) -> None:

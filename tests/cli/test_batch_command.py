@@ -62,7 +62,7 @@ class Server:
                     server.is_half_sent.set()
                     server.breaks_off.wait(30)
 
-            def log_message(self, *_: object) -> None: ...
+            def log_message(self, format: str, *args: object) -> None: ...
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.options = BatchOptions(f"http://127.0.0.1:{self.http.server_port}/v1", "secret")

@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body.encode())
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -110,7 +110,8 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sc
 
     def talk(*lines: str, **options: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        status = run(ChatOptions(**{"url": script.url, **options}))
+        given: dict[str, Any] = {"url": script.url, **options}
+        status = run(ChatOptions(**given))
         return (status, *capsys.readouterr())
 
     return talk

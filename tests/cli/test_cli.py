@@ -248,7 +248,7 @@ def test_errors_of_the_launcher_end_without_a_traceback(
     def fail(*_: object) -> int:
         raise error
 
-    sys.modules["alignedserve.launch.launch"].serve = fail  # type: ignore[attr-defined]
+    sys.modules["alignedserve.launch.launch"].serve = fail  # pyrefly: ignore[missing-attribute]
     assert cli.main(["serve"]) == status
     assert capsys.readouterr().err == ("alignedserve: no such model\n" if status == 2 else "")
     assert served == []

@@ -254,7 +254,7 @@ class Slow(OnlineCost):
     def model(self) -> CostModel:
         return _TENTHS
 
-    def learn(self, *_args: object) -> None: ...
+    def learn(self, shape: object, seconds: float) -> None: ...
 
 
 _TENTHS = CostModel({kind: Coefficients(decode=0.1) for kind in OnlineCost(()).model.coefficients})

@@ -14,7 +14,7 @@ from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.reporting import some_of
 from alignedserve.decode_worker.requests.candidates import LEAST_WIDTH
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
-from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
 from alignedserve.protocol.messages import (
     ROUTER,
@@ -65,8 +65,8 @@ class Worker:
         if direct:
             self.hears(MemberJoined(PREFILL))
 
-    def hears(self, event: object) -> list[Command]:
-        commands = self.core.handle(event, self.now)  # type: ignore[arg-type]
+    def hears(self, event: Event) -> list[Command]:
+        commands = self.core.handle(event, self.now)
         self.joined += [command.pages[0] for command in commands if isinstance(command, CopyIn)]
         return commands
 

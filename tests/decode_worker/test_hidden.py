@@ -19,6 +19,7 @@ from alignedserve.protocol.commands import (
     Command,
     RunStep,
 )
+from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, TokenStory, story_from
@@ -32,7 +33,7 @@ STEP_S, TOKEN_S = 0.01, 1e-4  # the time of making K and V of a hidden token, as
 
 
 class Believed(OnlineCost):
-    def learn(self, *_args: object) -> None: ...
+    def learn(self, shape: object, seconds: float) -> None: ...
 
 
 class Worker:
@@ -47,8 +48,8 @@ class Worker:
         self.done: list[Command] = []
         self.now = 0.0
 
-    def hears(self, event: object) -> None:
-        for command in self.core.handle(event, self.now):  # type: ignore[arg-type]
+    def hears(self, event: Event) -> None:
+        for command in self.core.handle(event, self.now):
             if isinstance(command, (RunStep, ProjectKv)):
                 self.work.append(command)
 

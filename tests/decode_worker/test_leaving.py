@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepResult, WorkerLimits
+from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
-from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.events import CopiedIn, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import (
     ROUTER,
     Batch,
@@ -44,7 +44,7 @@ class Worker:
 
     def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
         self.core = decode_core(WorkerSetup(LIMITS, policy, direct=True))
-        self.plan = RunStep(None)  # type: ignore[arg-type]
+        self.plan = RunStep(StepPlan(0, ()))
         self.chunks = list[Chunk]()  # chunks that ran
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
             self.hears(MemberJoined(neighbour))
@@ -52,8 +52,8 @@ class Worker:
             self.hears(said("pool-0", Batch((joins,), is_dynamic=True)))
             self.hears(CopiedIn(number, intact=True))
 
-    def hears(self, event: object) -> list[Command]:
-        commands = self.core.handle(event, 0.0)  # type: ignore[arg-type]
+    def hears(self, event: Event) -> list[Command]:
+        commands = self.core.handle(event, 0.0)
         for command in commands:
             if isinstance(command, RunStep):
                 self.plan = command

@@ -22,6 +22,7 @@ from alignedserve.protocol.messages import (
     Cancel,
     Commit,
     LeasePages,
+    Message,
     Output,
     Prefill,
     Prefix,
@@ -59,7 +60,7 @@ class Pair:
     ran: Counter[str] = field(default_factory=Counter)  # request -> prompt tokens that were computed
     outputs: dict[str, list[Output]] = field(default_factory=dict)
     delays: Callable[[object], bool] = field(default=lambda _message: False)  # whether a message of the pool is held
-    held: list[tuple[str, object]] = field(default_factory=list)
+    held: list[tuple[str, Message]] = field(default_factory=list)
     now: float = 0.0
 
     def asks(self, *requests: Request) -> None:
@@ -78,12 +79,12 @@ class Pair:
                 case SetTimer():
                     self.said.append(command)
 
-    def _send(self, by: str, to: str, message: object) -> None:
+    def _send(self, by: str, to: str, message: Message) -> None:
         if isinstance(message, Tokens):
             for output in message.outputs:
                 self.outputs.setdefault(output.request, []).append(output)
         if to == "pool-0" or (to == "decode-0" and not self.delays(message)):
-            self.hears(Received(by, message, 1), to)  # type: ignore[arg-type]
+            self.hears(Received(by, message, 1), to)
         elif to == "decode-0":
             self.held.append((by, message))
 
@@ -92,7 +93,7 @@ class Pair:
         self.delays = lambda _message: False
         held, self.held = self.held, []
         for by, message in held:
-            self.hears(Received(by, message, 1))  # type: ignore[arg-type]
+            self.hears(Received(by, message, 1))
 
     def works(self, intact: bool = True) -> Command:
         """Do one piece of work."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -220,9 +221,9 @@ class TestSwapping:
     POLICY = replace(PLAIN, scheduler=SchedulerName.ALISE)
     ROOM = replace(LIMITS, num_blocks=40)  # 160 tokens
 
-    def device(self, *requests: Request, **changed: object) -> Device:
+    def device(self, *requests: Request, **changed: Any) -> Device:
         """Return a worker on which these requests decode."""
-        device = Device(replace(self.POLICY, **changed), self.ROOM)  # type: ignore[arg-type]
+        device = Device(replace(self.POLICY, **changed), self.ROOM)
         device.ask(*requests)
         while len(device.said) < len(requests):
             device.step()

@@ -15,7 +15,7 @@ from alignedserve.protocol.commands import (
     Command,
     RunStep,
 )
-from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.events import Event, StepDone
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Layout, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
@@ -41,8 +41,8 @@ class Worker:
         self.ordered: list[Command] = []
         self.now = 0.0
 
-    def hears(self, event: object) -> list[Command]:
-        self.ordered += (new := self.core.handle(event, self.now))  # type: ignore[arg-type]
+    def hears(self, event: Event) -> list[Command]:
+        self.ordered += (new := self.core.handle(event, self.now))
         return new
 
     def asked(self, request: Request) -> list[Command]:

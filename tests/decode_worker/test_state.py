@@ -148,7 +148,7 @@ class Known(OnlineCost):
     def model(self) -> CostModel:
         return CostModel({kind: Coefficients(fixed=0.02, token=(0.001,)) for kind in Kind})
 
-    def learn(self, *_args: object) -> None: ...
+    def learn(self, shape: object, seconds: float) -> None: ...
 
 
 def test_prompts_leave_time_for_requests_that_are_handed_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +15,7 @@ from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Se
 from alignedserve.protocol.events import (
     CopiedIn,
     CopiedOut,
+    Event,
     KvReceived,
     MemberJoined,
     MemberLost,
@@ -53,6 +55,9 @@ def entry(of: Request, *pages: int) -> Entry:
     return Entry(of, (7,), pages, names=chained_hashes(of.prompt[:PAGE], PAGE, ROOT))
 
 
+Kind = TypeVar("Kind", bound=Command)
+
+
 class Engine:
     """Run what the core orders, with token 7 for every decode, and keep the messages that the core sends."""
 
@@ -64,8 +69,8 @@ class Engine:
         self.work += [command for command in commands if not isinstance(command, Send)]
         return list(commands)
 
-    def hears(self, event: object) -> list[Command]:
-        return self.tell(*self.core.handle(event, 0.0))  # type: ignore[arg-type]
+    def hears(self, event: Event) -> list[Command]:
+        return self.tell(*self.core.handle(event, 0.0))
 
     def works(self) -> None:
         """Do one piece of work."""
@@ -77,7 +82,7 @@ class Engine:
             case CopyOut(number):
                 self.hears(CopiedOut(number))
 
-    def until(self, kind: type) -> Command:
+    def until(self, kind: type[Kind]) -> Kind:
         """Work until the next work is of this kind, and return it undone."""
         for _ in range(100):
             if found := [command for command in self.work if isinstance(command, kind)]:

@@ -55,7 +55,7 @@ def test_it_names_its_model(sdk: openai.OpenAI) -> None:
 
 def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
     story = [{"role": "user", "content": "Tell me a story."}]  # the demo model is too sure of other topics
-    asked = {**ASKED, "messages": story, "temperature": 2.0, "max_tokens": 20}
+    asked: dict[str, Any] = {**ASKED, "messages": story, "temperature": 2.0, "max_tokens": 20}
     first, again, reseeded = (sdk.chat.completions.create(**asked, seed=seed) for seed in (7, 7, 8))
     assert first.choices[0].message.content == again.choices[0].message.content
     assert first.choices[0].message.content != reseeded.choices[0].message.content

@@ -9,6 +9,7 @@ import signal
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -57,8 +58,8 @@ def beside_streams(deployment: Deployment, key: str, act: Callable[[], None]) ->
     async def serve() -> list[list[int]]:
         headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=None)
-        options = {"headers": headers, "timeout": ANSWER_S, "limits": limits, "verify": False, "trust_env": False}
-        async with httpx.AsyncClient(base_url=deployment.url, **options) as http:  # type: ignore[arg-type]
+        options: dict[str, Any] = {"headers": headers, "timeout": ANSWER_S, "limits": limits, "trust_env": False}
+        async with httpx.AsyncClient(base_url=deployment.url, verify=False, **options) as http:
             streams = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
             while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < 3 * STREAMS:
                 await asyncio.sleep(0.02)

@@ -65,7 +65,7 @@ def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
                 before = pid(part)
                 assert before is not None
                 os.kill(before, signal.SIGKILL)
-                wait_until(lambda part=part, before=before: pid(part) not in (None, before), BACK_S)  # type: ignore[misc]
+                wait_until(lambda part=part, before=before: pid(part) not in (None, before), BACK_S)
             wait_until(lambda: is_ready(url), BACK_S)
             check_answers(url)
             process.send_signal(signal.SIGTERM)

@@ -115,7 +115,7 @@ class Deployment:
         goes_on = "decode-0" if isinstance(self.cores[to], DecodeCore) and to != "decode-0" else ""
         self.tell(to, Received(ROUTER, Prefill(request, goes_on), 1))
 
-    def tell(self, to: str, event: Event) -> None:
+    def tell(self, to: str, event: Event | Exception) -> None:
         said = deque([(to, event)])
         while said:
             by, event = said.popleft()

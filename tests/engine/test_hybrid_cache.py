@@ -27,7 +27,7 @@ HIDDEN_TOKEN_S = 1e-5
 class Believed(OnlineCost):
     """A cost model that learns nothing, because real steps take a different time in every run."""
 
-    def learn(self, *_args: object) -> None: ...
+    def learn(self, shape: object, seconds: float) -> None: ...
 
 
 # The seeds are chosen so that every kind of event happens.

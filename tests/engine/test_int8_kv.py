@@ -40,7 +40,7 @@ class Rounding:
     def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
         from transformers import DynamicCache
 
-        class RoundingCache(DynamicCache):  # type: ignore[misc]
+        class RoundingCache(DynamicCache):
             def update(self, key: torch.Tensor, value: torch.Tensor, *where: Any, **more: Any) -> Any:
                 return super().update(rounded(key), rounded(value), *where, **more)
 

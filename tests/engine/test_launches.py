@@ -42,7 +42,7 @@ class Counting(TorchDispatchMode):
     """Counts launches by name, those of the captured part apart, and copies to the device."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.captured: Counter[str] = Counter()
         self.beside: Counter[str] = Counter()
         self.copies = 0

@@ -100,7 +100,7 @@ def _is_there(tensor: torch.Tensor) -> bool:
 
 def put_there(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        value.is_there = True  # type: ignore[attr-defined]
+        value.is_there = True  # pyrefly: ignore[missing-attribute]
     return value
 
 

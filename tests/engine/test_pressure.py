@@ -44,7 +44,7 @@ class Believed(OnlineCost):
     def __init__(self) -> None:
         super().__init__((), remade_token_s=1e-5)
 
-    def learn(self, *_args: object) -> None: ...
+    def learn(self, shape: object, seconds: float) -> None: ...
 
 
 def happened(core: DecodeCore) -> set[str]:

@@ -418,6 +418,7 @@ def test_a_request_that_left_out_a_step_is_known_again() -> None:
         if index % 3 == 0:
             sampler.sample(random_logits(1), [asked(sampling, (), (), "other")])
         (chosen,) = sampler.sample(random_logits(7), [NextToken(sampling, index, "r", history)])
+        assert chosen.token is not None
         output.append(chosen.token)
     assert sorted(output) == list(range(VOCABULARY)), "each token once, whatever its logit"
 

@@ -58,7 +58,7 @@ class FakeOwner:
     """
 
     name = "gateway-0"
-    members = (Member("decode-0", Role.DECODE, "node-1", 7, "tcp://10.0.0.2:1"),)
+    members: tuple[Member, ...] = (Member("decode-0", Role.DECODE, "node-1", 7, "tcp://10.0.0.2:1"),)
 
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
@@ -154,7 +154,7 @@ class Gateway:
         **settings: Any,
     ) -> None:
         self.owner, self.text = owner, text
-        given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
+        given: dict[str, Any] = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
         made = GatewaySettings(**given)
         self.app: FastAPI = make_app(owner, text, made, ledger, traces=traces, keeper=keeper, adapters=adapters)
 

@@ -53,8 +53,9 @@ class Served:
 
     def hurry(self) -> None:
         """Shorten the patience for every open connection from now on; a read that has begun keeps its old limit."""
-        for connection in self.server.server_state.connections:
-            connection._head_s = SOON_S  # type: ignore[union-attr]
+        connections: set[Any] = self.server.server_state.connections
+        for connection in connections:
+            connection._head_s = SOON_S
 
     @property
     def num_connections(self) -> int:

@@ -110,7 +110,7 @@ class Site:
 
             do_POST = do_GET
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 pass
 
         server = ThreadingHTTPServer((address, port), Handler)

@@ -21,7 +21,7 @@ from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
 from alignedserve.gateway.dashboard import MOST_PAGES, Dashboard, OpenJobs, recent_jobs
 from alignedserve.owner.client import Overloaded
 from alignedserve.protocol.figures import DecodeLengths, Lengths, Stages
-from alignedserve.protocol.messages import Figures, Member
+from alignedserve.protocol.messages import Figures
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineResult
 from alignedserve.store.sqlite_store import SqliteStore
@@ -155,7 +155,7 @@ def test_a_dead_part_shows_in_the_next_picture(text: TextModel) -> None:
     async def watched() -> list[Any]:
         page = Page(gateway)
         await until(lambda: page.pictures)
-        gateway.owner.members = tuple[Member, ...]()  # type: ignore[assignment]
+        gateway.owner.members = ()
         seen = len(page.pictures)
         await until(lambda: len(page.pictures) > seen + 1)
         await page.close()

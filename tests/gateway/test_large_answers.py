@@ -164,7 +164,7 @@ def test_the_last_events_of_a_response_are_written_in_parts(text: TextModel, tmp
     config = JobsConfig(directory=str(tmp_path))
     keeper = ResponseKeeper(LazyStorage(config, Holder("gateway-0", 1)), config)
     gateway = Gateway(text, FakeOwner(*[(300 + at % 100,) for at in range(TOKENS)]), keeper=keeper)
-    body = {"model": MODEL, "input": "Hi", "max_output_tokens": TOKENS, "top_logprobs": 20}
+    body: dict[str, Any] = {"model": MODEL, "input": "Hi", "max_output_tokens": TOKENS, "top_logprobs": 20}
     body["include"] = ["message.output_text.logprobs"]
     client = Ticking("/v1/responses", {"stream": True})
     client._body[0]["body"] = json.dumps({**body, "stream": True}).encode()

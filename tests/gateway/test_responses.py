@@ -77,7 +77,7 @@ def test_usage_says_what_of_the_prompt_was_known(text: TextModel) -> None:
 def test_openais_client_gets_a_response_and_goes_on(gateway: Gateway) -> None:
     async def talks() -> None:
         async with sdk(gateway) as client:
-            first = await client.responses.create(model=MODEL, input="Hi", instructions="Be brief.")
+            first: Any = await client.responses.create(model=MODEL, input="Hi", instructions="Be brief.")
             assert (first.output_text, first.status, first.store) == (HELLO, "completed", True)
             assert first.usage is not None
             assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
@@ -131,7 +131,7 @@ def test_its_events_are_the_published_ones(gateway: Gateway) -> None:
 
 def test_the_client_calls_a_function_and_answers(hermes: TextModel, tmp_path: Path) -> None:  # noqa: F811
     gateway = saying(hermes, SAID_BY_HERMES, tmp_path)
-    whole = Response.model_validate(ask(gateway, tools=[WEATHER]).json())
+    whole: Any = Response.model_validate(ask(gateway, tools=[WEATHER]).json())
     message, call = whole.output
     assert (message.type, call.type) == ("message", "function_call")
     assert (call.name, call.arguments) == ("weather", '{"city": "Rom"}')

@@ -67,7 +67,8 @@ def test_a_choice_is_written_in_tokens(gateway: Gateway, text: TextModel, fields
 
 def texts(streamed: Any, route: str) -> str:
     choices = [chunk["choices"][0] for chunk in data_lines(streamed)[:-1]]
-    return "".join(choice["delta"].get("content", "") if route == "chat" else choice["text"] for choice in choices)
+    parts: list[str] = [choice["delta"].get("content", "") if route == "chat" else choice["text"] for choice in choices]
+    return "".join(parts)
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -341,11 +341,11 @@ def test_a_template_without_system_messages_has_the_tools_with_the_user(folder: 
 
 
 def test_a_schema_that_no_grammar_has_stops_no_agent(plain: TextModel) -> None:
-    odd = {"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}
+    odd: dict[str, Any] = {"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}
     gateway = saying(plain, plain.call_format.write([("odd", {"a": 1})]))
     answer = gateway.chat(tools=[odd]).json()["choices"][0]
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "odd", "arguments": '{"a": 1}'}
-    odd["function"]["strict"] = True  # type: ignore[index]
+    odd["function"]["strict"] = True
     assert gateway.chat(tools=[odd]).json()["error"]["param"] == "tools"
 
 

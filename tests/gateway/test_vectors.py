@@ -177,7 +177,7 @@ def test_trained_dimensions_are_taken_and_others_refused(text: TextModel) -> Non
 def test_a_model_of_vectors_does_not_chat(text: TextModel, rule: PooledRule, makes: str, path: str) -> None:
     gateway = gateway_of(text, rule)
     messages = {"messages": [{"role": "user", "content": "Hi"}]}
-    asked = {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}.get(path, messages)
+    asked: dict[str, Any] = {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}.get(path, messages)
     more = {"max_tokens": 5} if path == "/v1/messages" else {}
     error = refused(gateway, path, **asked, **more)
     assert f"this model makes {makes} and writes no text" in error["message"]

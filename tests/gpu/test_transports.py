@@ -9,6 +9,7 @@ import queue
 from contextlib import closing
 from dataclasses import asdict
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
     torch.cuda.set_device(device)
     cache = torch.empty((LAYERS, 2 * BLOCKS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
-    by = {"maps": CudaMaps(device)} if by_ipc else {"communicators": communicators_on(device)}
+    by: dict[str, Any] = {"maps": CudaMaps(device)} if by_ipc else {"communicators": communicators_on(device)}
     blocks = DeviceBlocks(cache)
     return Direct(f"{name}.1", "127.0.0.1", blocks, CopyPace(share=1.0), verify=True, timeout_s=60, **by), cache
 

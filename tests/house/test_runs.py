@@ -49,7 +49,7 @@ class TestTimes:
         assert over(TIMINGS, budgets_of(TIMINGS)) == {}
 
     def test_a_slow_machine_is_no_folders_fault(self) -> None:
-        budgets = dict.fromkeys("abcdefg", 20)
+        budgets: dict[str, int] = dict.fromkeys("abcdefg", 20)
         slow = [Timing(f"tests/{folder}/test_x.py::test_y", 1.0, 40.0) for folder in budgets]
         assert over(slow, budgets) == {}
         one = Timing("tests/g/test_x.py::test_z", 1.0, 40.0)

@@ -14,6 +14,7 @@ import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
 
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
@@ -35,7 +36,7 @@ OTHER = Holder("host/other/jobs", 1, "other")
 
 
 def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
-    longest = {"k" * 64: "v" * 512}
+    longest: dict[str, str] = {"k" * 64: "v" * 512}
 
     async def drive() -> None:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(service.app)) as http, service.running():
@@ -62,7 +63,7 @@ def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
             answers = {row["custom_id"]: row for row in map(json.loads, output)}
             assert sorted(answers) == ["a", "b"]
             for row in answers.values():
-                answer = openai.types.chat.ChatCompletion.model_validate(row["response"]["body"])
+                answer = ChatCompletion.model_validate(row["response"]["body"])
                 assert (row["response"]["status_code"], row["error"]) == (200, None)
                 assert answer.choices[0].message.content == HELLO
             assert [listed.id async for listed in client.batches.list()] == [batch.id]

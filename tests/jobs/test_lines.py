@@ -159,7 +159,8 @@ def test_a_batch_says_how_much_of_its_output_was_reasoning() -> None:
 def test_a_batch_has_so_many_inputs(per_line: int, is_kept: bool) -> None:
     rules = LineRules(Endpoint.EMBEDDINGS, ("demo",), 100, 1_000_000)
     body = {"model": "demo", "input": ["a"] * per_line}
-    made = [{"custom_id": str(at), "method": "POST", "url": "/v1/embeddings", "body": body} for at in range(2)]
+    line: dict[str, Any] = {"method": "POST", "url": "/v1/embeddings", "body": body}
+    made = [{"custom_id": str(at), **line} for at in range(2)]
     made.append(made[0] | {"custom_id": "tokens", "body": {"model": "demo", "input": [1] * 9}})
     verdict = check_file(io.BytesIO("\n".join(map(json.dumps, made[: 2 + (not is_kept)])).encode()), rules)
     assert [problem.code for problem in verdict.problems] == ([] if is_kept else ["too_many_requests"])

@@ -56,9 +56,10 @@ class Case:
             owners.setdefault(self.random.choice(adapters), []).append(place)
         self.step = StepAdapters.from_rows(owners) if owners else None
         for weights, own in owners.items():
-            layer = weights.layers[1]
-            for part in layer.parts if layer is not None else ():
-                a = layer.a[part.first_rank : part.first_rank + part.ranks].double()  # type: ignore[union-attr]
+            if (layer := weights.layers[1]) is None:
+                continue
+            for part in layer.parts:
+                a = layer.a[part.first_rank : part.first_rank + part.ranks].double()
                 added = self.x[own].double() @ a.t() @ part.matrix.double().t()
                 self.expected[own, part.first_out : part.first_out + part.outs] += added
 

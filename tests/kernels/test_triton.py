@@ -354,7 +354,7 @@ def test_numbers_that_are_not_finite_are_refused(odd: float) -> None:
 
 
 class _Broken(TritonKernels):
-    def attend(self, *_: object) -> torch.Tensor:
+    def attend(self, *_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("ptxas says no")
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

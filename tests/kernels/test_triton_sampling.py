@@ -181,11 +181,11 @@ def test_a_sampler_on_these_kernels_says_what_a_sampler_on_torch_says() -> None:
 class _Elsewhere(Reference):
     """Kernels for a device from which nothing can be read."""
 
-    def draw(self, logits: torch.Tensor, *_: object) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         assert logits.is_meta
         return torch.empty(len(logits), dtype=torch.long, device=logits.device)
 
-    def logprobs(self, logits: torch.Tensor, *_: object) -> Likeliest:
+    def logprobs(self, logits: torch.Tensor, *_: object, **__: object) -> Likeliest:
         assert logits.is_meta
         return Likeliest(*torch.empty(4, len(logits), 1, device=logits.device))
 

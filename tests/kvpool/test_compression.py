@@ -19,6 +19,7 @@ from alignedserve.protocol.messages import (
     Compressed,
     Figures,
     Missed,
+    Prefix,
     Release,
 )
 from alignedserve.scheduling.policy import Compression, Grouping, Policy, SchedulerName
@@ -189,7 +190,8 @@ def test_a_page_that_is_named_keeps_its_name() -> None:
     answers(pool, order, True, True)
     known = pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 2.0)
     assert isinstance(known[0], Send)
-    assert known[0].message.pages == order.into  # type: ignore[union-attr]
+    assert isinstance(known[0].message, Prefix)
+    assert known[0].message.pages == order.into
 
 
 def test_what_cannot_be_int8_is_counted_and_not_asked_for_again() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS
 from alignedserve.launch.keeper import Keeper
+from alignedserve.launch.keeper_events import KeeperEvent
 from alignedserve.launch.plan import LOOPBACK, parts_of
 from alignedserve.launch.reloading import Reloading
 from alignedserve.protocol.messages import rank_suffix
@@ -67,12 +68,12 @@ class ScriptedKeeper(Keeper):
     def end(self, part: str) -> None:
         self.ended(self._lives[part].spec, "a kill")
 
-    def after(self, seconds: float, event: object) -> None:
+    def after(self, seconds: float, event: KeeperEvent) -> None:
         self.pauses_s.append(seconds)
         if self.on_pause is not None:
             self.on_pause()
         else:
-            super().after(0.0, event)  # type: ignore[arg-type]
+            super().after(0.0, event)
 
     def forget(self, part: str) -> None:
         self.on_forget(part)

@@ -315,7 +315,7 @@ def test_where_nothing_can_be_started_any_more_the_drain_ends_with_the_parts_tha
         raise AlignedServeError("Ray has died, and every part with it")
 
     def on_drain(kept: Draining) -> None:
-        kept.start = without_ray  # type: ignore[assignment, method-assign]
+        kept.start = without_ray  # pyrefly: ignore[bad-assignment, method-assign]
         kept.wound("decode-0")
         kept.wound("gateway-0")
 

@@ -27,7 +27,7 @@ class _Gateway(BaseHTTPRequestHandler):
         self.end_headers()
         self.server.num_asked += 1
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 

@@ -95,7 +95,7 @@ def tried(mutants: Sequence[TextMutant], say: Callable[[str], None]) -> Iterator
         for mutant in mutants:
             builder.restore()
             while mutant.file not in known:  # leave out what fails anyway: some tests need other instruction sets
-                failed = forked(lambda file=mutant.file: _first_failing(whole, file, failing), inf)  # type: ignore[misc]
+                failed = forked(lambda file=mutant.file: _first_failing(whole, file, failing), inf)
                 (failing if failed else known).add(failed or mutant.file)
             library = builder.mutated(mutant)
             if library is None:

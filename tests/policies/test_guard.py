@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -142,7 +142,7 @@ def test_one_slow_answer_among_quick_ones_is_borne() -> None:
 class Endless(OrderPolicy):
     turns = 0
 
-    def key(self, request: RequestInLine) -> float:
+    def key(self, request: RequestInLine) -> NoReturn:
         while True:
             with suppress(Exception):  # not what ends it
                 self.turns += 1

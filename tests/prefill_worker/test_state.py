@@ -14,6 +14,7 @@ from alignedserve.core import (
     KvForm,
     Logprob,
     Opening,
+    Request,
     Sampling,
     ServiceClass,
     StepPlan,
@@ -55,8 +56,8 @@ def worker() -> PrefillCore:
     return core
 
 
-def comes(worker: PrefillCore, *prompts: object) -> list[Command]:
-    return [command for prompt in prompts for command in worker.handle(said(ROUTER, Prefill(prompt)), 0.0)]  # type: ignore[arg-type]
+def comes(worker: PrefillCore, *prompts: Request) -> list[Command]:
+    return [command for prompt in prompts for command in worker.handle(said(ROUTER, Prefill(prompt)), 0.0)]
 
 
 def step(number: int, *chunks: Chunk) -> Command:

@@ -70,7 +70,8 @@ class Real:
 
     def engine(self, num_tokens: int, **options: Any) -> Engine:
         """Return an engine whose cache holds so many tokens."""
-        return Engine(self.folder, num_blocks=-(-num_tokens // 16), **{"dtype": "float32", **options})
+        given: dict[str, Any] = {"dtype": "float32", **options}
+        return Engine(self.folder, num_blocks=-(-num_tokens // 16), **given)
 
     def check(self, prompt: Sequence[int], output: Sequence[int], label: str) -> None:
         """Compare an answer with transformers' in fp32: with the kept one, or live where that differs.

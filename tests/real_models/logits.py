@@ -32,7 +32,7 @@ def kept_logits(engine: Engine) -> Iterator[list[Tensor]]:
         kept.append(logits.clone())  # a later step writes to the same memory
         return logits
 
-    engine._logits = keep  # type: ignore[method-assign, assignment]
+    engine._logits = keep  # pyrefly: ignore[bad-assignment, method-assign]
     try:
         yield kept
     finally:

@@ -132,8 +132,8 @@ def test_three_ranks(real: Real) -> None:
     """The model has nine heads, and three of K and V."""
     few = real.short
     with ThreadPoolExecutor(3) as pool:
-        ranks = Both(real.folder, pool, block_size=16, num_ranks=3, num_blocks=room(few) // 16)
-        driver: Any = Driver(ranks, 2)  # type: ignore[arg-type]
+        ranks: Any = Both(real.folder, pool, block_size=16, num_ranks=3, num_blocks=room(few) // 16)
+        driver: Any = Driver(ranks, 2)
         lives = [driver.start_either_way(f"prompt {at}", prompt, TOKENS) for at, prompt in enumerate(few)]
         finish(driver, lives)
     check(real, lives, "three ranks")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,8 @@ class TestPrediction:
     @pytest.mark.parametrize(("by", "stage"), [("pool-0", "committed"), ("decode-0", "joined")])
     def test_it_is_told_where_the_request_is_by_then(self, router: RouterCore, by: str, stage: str) -> None:
         submit(router)
-        router.handle(said(by, Progress(**{stage: (("a", 0),)})), 3.1)  # type: ignore[arg-type]
+        progress: dict[str, Any] = {stage: (("a", 0),)}
+        router.handle(said(by, Progress(**progress)), 3.1)
         assert router.handle(ANSWER, 3.2) == [Send(by, TOLD)]
 
     def test_a_request_that_waits_for_a_worker_takes_it_along(self) -> None:

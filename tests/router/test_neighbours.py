@@ -69,9 +69,9 @@ def test_the_oldest_entry_makes_room() -> None:
     for number in range(1, 6):
         past.add(vector(number, 1), number, number)
     assert len(past) == 3
-    assert sorted(past.num_prompt[:3].tolist()) == [3, 4, 5]
+    assert sorted(past.num_prompt[:3]) == [3, 4, 5]
     past.add(vector(1, 1), 9, 9)
-    assert sorted(past.num_prompt[:3].tolist()) == [4, 5, 9], "one that was forgotten is new"
+    assert sorted(past.num_prompt[:3]) == [4, 5, 9], "one that was forgotten is new"
     assert past.num_prompt[past.in_order()].tolist() == [4, 5, 9]
 
 

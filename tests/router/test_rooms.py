@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_workers_of_two_kinds_with_a_transport_are_told_of_each_other(lends: boo
     with_one = [replace(worker, transport="there") for worker in (prefill, member("decode-0"))]
     for command in (*with_one, member("prefill-1"), member("decode-1")):
         roll.add(command)
-    told = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
+    told: dict[str, Any] = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
 
     def peers(of: str) -> list[str]:
         members = told[of]
@@ -80,8 +81,8 @@ def test_workers_without_a_road_are_not_told_of_each_other() -> None:
     )
     for worker in (near, far, decode):
         roll.add(worker)
-    told = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
-    known = {name: {known.name for known in members.members} for name, members in told.items()}  # type: ignore[union-attr]
+    told: dict[str, Any] = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
+    known = {name: {known.name for known in members.members} for name, members in told.items()}
     assert known["decode-0"] >= {"prefill-0"}
     assert "prefill-1" not in known["decode-0"]
     assert "decode-0" in known["prefill-0"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, AgedLevel, Level, level_of, level_served
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.promise import Promise, promise
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
 
@@ -75,9 +75,8 @@ def test_served_it_falls_back() -> None:
 class TestOfARequest:
     POLICY = Policy(expected_output=40, age_s=5.0)
 
-    def level(self, kept: object, now: float) -> int:
-        standing = kept.standing(now, Work(), StepTimes(0.01, 0.02))  # type: ignore[attr-defined]
-        return int(standing.level)
+    def level(self, kept: Promise, now: float) -> int:
+        return kept.standing(now, Work(), StepTimes(0.01, 0.02)).level
 
     def test_the_prediction_and_age(self) -> None:
         kept = promise(BE, self.POLICY)

@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.promise import Promise, promise
 from alignedserve.scheduling.slo import StepTimes, Work, in_order
 from tests.samples import request
 
@@ -20,8 +20,8 @@ DOCUMENT = replace(
 POLICY = Policy(expected_output=100, expected_chunk=500)  # a document of two chunks: 1 + 100 steps
 
 
-def slack_s(of: object, now: float, work: Work = Work()) -> float:  # noqa: B008  (frozen)
-    return of.standing(now, work, TIMES).slack_s  # type: ignore[attr-defined, no-any-return]
+def slack_s(of: Promise, now: float, work: Work = Work()) -> float:  # noqa: B008  (frozen)
+    return of.standing(now, work, TIMES).slack_s
 
 
 def test_a_chat_goes_on_elsewhere_where_it_was() -> None:

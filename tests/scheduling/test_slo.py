@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -188,10 +189,10 @@ standings = st.builds(
 
 class TestOrder:
     @given(st.lists(standings, unique_by=lambda standing: standing.id), st.sampled_from(Late), st.randoms())
-    def test_it_is_total(self, given_: list[Standing], late: Late, random: object) -> None:
+    def test_it_is_total(self, given_: list[Standing], late: Late, random: Random) -> None:
         """The order is the same whatever the order of its input."""
         shuffled = given_[:]
-        random.shuffle(shuffled)  # type: ignore[attr-defined]
+        random.shuffle(shuffled)
         assert in_order(shuffled, TIMES, late) == in_order(given_, TIMES, late)
 
     @given(st.lists(standings), st.sampled_from(Late))

@@ -199,7 +199,7 @@ PARTS = 3
 AT_ONCE_S = 0.1
 # A loss is seen at once by the number of the next frame on the link. Who waits for what was lost may send no other:
 # then somebody asks, after this silence.
-MISSED_AFTER_S = {
+MISSED_AFTER_S: dict[type, float] = {
     Submit: 10,
     Commit: 8,
     Batch: 8,

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,9 +71,9 @@ def test_a_disk_that_hangs_is_an_error_in_time_and_the_store_goes_on_after_it(
 ) -> None:
     goes_on, execute = threading.Event(), SqliteStore._execute
 
-    def hang(*given: object) -> sqlite3.Cursor:
+    def hang(*given: Any) -> sqlite3.Cursor:
         goes_on.wait(600)
-        return execute(*given)  # type: ignore[arg-type]
+        return execute(*given)
 
     async def check() -> None:
         store = await SqliteStore.open(tmp_path / "jobs.sqlite")

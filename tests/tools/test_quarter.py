@@ -109,7 +109,7 @@ def test_what_a_step_prints_is_on_the_disk_while_it_still_runs(tmp_path: Path) -
 
 
 def test_a_page_shows_each_step_from_the_newest_run_that_has_it(tmp_path: Path) -> None:
-    run = {"gpu": "G", "torch": "T", "commit": "C"}
+    run: dict[str, object] = {"gpu": "G", "torch": "T", "commit": "C"}
     decode = {"step": "decode", "name": "decode_batch_1_ahead", "unit": "ms", **run}
     roads = {"step": "roads", "name": "ipc", "value": 2.0, "unit": "GB/s", **run}
     runs: dict[str, list[dict[str, object]]] = {

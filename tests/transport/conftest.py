@@ -26,7 +26,8 @@ def node_of(shared: Path | None) -> Iterator[MakeNode]:
     with ExitStack() as nodes:
 
         def make(name: str, **kwargs: Any) -> Node:
-            node = Node(name, **{"shared": shared} | kwargs)
+            given: dict[str, Any] = {"shared": shared, **kwargs}
+            node = Node(name, **given)
             nodes.callback(node.transport.close)
             return node
 

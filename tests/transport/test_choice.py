@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,9 @@ from alignedserve.transport.turns import communicators_on
 CUDA = torch.device("cuda", 0)
 
 
-def config(asked: TransportName, **kwargs: object) -> Config:
-    return Config(**({"topology": Topology(1, 1), "transport": asked} | kwargs))  # type: ignore[arg-type]
+def config(asked: TransportName, **kwargs: Any) -> Config:
+    given: dict[str, Any] = {"topology": Topology(1, 1), "transport": asked, **kwargs}
+    return Config(**given)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +154,9 @@ def test_by_the_pool_go_requests_of_prefill_workers_that_decode_unless_a_direct_
     worker_part.links.close()
 
 
-def part(incarnation: int = 7, **kwargs: object) -> Part:
-    given = {"topology": Topology(1, 1), "schedule": APART} | kwargs
-    config = Config(**given)  # type: ignore[arg-type]
+def part(incarnation: int = 7, **kwargs: Any) -> Part:
+    given: dict[str, Any] = {"topology": Topology(1, 1), "schedule": APART, **kwargs}
+    config = Config(**given)
     dumped = dump(config)
     at = "local", "test", "127.0.0.1", "tcp://127.0.0.1:9"
     keys = DeploymentKeys.new().parts

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ class Peer:
     def tell(self, order: Member | SendKv | ReceiveKv | str) -> None:
         self._link.send(order)
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 

@@ -6,7 +6,7 @@ Positions turn K and queries (Falcon), or lower a score by the distance of its t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil, frexp, ldexp, log2
 from typing import Any
@@ -80,7 +80,7 @@ _BLOOM = BloomNames(
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
 )
-_FALCON_40B = BloomNames(**{**vars(_BLOOM), "attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})
+_FALCON_40B = replace(_BLOOM, attention_norm="ln_attn", mlp_norm="ln_mlp")
 _MPT = BloomNames(
     embedding="transformer.wte",
     layers="transformer.blocks",

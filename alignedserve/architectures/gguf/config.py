@@ -67,7 +67,7 @@ def _renamed(facts: Facts, family: Family) -> dict[str, Place]:
         called = _called(family, name)
         if called is None:
             raise facts.unsupported(f"tensor {name}, which no other file of the architecture {facts.architecture} has,")
-        rows = family.rows and family.rows(facts, name, place.shape[0])
+        rows = None if family.rows is None else family.rows(facts, name, place.shape[0])
         tensors[called] = replace(place, rows=rows, more=family.norms_more if "_norm." in name else 0.0)
     return tensors
 

@@ -95,7 +95,8 @@ class HfNetwork:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device  # type: ignore[no-any-return]
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     def name_of(self, module: torch.nn.Module) -> str:
         return next((name for name, found in self.model.named_modules() if found is module), type(module).__name__)
@@ -352,5 +353,5 @@ def _no_mask(**_: Any) -> None:
 def _named_mask(*, q_length: int, kv_length: int, mask_function: Any, **_: Any) -> Tensor:
     """Return a causal mask that carries the rule by which transformers would have made the real mask."""
     mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).tril()
-    mask.rule = mask_function  # type: ignore[attr-defined]
+    mask.rule = mask_function  # pyrefly: ignore[missing-attribute]
     return mask

@@ -43,7 +43,7 @@ class GatewayConnection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None  # set while no request is running
         self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` may be a later request
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MOST_UNSENT_BYTES)
         self._set_deadline()
@@ -165,4 +165,4 @@ def raise_file_limit(most_connections: int) -> int:
 
 def _is_cut_off(record: logging.LogRecord) -> bool:
     """Whether uvicorn tells, with all of a stack, of an answer that a stop has cut off: another line counts them."""
-    return record.exc_info is not None and record.exc_info[0] is asyncio.CancelledError
+    return bool(record.exc_info) and record.exc_info[0] is asyncio.CancelledError

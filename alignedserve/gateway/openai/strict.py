@@ -44,7 +44,7 @@ Ignored: TypeAlias = Annotated[Any, _IGNORED]  # of a field without a meaning he
 
 def fault(field: str | None, message: str, kind: str = "rule") -> PydanticCustomError:
     """Return the fault of an object in which this field is the one to change."""
-    return PydanticCustomError(kind, message, {"field": field})
+    return PydanticCustomError(kind, message, {"field": field})  # pyrefly: ignore[bad-argument-type]  # any str will do
 
 
 Usual: TypeAlias = Mapping[str, tuple[Any, ...]]  # field -> values that ask for nothing

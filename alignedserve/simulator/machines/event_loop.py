@@ -59,25 +59,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._agenda.now
 
-    def call_soon(  # type: ignore[override]  # its arguments are not checked against the callback
+    def call_soon(  # its arguments are not checked against the callback
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._make_ready(handle)
         return handle
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon
 
-    def call_at(  # type: ignore[override]
+    def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._agenda.at(when, Priority.CLIENT, partial(self._make_ready, timer))
         return timer
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         done: asyncio.Future[Any] = self.create_future()
         if self.is_dead:
             done.cancel()

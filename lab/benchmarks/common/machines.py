@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import Point
@@ -60,7 +61,8 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
 def save_profile(path: Path, machine: Machine, speed: float = 1.0) -> None:
     """Write the profile of a worker whose steps take `speed` times as long as this machine's."""
     token = tuple(speed * value for value in machine.step.token)
-    rest = {name: speed * value for name, value in asdict(machine.step).items() if name != "token"}
+    told: dict[str, Any] = asdict(machine.step)
+    rest = {name: speed * value for name, value in told.items() if name != "token"}
     step = replace(Coefficients(**rest), token=token, remade=_HIDDEN_S)
     cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, machine.off))
     chunks = [Shape.build([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]

@@ -25,4 +25,4 @@ def _code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
 
 
 if _FILE:
-    SourceFileLoader.get_code = _code  # type: ignore[assignment, method-assign]
+    SourceFileLoader.get_code = _code  # pyrefly: ignore[bad-assignment, method-assign]

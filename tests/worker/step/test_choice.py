@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import KvForm
+from alignedserve.core import Chunk, KvForm
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.schedulers.best_fit import Left, Window, windows
 from alignedserve.scheduling.policy import Cache, Chunking, Policy, Room, SchedulerName
@@ -179,8 +179,8 @@ class TestWhateverTheOptions:
         assert waiting.num_tokens == sum(running.num_tokens for running in everybody[1::2])
 
 
-def prompt_of(chunk: object, crowd: tuple[list[WorkerRequest], ...]) -> Sequence[int]:
-    return next(running.request.prompt for some in crowd for running in some if running.request.id == chunk.request)  # type: ignore[attr-defined]
+def prompt_of(chunk: Chunk, crowd: tuple[list[WorkerRequest], ...]) -> Sequence[int]:
+    return next(running.request.prompt for some in crowd for running in some if running.request.id == chunk.request)
 
 
 def rounding_decides(*slacks_s: float) -> bool:

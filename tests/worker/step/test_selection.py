@@ -73,7 +73,7 @@ def seating(free: int, at: StepContext, seated: Sequence[WorkerRequest] = (), se
     return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, has_long)
 
 
-def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> WorkerRequest:
+def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: Any) -> WorkerRequest:
     """Return a chat whose next token is due in `left_s`."""
     if output:
         slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW - 10, NOW + left_s - 1.0
@@ -82,7 +82,7 @@ def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: ob
     new_request = replace(
         request(name, prompt=prompt, max_tokens=100), slo=slo, arrival_at=arrival_at, emitted_at=emitted_at
     )
-    return running(replace(new_request, **more), output)  # type: ignore[arg-type]
+    return running(replace(new_request, **more), output)
 
 
 def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0) -> WorkerRequest:
