@@ -173,9 +173,9 @@ class InvariantWatch(Witness):
             self._break(Rule.BLOCKS, f"of {process.member.name} {_difference(blocks, self._all_blocks)}")
         if isinstance(core, PrefillCore) and core.num_buffered_blocks > core.most_buffered_blocks:
             self._break(Rule.BLOCKS, f"{process.member.name} has {core.num_buffered_blocks} blocks of prefetched KV")
-        if isinstance(core, DecodeCore) and len(held := core.attempts) != len(set(held)):
+        if len(held := core.attempts) != len(set(held)):
             self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
-        shared = slots_of(core.memory) if isinstance(core, DecodeCore) else None
+        shared = slots_of(core.memory)
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
             self._break(
                 Rule.BLOCKS,
