@@ -17,7 +17,7 @@ CHROMIUM := build/chromium
 HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve kernels-elsewhere redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+.PHONY: serve prepared kernels-elsewhere redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -86,12 +86,15 @@ smollm2: $(SERVING)
 
 # All tests but the rare ones, with lint and types beside them: make test RARE="--rare 1" has them all (tests/rare.py).
 RARE ?=
-# What is needed is fetched, compiled and checked side by side.
+# Types and lint wait until the kernels are compiled: one core is idle later, while the tests are collected.
 test:
-	@$(MAKE) --no-print-directory --jobs=4 pytest types lint
+	@$(MAKE) --no-print-directory --jobs=4 prepared
+	@$(MAKE) --no-print-directory --jobs=3 pytest types lint
+
+prepared: $(TESTING) $(EVERY_KERNEL) redis chromium helm smollm2
 
 # Four processes fill two cores, since tests of whole deployments wait for half of their time (tests/conftest.py).
-pytest: $(TESTING) $(EVERY_KERNEL) redis chromium helm smollm2
+pytest: prepared
 	$(BIN)/pytest --processes 4 $(RARE)
 
 # What a commit needs at least: lint, types, the tests of the cores, and what grows beyond its measure.
