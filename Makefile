@@ -17,7 +17,7 @@ CHROMIUM := build/chromium
 HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve prepared kernels-elsewhere redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -51,9 +51,15 @@ $(EVERY_KERNEL): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional --tested
 	mkdir -p $(@D) && touch $@
 
-# Whether the kernels compile for other CPUs.
-kernels-elsewhere:
+# Whether the kernels compile for other CPUs, and for GPUs that are not here.
+kernels-elsewhere: $(TESTING)
+	@$(MAKE) --no-print-directory --jobs=2 kernels-of-cpus kernels-of-gpus
+
+kernels-of-cpus:
 	$(PYTHON) kernels/build.py --elsewhere
+
+kernels-of-gpus:
+	$(BIN)/pytest -q tests/kernels/test_triton_compiles.py::test_kernels_compile_for_gpus
 
 serve: setup-serving
 	@exec $(BIN)/alignedserve serve $(ARGS)

@@ -84,12 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:  # noqa: ARG001  (the hook's name)
     """Collect no garbage while tests are collected: ten thousand of them are made, and all stay."""
-    gc.disable()
-    try:
+    with without_garbage():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -105,6 +101,17 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, obj
         return (yield)
     with timed(times.SHARED):
         return (yield)
+
+
+@contextmanager
+def without_garbage() -> Iterator[None]:
+    """Let all that is made stay: nothing looks for garbage among it, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager
@@ -165,7 +172,8 @@ def by_group(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
 def import_for_all(groups: Sequence[Sequence[pytest.Item]]) -> None:
     """Import what the tests of several files import when they run: else each process takes seconds for that."""
     if sum(group[0].path.parent.name == "engine" for group in groups) > 1:
-        import_module("transformers.models.llama.modeling_llama")
+        with without_garbage():
+            import_module("transformers.models.llama.modeling_llama")
 
 
 @pytest.fixture(autouse=True)

@@ -38,6 +38,7 @@ def _compiled(options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@rare  # `make kernels-elsewhere`
 @pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
 @pytest.mark.parametrize("arch", [80, 86, 90] if SOAK else [90])
 def test_kernels_compile_for_gpus(arch: int) -> None:
