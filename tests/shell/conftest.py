@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,17 +16,19 @@ from alignedserve.shell.links import Links, Pulse
 
 DEADLINE_S = 60.0
 MOST_BYTES = 1 << 16
-LOOPBACK = "tcp://127.0.0.1:*"
 OURS = DeploymentKeys.new()
 Start = Callable[..., Links]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start links that are closed when the test ends; each member's router is the first that was started."""
-    started: list[Links] = []
+    """Start links that are closed when the test ends; each member's router is the first that was started.
 
-    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK, keys: LinkKeys = OURS.parts) -> Links:
+    They have a loopback address of this process: a port of it that was left is free when the next life wants it."""
+    started: list[Links] = []
+    loopback = f"tcp://127.77.{os.getpid() // 250 % 250}.{1 + os.getpid() % 250}:*"
+
+    def make(name: str, incarnation: int = 1, bind: str = loopback, keys: LinkKeys = OURS.parts) -> Links:
         router = started[0].address if started else "tcp://127.0.0.1:9"
         links = Links(name, incarnation, bind, router, MOST_BYTES, keys)
         started.append(links)
