@@ -89,7 +89,7 @@ class Grouping(str, Enum):
 class Handoff(str, Enum):
     """The rule for where a prompt goes when a prefill worker has finished it."""
 
-    ROOM = "room"  # straight from a worker that decodes too to one that has room; else it waits in the pool
+    ROOM = "room"  # straight to a decode worker that has room and is reached directly; else it waits in the pool
     POOL = "pool"  # always to the pool, where it waits for its batch (AlignedServe §3.5)
     DEVICE = "device"  # it stays on its device until a decode worker has room and pulls it (DistServe §4.3)
 

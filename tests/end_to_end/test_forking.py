@@ -49,7 +49,8 @@ def serves(deployment: Deployment, seed: int) -> None:
     check_greedy(wanted := mixed(2, seed=seed, outputs=(1, 60)), asyncio.run(all_tokens(deployment.url, wanted)))
 
 
-@pytest.mark.parametrize("by_command", thinned([False, True], usual=1))
+@rare  # tests/launch/test_fork_server.py has servers that die
+@pytest.mark.parametrize("by_command", [False, True])
 def test_parts_live_on_without_their_fork_servers_and_start_again_without_them(
     tmp_path: Path, by_command: bool
 ) -> None:
