@@ -74,6 +74,11 @@ def check_ranks_come_and_go(ranked: Deployment) -> None:
     assert serve_while(ranked, mixed(2, seed=31), "scale", "--decode", "2")
     wait_until(lambda: "decode-1" in parts(ranked), BACK_S, ranked.log)
     assert all(map(ranked.runs, names))
+    for seed in range(33, 43):  # it need not be used as soon as it is there
+        if "decode-1: ended request_id" in ranked.whole_log():
+            break
+        more = mixed(2 * REQUESTS, seed=seed, outputs=(20, 50))
+        check_greedy(more, asyncio.run(all_tokens(ranked.url, more)))
     wanted = mixed(2 * REQUESTS, seed=32, outputs=(20, 50))
     check_greedy(wanted, serve_while(ranked, wanted, "scale", "--decode", "1"))
     assert "decode-1" not in parts(ranked)
