@@ -11,6 +11,10 @@ EQUIVALENT: dict[str, str] = {
     "prefill_worker/buffering.py | Buffers._prefetch | argument strict left out | zip(entries, waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"
     ),
+    "decode_worker/requests/occupancy.py | CandidateOrder.expected_waits | argument strict left out | "
+    "zip((candidate.key for candidate in waiting), waits, strict=True)": (
+        "an assertion: a wait is computed for each that waits"
+    ),
     "router/prediction/fitting.py | NewestPrompts.__init__ | constant +1 | 0": (
         "a row that counts nothing: any new one is so, and no fit comes before the first entry"
     ),
