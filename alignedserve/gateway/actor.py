@@ -145,10 +145,12 @@ class Gateway:
                 task.cancel()
 
     async def _wait_for_workers(self) -> None:
-        """Leave connections to the other gateways at this port until this one knows workers. If it soon knows none,
-        it listens, and answers why requests are refused."""
+        """Leave connections to the other gateways at this port until this one knows workers, or is to stop. If it knows
+        none for long, it listens, and answers why requests are refused."""
         ends_at = time.monotonic() + MOST_UNREADY_S
-        while self._has_siblings and not self._owner.ready and time.monotonic() < ends_at:
+        while self._has_siblings and not (self._owner.ready or self._app.state.draining):
+            if time.monotonic() >= ends_at:
+                return
             await asyncio.sleep(READY_LOOK_S)
 
     async def _drain(self) -> None:

@@ -105,7 +105,7 @@ _Found = tuple[str, str, int, Sequence[str]]  # a verdict, or none and the tests
 
 
 def after_round(before: _Found | None, now: _Found) -> _Found:
-    """Return what is known of a mutant after a round of tests: what was known before, where no further test runs it."""
+    """Return what is known of a mutant after a round. A round in which no further test runs the mutant adds nothing."""
     if before is None:
         return now
     verdict, test, num_tests, names = now
