@@ -90,7 +90,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with timed(item.nodeid):
+    with timed(item.nodeid, is_rare=rare.is_rare(item)):
         return (yield)
 
 
@@ -115,7 +115,7 @@ def without_garbage() -> Iterator[None]:
 
 
 @contextmanager
-def timed(what: str) -> Iterator[None]:
+def timed(what: str, *, is_rare: bool = False) -> Iterator[None]:
     """Keep what this takes, less what is timed within it."""
     began, processor_s, within = time.monotonic(), _processor_s(), len(_timings)
     try:
@@ -124,7 +124,7 @@ def timed(what: str) -> Iterator[None]:
         wall_s, used_s = time.monotonic() - began, _processor_s() - processor_s
         inner = _timings[within:]
         wall_s -= sum(timing.wall_s for timing in inner)
-        _timings.append(Timing(what, wall_s, used_s - sum(timing.processor_s for timing in inner)))
+        _timings.append(Timing(what, wall_s, used_s - sum(timing.processor_s for timing in inner), is_rare))
 
 
 def keep_times(config: pytest.Config, process: str) -> None:

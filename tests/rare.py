@@ -29,6 +29,10 @@ def thinned(cases: Iterable[Any], usual: int) -> list[Any]:
     return [case if at in often else rarely(case) for at, case in enumerate(cases)]
 
 
+def is_rare(item: pytest.Item) -> bool:
+    return item.get_closest_marker("rare") is not None
+
+
 def rarely(case: Any) -> Any:
     """Return a case for `parametrize` that is rare. A tuple stands for several arguments."""
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=rare)
@@ -52,8 +56,9 @@ class Plugin:
         named = tuple(arg for arg in config.args if "::" in arg)
 
         def runs(item: pytest.Item) -> bool:
-            is_usual = item.get_closest_marker("rare") is None
-            return is_usual or Random(f"{seed} {item.nodeid}").random() < share or _is_named(item.nodeid, named)
+            return (
+                not is_rare(item) or Random(f"{seed} {item.nodeid}").random() < share or _is_named(item.nodeid, named)
+            )
 
         left_out = [item for item in items if not runs(item)]
         if left_out:

@@ -8,7 +8,7 @@
 A run of all tests keeps its durations in build/tests, and a run of some beside them (tests/conftest.py). A test's
 processor time is its own and that of processes that it started and that have ended: it stays about the same on a busy
 machine, so budgets are of it. On a slower one all folders take longer: each is measured by what the median folder
-takes of its own.
+takes of its own. Rare tests cost no budget: which of them run is drawn anew for each change (tests/rare.py).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Timing:
     test: str  # as pytest names it: tests/owner/test_owner.py::test_name
     wall_s: float
     processor_s: float
+    is_rare: bool = False
 
     @property
     def folder(self) -> str:
@@ -84,10 +85,11 @@ def last_run(kept: Path = KEPT) -> list[Timing]:
 
 
 def by_folder(timings: Iterable[Timing]) -> dict[str, list[Timing]]:
-    """Return the timings of each folder, the folder that takes longest first."""
+    """Return the timings of each folder without the rare tests, the folder that takes longest first."""
     folders: dict[str, list[Timing]] = defaultdict(list)
     for timing in timings:
-        folders[timing.folder].append(timing)
+        if not timing.is_rare:
+            folders[timing.folder].append(timing)
     return dict(sorted(folders.items(), key=lambda item: -_processor_s(item[1])))
 
 
@@ -96,10 +98,10 @@ def _processor_s(timings: Iterable[Timing]) -> float:
 
 
 def by_file(timings: Iterable[Timing]) -> dict[str, float]:
-    """Return the processor seconds of each file."""
+    """Return the processor seconds of each file, without its rare tests."""
     files: dict[str, float] = defaultdict(float)
     for timing in timings:
-        files[timing.file] += timing.processor_s
+        files[timing.file] += timing.processor_s * (not timing.is_rare)
     return {file: round(seconds, 1) for file, seconds in sorted(files.items())}
 
 
@@ -126,7 +128,8 @@ def table(timings: Sequence[Timing], budgets: Mapping[str, int]) -> str:
         "| folder | tests | processor min | budget min | slowest test, in processor s |",
         "|---|---|---|---|---|",
     ]
-    for folder, each in {**by_folder(timings), "**all**": list(timings)}.items():
+    rare = [timing for timing in timings if timing.is_rare]
+    for folder, each in {**by_folder(timings), **({"rare tests": rare} if rare else {}), "**all**": timings}.items():
         slowest = max(each, key=lambda timing: timing.processor_s)
         budget = f"{budgets[folder] / 60:.1f}" if folder in budgets else ""
         name = slowest.test.partition("::")[2]

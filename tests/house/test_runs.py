@@ -55,6 +55,13 @@ class TestTimes:
         one = Timing("tests/g/test_x.py::test_z", 1.0, 40.0)
         assert over([*slow, one], budgets) == {"g": pytest.approx(2.0)}
 
+    def test_rare_tests_cost_no_budget(self) -> None:
+        drawn = Timing("tests/owner/test_c.py::test_rare", 9.0, 90.0, is_rare=True)
+        assert over([*TIMINGS, drawn], budgets_of(TIMINGS)) == {}
+        assert budgets_of([*TIMINGS, drawn]) == budgets_of(TIMINGS)
+        assert times.by_file([*TIMINGS, drawn]) == times.by_file(TIMINGS)
+        assert "| rare tests | 1 | 1.5 |  | `test_rare` 90 |" in times.table([*TIMINGS, drawn], {})
+
     def test_the_table_has_the_slowest_folder_first_and_all_tests(self) -> None:
         rows = times.table(TIMINGS, {"engine": 60}).splitlines()
         assert rows[2] == "| engine | 2 | 0.3 | 1.0 | `test_slow[1]` 20 |"
