@@ -31,6 +31,7 @@ from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
 from tests import models
 from tests.engine.driver import Driver
+from tests.rare import rare
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -140,7 +141,7 @@ def step_of(
         # norm, query + K + V, rotation, write, attention, its merge, output; norm, gate + up, activation, down
         pytest.param(models.gqa, 11, 1, id="dense"),
         # norm ... output as above; norm, router's rows to fp32, router, choice, counts, places, up, down, sum
-        pytest.param(models.mixtral, 16, 2, id="experts"),
+        pytest.param(models.mixtral, 16, 2, id="experts", marks=rare),
     ],
 )
 def test_a_captured_step_launches_no_more_kernels_than_it_did(

@@ -77,7 +77,7 @@ def sentence_transformer(folder: Path) -> Any:
     return SentenceTransformer(str(folder), device="cpu")
 
 
-@pytest.mark.parametrize(("family", "kind"), thinned(product(FAMILIES, ("mean", "cls")), usual=3))
+@pytest.mark.parametrize(("family", "kind"), thinned(product(FAMILIES, ("mean", "cls")), usual=1))
 def test_encoders_in_one_step(family: str, kind: str, tmp_path: Path) -> None:
     folder = embedding_folder(tmp_path, encoder_config(family), kind, is_normalised=kind == "mean")
     check_all(folder, sentence_transformer(folder), is_whole=True)

@@ -32,7 +32,7 @@ from tests.rare import rarely, thinned
 CONFIG = SchemathesisConfig.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"]}}}
 )
-CASES = 200 if SOAK else 3  # valid bodies for each of the six routes that take a body, and as many invalid bodies
+CASES = 200 if SOAK else 2  # valid bodies for each of the six routes that take a body, and as many invalid bodies
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_it_is_kept(api: Any, path: str, method: str, mode: GenerationMode) -> N
     operation = api[path][method]
 
     @settings(
-        max_examples=CASES if len(operation.body) else 3,
+        max_examples=CASES if len(operation.body) else 2,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,

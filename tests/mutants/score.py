@@ -135,7 +135,7 @@ def text(score: Score) -> str:
             f"`python -m tests.mutants --sample 600 --seed {score.seed} --write`, which fails where it finds less. A",
             "smaller number tries the first of these, `--more` those that a folder lacks, `--compiled 16` those of",
             "the C++ kernels. A folder's commit is that of its last run.",
-            f"{sum(row.mutants for row in rows)} of 600 are tried so far.",
+            f"{sum(row.mutants for row in rows)} are tried: some 600, at least 3 of a folder, and 16 of C++ are all.",
             "",
             f"| {' | '.join(field.name.replace('_', ' ') for field in fields(Row)[:-1])} | score | commit |",
             "|---" * (len(fields(Row)) + 1) + "|",
