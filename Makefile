@@ -99,9 +99,9 @@ test:
 
 prepared: $(TESTING) $(EVERY_KERNEL) redis chromium helm smollm2
 
-# Five processes fill two cores, since tests of whole deployments wait for half of their time (tests/conftest.py).
+# Four processes fill two cores, since tests of whole deployments wait for half of their time (tests/conftest.py).
 pytest: prepared
-	$(BIN)/pytest --processes 5 $(RARE)
+	$(BIN)/pytest --processes 4 $(RARE)
 
 # What a commit needs at least: lint, types, the tests of the cores, and what grows beyond its measure.
 check: setup

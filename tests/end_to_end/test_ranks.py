@@ -29,7 +29,7 @@ def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
         yield deployment
 
 
-@rare  # tests/engine/test_ranks.py has ranks in each run, and test_transports.py hands on by `collective`
+@rare  # tests/engine/test_ranks.py has ranks in each run, and tests/transport links of `collective`
 def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytest.FixtureRequest) -> None:
     wanted = [*mixed(REQUESTS, seed=3, outputs=(1, 40)), *documents(2, seed=5)]
     check_greedy(wanted, asyncio.run(all_tokens(ranked.url, wanted)))

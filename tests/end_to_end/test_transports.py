@@ -21,7 +21,7 @@ APART = ("--set", "schedule.helps=false")  # prefill workers run prompts alone, 
 # Hardly three documents of the longest kind fit: some leave for a prefill worker.
 LITTLE = ("--kv-memory-mb", "3", "--max-model-len", "280", "--set", "schedule.candidate_share=0.9")
 AHEAD = {"2+1": "0", "1+2": "1"}  # number of steps planned while one runs
-KINDS = [("1+2", "collective"), ("2+1", "ipc"), ("1+2", "ipc"), ("2+1", "collective")]
+KINDS = [("2+1", "ipc"), ("1+2", "collective"), ("1+2", "ipc"), ("2+1", "collective")]
 
 
 @pytest.fixture(scope="module", params=[KINDS[0], *(rarely((kind,)) for kind in KINDS[1:])], ids="-".join)
