@@ -213,7 +213,9 @@ def _ledger(part: Part) -> Ledger:
 
 def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
-    listener = bind(server.host, server.port, shared=server.gateways > 1)
+    # A next launcher binds the port too, while this gateway goes on (launch/succession.py).
+    is_shared = server.gateways > 1 or part.config.launch.outlive_s > 0
+    listener = bind(server.host, server.port, is_shared)
     model, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, model))

@@ -19,4 +19,5 @@ scaling.py        Which workers `alignedserve scale` starts, and which it retire
 start.py          Start one part in this process: its core, its shell and its hands.
 start_screen.py   How a long start is shown: its slowest part, as a bar or as lines of the log.
 starts.py         Which parts start or run, which is slowest, and which stands still or is silent.
+succession.py     What a launcher that is killed leaves, and how the next one goes on with it.
 """

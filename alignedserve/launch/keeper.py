@@ -28,6 +28,7 @@ from alignedserve.launch.reloading import Reloading, hears_hangup
 from alignedserve.launch.scaling import change, check
 from alignedserve.launch.start_screen import StartScreen
 from alignedserve.launch.starts import Starts
+from alignedserve.launch.succession import Left
 from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Life, Retire, Started, rank_suffix
 from alignedserve.shell.control import Door, HeardOrder, LauncherOrder
 from alignedserve.shell.exit_code import ExitCode
@@ -70,15 +71,26 @@ class Keeper(ABC):
     """Starts every part, starts a part again that has ended, and stops them all."""
 
     def __init__(
-        self, config: Config, specs: Sequence[PartSpec], reloading: Reloading, machine: LaunchMachine | None = None
+        self,
+        config: Config,
+        specs: Sequence[PartSpec],
+        reloading: Reloading,
+        machine: LaunchMachine | None = None,
+        left: Left | None = None,
     ) -> None:
-        """`machine` gives each worker a device and a port; on the nodes of a cluster Ray does."""
+        """`machine` gives each worker a device and a port; on the nodes of a cluster Ray does. Of the parts that
+        another launcher has `left`, those that run go on, with their keys."""
         self._config, self._specs, self._reloading, self._machine = config, list(specs), reloading, machine
         self._lives: dict[str, _PartLife] = {}
-        self._keys = DeploymentKeys.new()
+        self._keys = left.record.keys if left else DeploymentKeys.new()
         router, interval_s = self._specs[0].router, config.wire.heartbeat_s
         self._to_router = Pulse(LAUNCHER, 0, Started(()), router, interval_s, self._keys.launcher)
         self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
+        self._left: set[str] = set()  # parts of which another launcher has started the newest life, which goes on
+        if left is not None:
+            self._newest |= left.record.lives
+            self._left |= left.processes.keys()
+            self._lives |= {spec.name: _PartLife(spec, is_first=False, quick_deaths=0) for spec in specs}
         self._alive: set[str] = set()
         self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
         self._added: set[str] = set()  # workers that were not planned and never ran: if one cannot, it is left out
@@ -115,6 +127,9 @@ class Keeper(ABC):
         if self._machine is not None:
             self._machine.leave(part)
 
+    def remember(self) -> None:  # noqa: B027  (not all launchers can be followed)
+        """Write down what another launcher needs to go on with the parts."""
+
     def make_place(self, worker: str) -> NewPlace:
         """Make a place for a worker that was not planned."""
         return NewPlace()
@@ -128,6 +143,7 @@ class Keeper(ABC):
         if (life := self._lives.get(part)) is not None:
             life.began_at = time.monotonic()
             self._events.put(Sign(part, life.spec.incarnation, Stage.LIBRARIES))
+            self.remember()
 
     def ended(self, spec: PartSpec, how: object, failure: str = "") -> None:
         """Report that a part has ended. Any thread may call this."""
@@ -149,6 +165,8 @@ class Keeper(ABC):
         try:
             for spec in self._specs:
                 if not spec.rank:
+                    if (lost := self._newest.get(spec.name)) is not None and spec.name not in self._left:
+                        self._to_router.say(Died(spec.name, lost.incarnation))
                     self._start(spec.worker, quick_deaths=0)
             announce_when_ready(self._config, lambda greeting: self._events.put(Ready(greeting)))
             door = Door(self._config.server.port, self._events.put)
@@ -344,6 +362,7 @@ class Keeper(ABC):
                 life.spec = replace(life.spec, config=tree)
                 if name in self._alive:
                     lines += self._not_handed_on(life.spec)
+            self.remember()
         for line in lines:
             say(f"reload: {line}")
             asked.answer(line)
@@ -376,6 +395,7 @@ class Keeper(ABC):
         for name in changed.retiring:
             spec = self._lives[name].spec
             self._retiring[name] = asked
+            self.remember()
             if name in self._paused or self._lives[name].began_at == math.inf:  # it still waits for a place
                 self._end_retiring(name)
                 continue
@@ -422,6 +442,7 @@ class Keeper(ABC):
         for rank in ranks:
             del self._lives[rank.name]
             self.forget(rank.name)
+        self.remember()
 
     def after(self, seconds: float, event: KeeperEvent) -> None:
         """Hear the event after this many seconds. Only the keeper's own thread may call this."""
@@ -454,7 +475,9 @@ class Keeper(ABC):
     def _start(self, part: str, quick_deaths: int) -> None:
         """Start a part; all ranks of a worker get the same incarnation. The router hears of the life first."""
         ranks, before = self._ranks(part), self._newest.get(part)
-        life = Life(part, ranks[0].acts_as, before.incarnation + 1 if before is not None else 1)
+        num_lives = before.incarnation if before is not None else 0
+        life = Life(part, ranks[0].acts_as, num_lives if part in self._left else num_lives + 1)
+        self._left.discard(part)
         self._newest[part] = life
         self._paused.discard(part)
         lives = tuple(self._newest.values())

@@ -7,14 +7,14 @@ with `launcher: ray` as actors (ray_actors.py) of a Ray of its own, or on the no
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.model_source import without_revision
 from alignedserve.config.choices import DeviceKind, Launcher
-from alignedserve.config.config import Config
+from alignedserve.config.config import Config, parse
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_ended
@@ -22,8 +22,11 @@ from alignedserve.launch.keeper import say
 from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
 from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.succession import Left, RecordFile, may_outlive
+from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
+from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.accelerator import choose, decide
 from alignedserve.sizing.model_folder import dummy_warning, model_folder, with_model
 from alignedserve.store.storage import check_storage
@@ -37,9 +40,16 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
     config = check_exposure(config)
     check_collector(config.server.otlp_endpoint)
     is_local = config.launcher is Launcher.LOCAL and config.ray.address is None
+    record = RecordFile(config.server.port if is_local and may_outlive() else 0)
+    left = _left(record, reloading)
+    is_shared = left is not None  # with the gateways that another launcher has left
     # Clients know one port. This process keeps it bound, so that no other program gets it while a gateway starts again.
-    with bind(config.server.host, config.server.port) as web, fork_servers(is_local) as servers:
+    with bind(config.server.host, config.server.port, is_shared) as web, fork_servers(is_local) as servers:
+        if left is not None:
+            return _go_on(left, servers, reloading, record)
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
+        if not record.is_kept:
+            config = replace(config, launch=replace(config.launch, outlive_s=0.0))
         config, about_demo = with_model(config)
         for warning in (*warnings(config.server), dummy_warning(config), about_demo):
             if warning is not None:
@@ -48,14 +58,47 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
             from alignedserve.launch.cluster import serve_on_cluster
 
             return serve_on_cluster(config, reloading)
-        return _serve_here(config, servers, reloading)
+        return _serve_here(config, servers, reloading, record)
+
+
+def _left(record: RecordFile, reloading: Reloading) -> Left | None:
+    """Return what a launcher that was killed has left at this port, if it was asked for the same; else end it."""
+    found = record.read()
+    if found is not None and found.version == VERSION and found.asked == reloading.asked:
+        claimed = record.claim()
+        return Left.taken_over(claimed) if claimed is not None else None
+    if num_ended := record.end_left():
+        say(f"a launcher that was killed had left {num_ended} processes with other settings: they are ended")
+    return None
 
 
 def _warn(warning: str) -> None:
     print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
 
 
-def _serve_here(config: Config, servers: ForkServers, reloading: Reloading) -> int:
+def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
+    specs = left.record.specs
+    config = parse(specs[0].config)
+    say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes) or 'no process'}")
+    with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
+        for spec in specs:
+            machine.take(spec)
+        with _kept_clean(config, specs, record):
+            return OnThisMachine(config, specs, reloading, machine, servers, record, left).run()
+
+
+@contextmanager
+def _kept_clean(config: Config, specs: Sequence[PartSpec], record: RecordFile) -> Iterator[None]:
+    """Leave nothing of the deployment when it ends."""
+    try:
+        yield
+    finally:
+        record.remove()
+        remove_ended(Path(config.kvpool.directory), PREFIX, specs[0].deployment)
+        remove_sockets(specs[0].deployment)
+
+
+def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
     config, choice = decide(asked := config)
     if choice.is_fallback:
         _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
@@ -70,12 +113,9 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading) -> i
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
     with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
         specs = plan(config, machine)
-        try:
+        with _kept_clean(config, specs, record):
             if config.launcher is Launcher.RAY:
                 from alignedserve.launch.ray_actors import serve_on_ray
 
                 return serve_on_ray(config, specs, reloading, machine)
-            return OnThisMachine(config, specs, reloading, machine, servers).run()
-        finally:
-            remove_ended(Path(config.kvpool.directory), PREFIX, specs[0].deployment)
-            remove_sockets(specs[0].deployment)
+            return OnThisMachine(config, specs, reloading, machine, servers, record).run()

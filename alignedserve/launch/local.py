@@ -19,13 +19,14 @@ from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServe
 from alignedserve.launch.keeper import GRACE_S, Keeper, say
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.succession import Left, LeftProcess, Process, Record, RecordFile
 from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
 from alignedserve.signs import Sign, Stage
 
 ForkServers: TypeAlias = Mapping[bool, ForkServer]  # one for workers, and one, without torch, for all other parts
-_Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
+_Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess | LeftProcess"
 
 
 @contextmanager
@@ -108,8 +109,13 @@ class OnThisMachine(Keeper):
         reloading: Reloading,
         machine: LaunchMachine,
         servers: ForkServers | None = None,
+        record: RecordFile | None = None,
+        left: Left | None = None,
     ) -> None:
-        super().__init__(config, specs, reloading, machine)
+        """`left` is what another launcher has left, and the next one reads `record`."""
+        super().__init__(config, specs, reloading, machine, left)
+        self._left_processes = left.processes if left else {}
+        self._record = record
         self._servers = dict(servers or {})
         self._adopts = bool(servers)
         self._processes: dict[str, _PartProcess] = {}
@@ -144,7 +150,10 @@ class OnThisMachine(Keeper):
         return None
 
     def _begin(self, spec: PartSpec, part: _PartProcess) -> _Process | None:
-        """Fork the part; start it plainly where there is no fork server. Return None if it was ended meanwhile."""
+        """Return the process that another launcher has left. Else fork the part, or start it plainly where there is no
+        fork server; return None if it was ended meanwhile."""
+        if (left := self._left_processes.pop(spec.name, None)) is not None:
+            return left
 
         def loaded(num_modules: int) -> None:
             for waiting in [*self._processes.values()]:
@@ -188,6 +197,15 @@ class OnThisMachine(Keeper):
                     self._give_up(servers[ended.si_pid])
                 else:
                     os.waitpid(ended.si_pid, 0)
+
+    def remember(self) -> None:
+        me = Process.of(os.getpid())
+        if self._record is None or not self._record.is_kept or me is None:
+            return
+        specs = tuple(spec for spec in self._specs if spec.worker not in self._retiring)
+        found = {name: Process.of(part.pid) for name, part in self._processes.items() if part.pid and not part.is_over}
+        processes = {name: process for name, process in found.items() if process is not None}
+        self._record.write(Record(me, self._reloading.asked, self._keys, self._newest, specs, processes))
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,6 +63,14 @@ class LaunchMachine:
         device = next(number for number in itertools.count() if number not in self._devices.values())
         self._devices[spec.name] = device
         return replace(spec, device=device, ranks_at=self._meeting(spec.worker) if self._ranks > 1 else "")
+
+    def take(self, spec: PartSpec) -> None:
+        """Note what a part has that another launcher has placed."""
+        if spec.role in WORKERS:
+            self._devices[spec.name] = spec.device
+            if spec.ranks_at and spec.worker not in self._meetings:
+                with suppress(AlignedServeError):  # its ranks listen there now
+                    self._meetings[spec.worker] = bind(LOOPBACK, int(spec.ranks_at.rpartition(":")[2]))
 
     def _meeting(self, worker: str) -> str:
         if worker not in self._meetings:

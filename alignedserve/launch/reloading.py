@@ -6,8 +6,9 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
-from alignedserve.config.config import Config, every_setting, plain
+from alignedserve.config.config import Config, dump, every_setting, plain
 from alignedserve.config.setting import leaves
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.exposure import check_exposure
@@ -18,6 +19,11 @@ class Reloading:
 
     def __init__(self, asked: Config, read: Callable[[], Config]) -> None:
         self._asked, self._read = asked, read
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Return the settings that were asked for last, as plain values."""
+        return dump(self._asked)
 
     def read(self) -> tuple[Config, list[str]]:
         """Return the settings that are asked for now, and what is new, in lines. Raise a ConfigError where they cannot

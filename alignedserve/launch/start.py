@@ -1,9 +1,9 @@
 """Start one part in this process: build the core, the shell and the hands of its role, and run them.
 
-Both launchers start the same parts. A launcher that starts processes writes the part's spec to its
-standard input, and once more when settings change. It keeps that open: when the launcher ends, however it
-ends, the part sees the end of its input and ends too. A part prints one thing on its standard output: why
-it cannot run at all. The process was forked (fork_server.py), or runs this module.
+Both launchers start the same parts. A launcher that starts processes writes the part's spec to its standard input, and
+once more when settings change. It keeps that open: when the launcher ends, however it ends, the part sees the end of
+its input and ends too, unless another launcher comes (succession.py). A part prints one thing on its standard output:
+why it cannot run at all. The process was forked (fork_server.py), or runs this module.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from alignedserve.architectures.model_source import fetched_bytes, is_fetched
 from alignedserve.config.config import parse
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.launch.succession import inputs
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, OnStart, Part, PartSpec, Place, Stoppable
@@ -99,11 +100,11 @@ def _wait_calmly() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def _follow_launcher(live: LiveSettings) -> None:
-    """Take new settings from standard input, and end this process when that ends."""
+def _follow_launcher(spec: PartSpec, live: LiveSettings) -> None:
+    """Take new settings from the launcher, and end this process when no launcher is there."""
 
     def follow() -> None:
-        with os.fdopen(0, "rb", closefd=False) as given:
+        for given in inputs(spec, parse(spec.config).launch.outlive_s):
             for line in given:
                 try:
                     live.change(parse(PartSpec.from_json(line.decode()).config))
@@ -155,7 +156,7 @@ def main() -> ExitCode:
     set_up(parse(spec.config).log, spec.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it
     on_sigterm = _OnSigterm()
-    _follow_launcher(live := LiveSettings())
+    _follow_launcher(spec, live := LiveSettings())
     try:
         start(spec, on_sigterm, live)
     except CastOut as error:

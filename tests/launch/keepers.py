@@ -10,6 +10,7 @@ from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.keeper_events import KeeperEvent
 from alignedserve.launch.plan import LOOPBACK, parts_of
 from alignedserve.launch.reloading import Reloading
+from alignedserve.launch.succession import Left
 from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import HeardOrder
@@ -31,9 +32,11 @@ def specs_of(config: Config) -> list[PartSpec]:
 class ScriptedKeeper(Keeper):
     """Note the lives that start and the pauses before them; a pause is over at once, unless `on_pause` takes it."""
 
-    def __init__(self, config: Config, on_start: Callable[[ScriptedKeeper, PartSpec], None]) -> None:
+    def __init__(
+        self, config: Config, on_start: Callable[[ScriptedKeeper, PartSpec], None], left: Left | None = None
+    ) -> None:
         self.asked = config  # the settings, for the next reload
-        super().__init__(config, specs_of(config), Reloading(config, lambda: self.asked))
+        super().__init__(config, specs_of(config), Reloading(config, lambda: self.asked), left=left)
         self.started: list[PartSpec] = []
         self.told: list[PartSpec] = []  # with new settings
         self.pauses_s: list[float] = []

@@ -1,0 +1,292 @@
+"""What a launcher that is killed leaves to the next one at its port: its parts, which go on meanwhile.
+
+    launcher ── writes ──▶ record: settings, keys, the newest life and the process of each part
+        ✗                     │ read by the next launcher at this port
+    part, whose input ends ──▶ listens for a next launcher for `launch.outlive_s`, and then ends
+
+A next launcher that is asked for the same settings goes on with these parts: no weights are loaded again, and no stream
+breaks. Otherwise it ends them, and starts its own. The record has the keys of the deployment's links: it lies beside
+the launcher's own socket (shell/control.py), in a folder that only its user can open.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from alignedserve.errors import AlignedServeError
+from alignedserve.locks import locked, open_private
+from alignedserve.protocol.messages import Life
+from alignedserve.protocol.wire import VERSION
+from alignedserve.shell.control import door_of, private_socket
+from alignedserve.shell.inboxes import remove_sockets
+from alignedserve.shell.link_keys import DeploymentKeys
+from alignedserve.shell.part import PartSpec
+
+log = logging.getLogger(__name__)
+
+LISTENS_S = 2.0  # a part that lives hears of its launcher's end, and listens, sooner than this
+ENDS_S = 10.0  # for killed processes: a driver may hold one
+_LOCK_S = 30.0  # for the record of a port
+_LOOK_S = 0.05
+OF_THE_BEFORE = "a code that only its own launcher was told"
+
+
+def may_outlive() -> bool:
+    """Return whether this system tells a process of the end of one that is not its child."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, for as long as it lives: another one may have its pid later."""
+
+    pid: int
+    began: int  # by the kernel's clock
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Return the process with this pid; None if it has ended."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] in "ZX" else cls(pid, int(fields[19]))
+
+    @property
+    def lives(self) -> bool:
+        return Process.of(self.pid) == self
+
+
+# --- A launcher
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the next launcher needs to go on."""
+
+    launcher: Process
+    asked: Mapping[str, Any]  # settings, as the launcher was given them
+    keys: DeploymentKeys
+    lives: Mapping[str, Life]  # the newest life of each part, also of those that have gone
+    specs: tuple[PartSpec, ...]  # the parts that are to run
+    processes: Mapping[str, Process]  # of the newest lives
+    version: int = VERSION  # of the wire, between parts of which some are this launcher's
+
+    @property
+    def living(self) -> dict[str, Process]:
+        return {name: process for name, process in self.processes.items() if process.lives}
+
+
+class RecordFile:
+    """The record of the deployment at a port. Nothing is written of one that no launcher could find again."""
+
+    def __init__(self, port: int) -> None:
+        self._path = door_of(port).with_suffix(".json") if port else None
+
+    @property
+    def is_kept(self) -> bool:
+        return self._path is not None
+
+    def write(self, record: Record) -> None:
+        """Replace the record; where that fails, as on a full disk, parts end with their launcher."""
+        if self._path is None:
+            return
+        new = self._path.with_suffix(".new")
+        try:
+            with open(open_private(new), "wb") as file:
+                file.truncate()
+                file.write(msgspec.json.encode(record))
+            new.replace(self._path)
+        except OSError as error:
+            log.warning("%s cannot be written: a next launcher will not go on with these parts (%s)", self._path, error)
+            self.remove()
+
+    def read(self) -> Record | None:
+        """Return the record; None if there is none that this version understands."""
+        if self._path is None:
+            return None
+        with suppress(OSError, ValueError, msgspec.MsgspecError):
+            return msgspec.json.decode(self._path.read_bytes(), type=Record)
+        return None
+
+    def remove(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def claim(self) -> Record | None:
+        """Return what a launcher that has gone has left, as this launcher's; None where nothing lives, or the launcher
+        does: the port is in use then."""
+        me = Process.of(os.getpid())
+        if self._path is None or me is None:
+            return None
+        with locked(self._path.with_suffix(".lock"), _LOCK_S):  # against another launcher that starts now
+            record = self.read()
+            if record is None or record.launcher.lives:
+                return None
+            if not record.living:
+                self.remove()
+                return None
+            self.write(claimed := replace(record, launcher=me))
+        return claimed
+
+    def end_left(self) -> int:
+        """End what a launcher that has gone has left, and return how many processes that were."""
+        record = self.claim()
+        if record is None:
+            return 0
+        end(living := record.living.values())
+        self.remove()
+        remove_sockets(record.specs[0].deployment)
+        return len(living)
+
+
+@dataclass
+class Left:
+    """A record, and the processes of its parts that this launcher goes on with."""
+
+    record: Record
+    processes: dict[str, LeftProcess] = field(default_factory=dict)
+
+    @classmethod
+    def taken_over(cls, record: Record) -> Left:
+        """Go on with each part that answers, and end all others: a worker needs all its ranks."""
+        living, found, until = record.living, dict[str, LeftProcess](), time.monotonic() + LISTENS_S
+        for spec in record.specs:
+            process = living.get(spec.name)
+            if process is not None:
+                life = replace(spec, incarnation=record.lives[spec.worker].incarnation)
+                if (link := _connect(life, until)) is not None and (left := LeftProcess.of(process, link)) is not None:
+                    found[spec.name] = left
+        lacking = {spec.worker for spec in record.specs if spec.name not in found}
+        lost = {spec.name for spec in record.specs if spec.worker in lacking}
+        for name in lost & found.keys():
+            found.pop(name).close()
+        end(process for name, process in living.items() if name not in found)
+        return cls(record, found)
+
+
+class LeftProcess:
+    """A process that a launcher before this one had started, with the methods of subprocess.Popen that we use."""
+
+    def __init__(self, pid: int, pidfd: int, link: socket.socket) -> None:
+        self.pid, self._pidfd = pid, pidfd
+        self.stdin: IO[bytes] = link.makefile("wb")
+        self.stdout: IO[bytes] = io.BytesIO()  # what it says there, nobody hears
+        link.close()  # `stdin` keeps it open
+
+    @classmethod
+    def of(cls, process: Process, link: socket.socket) -> LeftProcess | None:
+        pidfd = _pidfd_of(process)
+        return None if pidfd is None else cls(process.pid, pidfd, link)
+
+    def wait(self) -> str:
+        """Wait for the end of the process, whose exit code only its parent is told."""
+        select.select([self._pidfd], [], [])
+        return OF_THE_BEFORE
+
+    def terminate(self) -> None:
+        _signal(self._pidfd, signal.SIGTERM)
+
+    def kill(self) -> None:
+        _signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let it go: it waits for yet another launcher."""
+        self.stdin.close()
+        os.close(self._pidfd)
+
+
+def end(processes: Iterable[Process]) -> None:
+    """End these processes, and return when they have ended, with all their threads."""
+    pidfds = [pidfd for process in processes if (pidfd := _pidfd_of(process)) is not None]
+    for pidfd in pidfds:
+        _signal(pidfd, signal.SIGKILL)
+    until = time.monotonic() + ENDS_S
+    for pidfd in pidfds:
+        select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
+        os.close(pidfd)
+
+
+def _pidfd_of(process: Process) -> int | None:
+    """Return a descriptor of the process; None if it has ended."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    if process.lives:  # then the descriptor is of this process, and of none that has its pid now
+        return pidfd
+    os.close(pidfd)
+    return None
+
+
+def _signal(pidfd: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def _connect(spec: PartSpec, until: float) -> socket.socket | None:
+    """Connect to a part whose launcher has gone, as soon as it listens."""
+    while True:
+        link = socket.socket(socket.AF_UNIX)
+        try:
+            link.connect(str(_door(spec)))
+            return link
+        except OSError:
+            link.close()
+        if time.monotonic() >= until:
+            return None
+        time.sleep(_LOOK_S)
+
+
+# --- A part
+
+
+def inputs(spec: PartSpec, outlive_s: float) -> Iterator[IO[bytes]]:
+    """Yield the standard input of a part, and after its end what each next launcher writes, as long as one comes."""
+    with os.fdopen(0, "rb", closefd=False) as given:
+        yield given
+    while outlive_s > 0:
+        log.warning("the launcher has gone: this process goes on, and ends unless another comes in %g s", outlive_s)
+        try:
+            link = _next_launcher(_door(spec), outlive_s)
+        except (AlignedServeError, OSError) as error:  # a full machine, or a TMPDIR with a long name
+            log.warning("no other launcher can be heard: %s", error)
+            return
+        if link is None:
+            return
+        log.warning("another launcher is there")
+        with link, link.makefile("rb") as given:
+            yield given
+
+
+def _next_launcher(door: Path, within_s: float) -> socket.socket | None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        door.unlink(missing_ok=True)
+        listener.bind(str(door))
+        listener.listen()
+        listener.settimeout(within_s)
+        try:
+            return listener.accept()[0]
+        except TimeoutError:
+            return None
+        finally:
+            door.unlink(missing_ok=True)
+
+
+def _door(spec: PartSpec) -> Path:
+    """Return the path of the socket at which this life of a part hears a next launcher."""
+    return private_socket(f"{spec.deployment}-{spec.name}.{spec.incarnation}.next")

@@ -1,0 +1,253 @@
+"""What a launcher that was killed leaves, and how the next one goes on with it. Real processes stand for parts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from alignedserve.config.config import load
+from alignedserve.core import Role
+from alignedserve.launch import succession
+from alignedserve.launch.succession import Left, Process, Record, RecordFile, inputs
+from alignedserve.protocol.messages import Life
+from alignedserve.shell.clock import ClockOrigin
+from alignedserve.shell.link_keys import DeploymentKeys
+from alignedserve.shell.part import PartSpec
+from tests.launch.keepers import ScriptedKeeper, specs_of
+
+FORKING = multiprocessing.get_context("fork")
+ASKED = {"model": "demo"}
+ANSWER_S = 30.0
+LONG_S = 600.0
+PORT = 8000
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:  # names of sockets are short
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+def spec_of(name: str, rank: int = 0) -> PartSpec:
+    at = ("local", "alignedserve-test", "127.0.0.1", "tcp://127.0.0.1:9")
+    return PartSpec(Role(name.partition("-")[0]), name, *at, {}, ClockOrigin.read(), rank=rank)
+
+
+class APart:
+    """A process that takes what launchers write, as a part does, and tells it here."""
+
+    def __init__(self, spec: PartSpec, outlive_s: float, listens: bool = True) -> None:
+        self.spec = spec
+        reads, self._writes = os.pipe()
+        self._heard, heard = FORKING.Pipe(duplex=False)
+        target = _part if listens else _deaf
+        self.process: BaseProcess = FORKING.Process(
+            target=target, args=(reads, self._writes, replace(spec, incarnation=3), outlive_s, heard)
+        )
+        self.process.start()
+        os.close(reads)
+        heard.close()
+        pid = self.process.pid
+        assert pid is not None
+        found = Process.of(pid)
+        assert found is not None
+        self.found = found
+
+    def lose_launcher(self) -> None:
+        os.close(self._writes)
+
+    def heard(self) -> str:
+        assert self._heard.poll(ANSWER_S)
+        return str(self._heard.recv())
+
+    @property
+    def exit_code(self) -> int | None:
+        self.process.join(ANSWER_S)
+        return self.process.exitcode
+
+
+def _part(reads: int, writes: int, spec: PartSpec, outlive_s: float, heard: Connection) -> None:
+    os.close(writes)
+    os.dup2(reads, 0)
+    for given in inputs(spec, outlive_s):
+        for line in given:
+            heard.send(line.decode().strip())
+
+
+def _deaf(reads: int, writes: int, spec: PartSpec, outlive_s: float, heard: Connection) -> None:  # noqa: ARG001
+    signal.pause()
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., APart]]:
+    begun: list[APart] = []
+
+    def one(spec: PartSpec, outlive_s: float = LONG_S, listens: bool = True) -> APart:
+        begun.append(APart(spec, outlive_s, listens))
+        return begun[-1]
+
+    yield one
+    for part in begun:
+        part.process.kill()
+        part.process.join()
+
+
+def ended_process() -> Process:
+    process = FORKING.Process(target=int)
+    process.start()
+    found = Process.of(process.pid or 0)
+    process.join()
+    return found or Process(process.pid or 0, 1)
+
+
+def record_of(*parts: APart, launcher: Process | None = None) -> Record:
+    specs = tuple(part.spec for part in parts)
+    lives = {spec.worker: Life(spec.worker, spec.acts_as, 3) for spec in specs}
+    processes = {part.spec.name: part.found for part in parts}
+    return Record(launcher or ended_process(), ASKED, DeploymentKeys.new(), lives, specs, processes)
+
+
+def test_a_process_is_known_from_another_with_its_pid_later() -> None:
+    me = Process.of(os.getpid())
+    assert me is not None
+    assert me.lives
+    assert not replace(me, began=me.began + 1).lives
+    assert not ended_process().lives
+
+
+class TestParts:
+    def test_a_part_goes_on_with_one_launcher_after_the_other(self, begin: Callable[..., APart]) -> None:
+        part = begin(spec_of("pool-0"))
+        part.lose_launcher()
+        for number in range(2):
+            left = Left.taken_over(record_of(part))
+            process = left.processes["pool-0"]
+            assert process.pid == part.process.pid
+            with process.stdin:
+                process.stdin.write(f"settings {number}\n".encode())
+            assert part.heard() == f"settings {number}"
+        Left.taken_over(record_of(part)).processes["pool-0"].terminate()
+        assert part.exit_code == -signal.SIGTERM
+
+    @pytest.mark.parametrize(("outlive_s", "where"), [(0.0, ""), (0.05, ""), (LONG_S, "/long" * 30)])
+    def test_a_part_ends_where_no_launcher_comes_or_can_come(
+        self, begin: Callable[..., APart], monkeypatch: pytest.MonkeyPatch, outlive_s: float, where: str
+    ) -> None:
+        (folder := Path(f"{tempfile.gettempdir()}{where}")).mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        part = begin(spec_of("pool-0"), outlive_s)
+        part.lose_launcher()
+        assert part.exit_code == 0
+
+    def test_the_end_of_a_part_is_heard_though_it_is_no_child(self, begin: Callable[..., APart]) -> None:
+        part = begin(spec_of("pool-0"))
+        part.lose_launcher()
+        process = Left.taken_over(record_of(part)).processes["pool-0"]
+        ends = list[str]()
+        waiting = threading.Thread(target=lambda: ends.append(process.wait()))
+        waiting.start()
+        process.kill()
+        waiting.join(ANSWER_S)
+        assert ends == [succession.OF_THE_BEFORE]
+        part.process.join()
+        process.kill()  # another process may have its pid now
+
+    def test_one_that_does_not_answer_is_ended(
+        self, begin: Callable[..., APart], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(succession, "LISTENS_S", 0.1)
+        part = begin(spec_of("pool-0"), listens=False)
+        assert not Left.taken_over(record_of(part)).processes
+        assert part.exit_code == -signal.SIGKILL
+
+    def test_ranks_that_lack_another_are_ended(
+        self, begin: Callable[..., APart], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(succession, "LISTENS_S", 1.0)
+        ranks = [begin(spec_of(name, rank)) for rank, name in enumerate(("decode-0", "decode-0-rank-1"))]
+        for part in ranks:
+            part.lose_launcher()
+        ranks[1].process.kill()
+        ranks[1].process.join()
+        assert not Left.taken_over(record_of(*ranks)).processes
+        assert ranks[0].exit_code == -signal.SIGKILL
+
+    def test_one_that_was_to_retire_is_ended(self, begin: Callable[..., APart]) -> None:
+        leaves, stays = begin(spec_of("decode-1")), begin(spec_of("decode-0"))  # a fork keeps the pipes of those before
+        stays.lose_launcher()
+        record = record_of(stays, leaves)
+        assert Left.taken_over(replace(record, specs=record.specs[:1])).processes.keys() == {"decode-0"}
+        assert leaves.exit_code == -signal.SIGKILL
+
+
+class TestRecord:
+    def test_it_is_had_by_one_launcher_and_only_after_the_end_of_the_one_before(
+        self, begin: Callable[..., APart]
+    ) -> None:
+        file, part = RecordFile(PORT), begin(spec_of("pool-0"))
+        file.write(record := record_of(part))
+        claimed = file.claim()
+        assert claimed is not None
+        assert claimed.launcher == Process.of(os.getpid())
+        assert claimed == replace(record, launcher=claimed.launcher)
+        assert file.claim() is None, "this process lives"
+        assert file.end_left() == 0
+        assert part.found.lives
+
+    def test_where_nothing_lives_there_is_nothing_to_go_on_with(self) -> None:
+        file = RecordFile(PORT)
+        file.write(replace(record_of(), processes={"pool-0": ended_process()}))
+        assert file.claim() is None
+        assert file.read() is None
+
+    def test_what_was_left_is_ended_where_that_is_asked(self, begin: Callable[..., APart]) -> None:
+        file, part = RecordFile(PORT), begin(spec_of("pool-0"))
+        file.write(record_of(part))
+        assert file.end_left() == 1
+        assert part.exit_code == -signal.SIGKILL
+        assert file.read() is None
+
+    @pytest.mark.parametrize("written", [b"", b"{", b'{"launcher": 1}', b"\xff"])
+    def test_what_is_no_record_is_none(self, written: bytes) -> None:
+        file = RecordFile(PORT)
+        file.write(record_of())
+        (path,) = Path(tempfile.gettempdir()).glob(f"*/{PORT}.json")
+        assert path.stat().st_mode & 0o077 == 0
+        path.write_bytes(written)
+        assert file.read() is None
+        assert file.claim() is None
+
+    def test_at_no_fixed_port_none_is_kept(self) -> None:
+        file = RecordFile(0)
+        file.write(record_of())
+        assert not file.is_kept
+        assert file.read() is None
+        assert file.claim() is None
+
+
+@pytest.mark.usefixtures("own_door")
+def test_the_next_launcher_keeps_lives_that_run_and_starts_the_others_anew() -> None:
+    config = load({"topology": "1+1"}, {}, None)
+    specs = tuple(specs_of(config))
+    lives = {spec.name: Life(spec.name, spec.acts_as, 4) for spec in specs}
+    record = Record(ended_process(), ASKED, keys := DeploymentKeys.new(), lives, specs, {})
+    running: Mapping[str, object] = dict.fromkeys(name for name in lives if name != "decode-0")
+    kept = ScriptedKeeper(
+        config,
+        lambda _, spec: signal.raise_signal(signal.SIGTERM) if spec.name == "jobs-0" else None,
+        Left(record, running),  # pyrefly: ignore[bad-argument-type]  # it starts nothing
+    )
+    kept.run()
+    assert {spec.name: spec.incarnation for spec in kept.started} == dict.fromkeys(lives, 4) | {"decode-0": 5}
+    assert all(spec.keys == keys.parts for spec in kept.started)
