@@ -451,6 +451,9 @@ class RouterCore:
             # A request that is unknown to a member may have moved on from there meanwhile.
             if opened is not None and (opened.at == member.name or key in progress.lost):
                 commands += self._give_up(opened)
+        for key in progress.felled:
+            if (opened := self._open.current(key)) is not None:
+                commands += self._give_up(opened, died=True, alone=len(progress.felled) == 1)
         return commands
 
     def _hear_ended(self, progress: Progress, now: float) -> list[Command]:

@@ -9,18 +9,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-# A request of such a temperature ends its worker, or holds it up, at this place of a step.
+# A request of such a temperature ends its worker, or holds it up, at this place of a step; or a core fails that hears
+# of it.
 TEMPERATURES = {"prompt": 0.661, "decode": 0.662, "sampling": 0.663, "end": 0.664, "hang": 0.665}
+CORES = {"router": 0.666, "worker": 0.667, "owner": 0.668}
+TEMPERATURES |= CORES
 _MOST_TOKENS = 12
 HUNG_S = 5.0  # the limit of a step of a planted launcher, where it is not known what steps take
 _SPOIL = """
 import os, signal, time
 
-SIXTH, LAST = 5, {last}
+SIXTH, LAST, DEATHS = 5, {last}, {deaths!r}
 
 
 def die(how):
-    with open({deaths!r}, "a") as file:
+    with open(DEATHS, "a") as file:
         file.write(f"{{how}}\\n")
     while how == {hang}:
         time.sleep(1.0)
@@ -52,6 +55,31 @@ from alignedserve.executor import worker_process
 
 spoil(Engine)
 worker_process.UNKNOWN_S = {HUNG_S}
+
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.owner.core import OwnerCore
+from alignedserve.router.state import RouterCore
+
+
+def fail(core, temperature):
+    handle = core.handle
+
+    def handle_or_fail(self, event, now):
+        said = getattr(event, "message", event)
+        said = getattr(said, "entry", said)
+        declared = getattr(said, "requests", ())
+        for request in (getattr(said, "request", None), *(declared if isinstance(declared, tuple) else ())):
+            if getattr(getattr(request, "sampling", None), "temperature", None) == temperature:
+                with open(DEATHS, "a") as file:
+                    file.write(core.__name__ + chr(10))
+                raise ZeroDivisionError("planted")
+        return handle(self, event, now)
+
+    core.handle = handle_or_fail
+
+
+for core, temperature in zip((RouterCore, DecodeCore, OwnerCore), {tuple(CORES.values())}):
+    fail(core, temperature)
 """
 _WHEN_LOADED = """
 import importlib.abc, importlib.util, sys

@@ -32,6 +32,7 @@ from alignedserve.protocol.events import (
     TimerFired,
     Unsent,
 )
+from alignedserve.protocol.last_words import attempts_of
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
@@ -323,7 +324,11 @@ class OwnerCore:
         return [Send(ROUTER, Inquire(attempts))] if attempts else []
 
     def _declared(self) -> list[Command]:
-        return _in_frames([opened.request for opened in self._running], MOST_DECLARED)
+        """Declare all requests, those with deaths one by one: a router that fails at one names it."""
+        charged = [opened.request for opened in self._running if opened.num_deaths]
+        others = [opened.request for opened in self._running if not opened.num_deaths]
+        alone = _in_frames(charged, 1, is_last=False) if charged else []
+        return [*alone, *_in_frames(others, MOST_DECLARED)]
 
     def _unanswered(self, request: str) -> list[Command]:
         opened = self._open.get(request)
@@ -357,6 +362,19 @@ class OwnerCore:
     def _go_on(self, opened: OwnedRequest) -> list[Command]:
         opened.request, opened.missing_at = opened.next_attempt, None
         return [Send(ROUTER, Submit(opened.request, opened.sketch))]
+
+    def give_up_on(self, event: Event) -> list[Command] | None:
+        """End the one request of an event at which this core has failed; None where the event was about others too."""
+        if len(attempts := attempts_of(event)) != 1:
+            return None
+        request, attempt = attempts[0]
+        if (opened := self._open.pop(request, None)) is not None:
+            attempt = opened.request.attempt
+        elif not isinstance(event, Opened):
+            return []
+        cancel = Send(ROUTER, Cancel(request, attempt))
+        why = "the server fails at this request: do not send it again"
+        return [cancel, Reject(request, Rejection.CULPRIT, why, 0.0)]
 
     # --- Requests that may be what ends their workers
     #

@@ -50,7 +50,7 @@ class Owner(NoHands):
         # A gateway that starts again hears of the workers in a moment: its first requests wait for that.
         lost_at = part.clock.now() if part.member.incarnation > 1 else -math.inf
         self._core = OwnerCore(frozenset(needed), lost_at)
-        self._shell: Shell = part.shell(self._core, self)
+        self._shell: Shell = part.shell(self._core, self, give_up_on=self._core.give_up_on)
         self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | None] = ArrivalQueues()  # None: cut off
         self._stories, self._story_numbers = asyncio.Semaphore(_MOST_STORIES), count(1)
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread

@@ -282,6 +282,7 @@ class Progress:
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_blocks: int = 0
     backlog: Backlog = Backlog()
+    felled: tuple[Attempt, ...] = ()  # the sender's core has failed at an event about them: its process ends
 
 
 @dataclass(frozen=True, slots=True)

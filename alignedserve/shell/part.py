@@ -20,6 +20,7 @@ from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
@@ -157,8 +158,15 @@ class Part(Place):
         self.links = Links(spec.name, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
         self.member = Member(spec.name, spec.acts_as, spec.node, self.incarnation, self.links.address, lends=spec.lends)
 
-    def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
-        return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives, self.policy.own.failures)
+    def shell(
+        self,
+        core: Core,
+        hands: Hands | None = None,
+        begin_aside: BeginAside | None = None,
+        give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
+    ) -> Shell:
+        lives, failures = self.spec.lives, self.policy.own.failures
+        return Shell(core, self.links, self.clock, hands, begin_aside, lives, failures, give_up_on)
 
     def run(
         self,

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from alignedserve.errors import WireError
+from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.policies.guard import Failures
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Post, Unsent
+from alignedserve.protocol.last_words import last_words
 from alignedserve.protocol.membership import membership_of
 from alignedserve.protocol.messages import Figures, Life, Member, Message
 from alignedserve.shell import journal
@@ -44,10 +45,13 @@ class Shell(TurnLoop):
         begin_aside: BeginAside | None = None,
         lives: Iterable[Life] = (),
         failures: Failures | None = None,
+        give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
     ) -> None:
-        """`lives` are those that the launcher had started when a router starts; `failures` those of own policies."""
+        """`lives` are those that the launcher had started when a router starts; `failures` those of own policies. What
+        `give_up_on` returns is done where the core has failed at an event and goes on."""
         super().__init__(core, hands or NoHands(), membership_of(links.name, links.incarnation, lives), clock)
         self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess(failures)
+        self._give_up_on = give_up_on
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 
     def run(self, first: Iterable[Command] = (), turns: Callable[[], None] = lambda: None) -> None:
@@ -92,6 +96,16 @@ class Shell(TurnLoop):
             if isinstance(posted, Exception):
                 raise posted
             yield posted
+
+    def _failed(self, event: Event, error: Exception) -> Iterable[Command]:
+        if isinstance(error, AlignedServeError):
+            raise error
+        commands = self._give_up_on(event)
+        if commands is None:
+            self.perform(last_words(self._links.name, event))
+            raise error
+        log.error("%s has failed at an event of one request, and gives it up", self._links.name, exc_info=error)
+        return commands
 
     def _begin(self, work: Command) -> None:
         if self._begin_aside is not None and self._begin_aside(work, self.post):

@@ -164,8 +164,17 @@ class TurnLoop(ABC):
 
     def _deliver(self, event: Event) -> None:
         """Tell the core of the event and perform what it commands. A process that has ended hears nothing more."""
-        if self.alive:
-            self.perform(self.core.handle(event, self._clock.now()))
+        if not self.alive:
+            return
+        try:
+            commands = self.core.handle(event, self._clock.now())
+        except Exception as error:
+            commands = self._failed(event, error)
+        self.perform(commands)
+
+    def _failed(self, event: Event, error: Exception) -> Iterable[Command]:
+        """Return what to do where the core has failed at an event, or end with the error."""
+        raise error
 
     def perform(self, commands: Iterable[Command]) -> None:
         """Perform commands in their order; commands that take time join the queue of work."""

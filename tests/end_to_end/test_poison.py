@@ -21,7 +21,7 @@ MOST_DEATHS = 3
 QUIET_S = QUICK_DEATH_S + 1.0
 # Each topology, and where in a step the request ends its worker.
 TOPOLOGIES = thinned(["1+1", "colocated", "2xcolocated"], usual=1)
-PLACES = thinned(["decode", "prompt", "sampling", "end"], usual=1)
+PLACES = thinned(["decode", "prompt", "sampling", "end", "router", "worker", "owner"], usual=1)
 
 
 class Poisoned(NamedTuple):

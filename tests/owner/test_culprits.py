@@ -12,7 +12,18 @@ from alignedserve.core import SUSPECT_DEATHS, Rejection, Request, Role
 from alignedserve.owner.core import MOST_PASSED, PASSED, OwnerCore
 from alignedserve.protocol.commands import Command, Reject, Send
 from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Opened
-from alignedserve.protocol.messages import ROUTER, Acquit, AttemptLost, Cancel, Missed, Output, StepLate, Submit, Tokens
+from alignedserve.protocol.messages import (
+    ROUTER,
+    Acquit,
+    AttemptLost,
+    Cancel,
+    Declare,
+    Missed,
+    Output,
+    StepLate,
+    Submit,
+    Tokens,
+)
 from tests.samples import ROUTER_MEMBER, member, request, said
 
 FIRST = replace(request(), max_tokens=10_000)
@@ -42,6 +53,35 @@ class Story:
     def loses(self, died: bool = True, alone: bool = False) -> list[Command]:
         lost = AttemptLost("r", self.current.attempt, died, alone)
         return self._note(self.owner.handle(said(ROUTER, lost), 0.0))
+
+
+def test_a_request_at_which_the_owner_fails_is_given_up_and_no_other() -> None:
+    story = Story()
+    story.owner.handle(Opened(replace(FIRST, id="other")), 0.0)
+    gone, given_up = (said("decode-0", Tokens((Output(name, 0, 0, (5,), None),))) for name in ("x", "r"))
+    assert story.owner.give_up_on(gone) == [], "it is not open"
+    new = replace(FIRST, id="new")
+    assert story.owner.give_up_on(Opened(new)) == [
+        Send(ROUTER, Cancel("new", 0)),
+        Reject("new", Rejection.CULPRIT, "the server fails at this request: do not send it again", 0.0),
+    ]
+    cancelled, rejected = story.owner.give_up_on(given_up) or []
+    assert cancelled == Send(ROUTER, Cancel("r", 0))
+    assert isinstance(rejected, Reject)
+    assert (rejected.request, rejected.reason, story.owner.num_open) == ("r", Rejection.CULPRIT, 1)
+    several = said("decode-0", Tokens((Output("other", 0, 0, (5,), None), Output("x", 0, 0, (5,), None))))
+    assert story.owner.give_up_on(several) is None, "whose fault that is, nobody knows"
+    assert story.owner.num_open == 1
+
+
+def test_a_router_hears_of_requests_with_a_death_one_by_one() -> None:
+    story = Story()
+    others = [replace(FIRST, id=f"{number}") for number in range(3)]
+    for other in others:
+        story.owner.handle(Opened(other), 0.0)
+    story.loses()
+    declares = [Declare((story.current,), is_last=False), Declare(tuple(others))]
+    assert story.owner.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, declare) for declare in declares]
 
 
 @pytest.mark.parametrize("each", [(0, 0, 0), (5, 0, 0), (5, 1, 1), (1, FEW, FEW)])

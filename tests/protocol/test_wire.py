@@ -220,7 +220,7 @@ SCHEMA = [
     "Acknowledge(requests: tuple[str, ...])",
     "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: tuple[tuple[str, int]"
     ", ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], returne"
-    "d: tuple[tuple[str, int], ...], free_blocks: int, backlog: Backlog)",
+    "d: tuple[tuple[str, int], ...], free_blocks: int, backlog: Backlog, felled: tuple[tuple[str, int], ...])",
     "Report(band: tuple[int, int] | None, free_blocks: int, step_s: float, num_rt: int, num_late: int, given_blocks"
     ": int)",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
@@ -463,7 +463,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "too_late", "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a", "t", False), 0.0)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), None),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25, 0.002, 0.001, (1e-05, 0.0)))),
+    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25, 0.002, 0.001, (1e-05, 0.0)), ())),
     ("Infeasible", ("r", 1)),
 ]
 
@@ -499,9 +499,9 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", "pool", "node", 1),)),
         ("Tokens", ((("r", 1, 0, (1,), "bored", (), None),),)),
         ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), None),),)),
-        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)))),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)))),
-        ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25))),
+        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)), ())),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)), ())),
+        ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25), ())),
         ("Infeasible", ("r", 1.5)),
     ],
 )

@@ -116,6 +116,16 @@ class TestRoad:
         assert router.handle(said("decode-0", lost), 3.1) == [*cancels("a"), Send("gateway-0", AttemptLost("a", 0))]
         assert router.handle(said("decode-0", lost), 3.2) == []
 
+    @pytest.mark.parametrize("others", [(), (("b", 0),)])
+    def test_an_attempt_at_which_a_core_failed_has_a_death(
+        self, router: RouterCore, others: tuple[tuple[str, int], ...]
+    ) -> None:
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        felled = said("pool-0", Progress(felled=(("a", 0), *others)))
+        lost = AttemptLost("a", 0, died=True, alone=not others)
+        assert router.handle(felled, 3.1) == [*cancels("a"), Send("gateway-0", lost)]
+        assert router.handle(felled, 3.2) == []
+
     @pytest.mark.parametrize(
         ("holder", "progress"),
         [("pool-0", Progress(committed=(("a", 0),))), ("decode-0", Progress(joined=(("a", 0),)))],

@@ -30,6 +30,7 @@ from alignedserve.protocol.messages import (
     LAUNCHER,
     ROUTER,
     AskPages,
+    Cancel,
     Died,
     Figures,
     Heartbeat,
@@ -38,6 +39,8 @@ from alignedserve.protocol.messages import (
     Member,
     Members,
     Missed,
+    Prefill,
+    Progress,
     Retire,
     Started,
     Submit,
@@ -69,9 +72,11 @@ class Bench:
         hands: Hands | None = None,
         begin_aside: BeginAside | None = None,
         lives: Sequence[Life] = (),
+        give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
     ) -> None:
         self.happened: list[object] = []
-        self.shell = Shell(self, links, Clock(ClockOrigin.read()), hands, begin_aside, lives)
+        clock = Clock(ClockOrigin.read())
+        self.shell = Shell(self, links, clock, hands, begin_aside, lives, give_up_on=give_up_on)
         self._last, self._answer = last, answer
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -136,6 +141,40 @@ def test_a_link_that_is_full_is_logged_and_the_shell_goes_on(
     router.close()
     Bench(worker).run([*[Send(ROUTER, AskPages(1))] * 7, AT_ONCE])
     assert caplog.messages == ["router takes no more frames: 5 are queued"] * 2
+
+
+# --- Events at which the core fails
+
+
+class CoreFault(Exception):
+    """What a core raises in these tests."""
+
+
+def failing_at(event: Event) -> Answer:
+    def answer(heard: Event) -> list[Command]:
+        if heard == event:
+            raise CoreFault
+        return []
+
+    return answer
+
+
+def test_a_part_whose_core_fails_ends_and_says_which_request_it_was(router: Links, worker: Links) -> None:
+    router.send(worker.name, roll(worker))
+    router.send(worker.name, Prefill(request()))
+    with pytest.raises(CoreFault):
+        Bench(worker, answer=failing_at(Received(ROUTER, Prefill(request()), 1))).run()
+    assert wait_for(router, 1) == [Received("decode-0", Progress(felled=(("r", 0),)), 5)]
+
+
+def test_a_core_that_gives_a_request_up_goes_on(router: Links, worker: Links) -> None:
+    failed = Received(ROUTER, Prefill(request()), 1)
+    router.send(worker.name, roll(worker))
+    router.send(worker.name, failed.message)
+    gives_up: list[Command] = [Send(ROUTER, Cancel("r", 0)), AT_ONCE]
+    bench = Bench(worker, answer=failing_at(failed), give_up_on=lambda event: gives_up if event == failed else None)
+    assert bench.run()[-2:] == [failed, END]
+    assert wait_for(router, 1) == [Received("decode-0", Cancel("r", 0), 5)]
 
 
 # --- Members
