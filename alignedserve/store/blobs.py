@@ -38,6 +38,7 @@ class Blobs:
             self._fs.makedirs(self._root, exist_ok=True)
             if self._is_local:
                 check_writable(self._root)
+                sync_path(Path(self._root))
 
     def begin(self, id: str) -> Writing:
         with self._store_errors():
@@ -55,10 +56,13 @@ class Blobs:
             return opened
 
     def remove(self, id: str) -> None:
-        """Remove the file, also if it was never completed."""
+        """Remove the file, also if it was never completed; a loss of power does not bring it back."""
         for path in (self._path(id), self._path(id) + _PART):
             with self._store_errors(), suppress(FileNotFoundError):
                 self._fs.rm_file(path)
+        if self._is_local:
+            with self._store_errors():
+                _sync_folder(self._root)
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes of all files: id -> bytes."""
@@ -105,9 +109,7 @@ class Writing:
     def abandon(self) -> None:
         with suppress(OSError):  # the disk may have no room for its last bytes either
             self._file.close()
-        for name in {self._name, self._path}:
-            with suppress(OSError):
-                self._blobs._fs.rm_file(name)
+        self._blobs.remove(self.id)
 
 
 def check_writable(folder: str | Path) -> None:
@@ -117,8 +119,16 @@ def check_writable(folder: str | Path) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _sync_folder(path: str) -> None:
-    """Sync the folder, so that a new name in it survives a loss of power."""
+def sync_path(folder: Path) -> None:
+    """Sync the folder and those above it that may be new, so that a loss of power does not take them away."""
+    for each in ((whole := folder.resolve()), *whole.parents):
+        _sync_folder(each)
+        if each.is_mount() or not os.access(each.parent, os.R_OK | os.W_OK):
+            break
+
+
+def _sync_folder(path: str | Path) -> None:
+    """Sync the folder, so that a loss of power neither takes new names away nor brings old ones back."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull, StoreTaken
-from alignedserve.store.blobs import Blobs, Writing, check_writable
+from alignedserve.store.blobs import Blobs, Writing, check_writable, sync_path
 from alignedserve.store.sqlite_store import ANSWER_S, SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
 
@@ -61,8 +61,8 @@ class Storage:
 
     async def abandon(self, writing: Writing) -> None:
         """Remove the bytes of a file that surely was not added."""
-        await asyncio.to_thread(writing.abandon)
         with suppress(StoreError):  # the sweep then finds it
+            await asyncio.to_thread(writing.abandon)
             await self.store.forget_file(writing.id)
 
     async def remove(self, file: StoredFile) -> None:
@@ -254,6 +254,7 @@ def _make_folders(jobs: JobsConfig, folder: Path) -> Blobs:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds what clients sent
             check_writable(folder)
+            sync_path(folder)
         except OSError as error:
             raise StoreError(f"jobs cannot be kept in {folder}: {error.strerror}") from error
     blobs = Blobs(jobs.files or str(folder / _FOLDER))
