@@ -26,33 +26,37 @@ static struct {
   int64_t end;             // of the whole notes: what follows was begun by a process that was killed
   volatile int64_t sync_ns;  // how long the disk takes to sync a file
 } * header;
-static int notes = -1;
-static const char* folder;
+static const char *folder, *log_path;
+static int notes;  // open during a turn: a process that was forked may close what it has inherited
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+static void open_notes(void) {
+  notes = syscall(SYS_openat, AT_FDCWD, log_path, O_RDWR | O_CLOEXEC);
+  if (notes < 0) abort();  // a test whose notes are not whole proves nothing
+}
 
 __attribute__((constructor)) static void begin(void) {
   folder = getenv("DISK_FOLDER");
-  const char* path = getenv("DISK_LOG");
-  if (!folder || !path || (notes = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC)) < 0) return;
+  log_path = getenv("DISK_LOG");
+  if (!folder || !log_path) return;
+  open_notes();
   header = mmap(NULL, HEADER, PROT_READ | PROT_WRITE, MAP_SHARED, notes, 0);
   if (header == MAP_FAILED) abort();
+  close(notes);
 }
 
 // --- Turns: a change and its note are one, among threads and processes. The kernel ends the turn of a killed process.
 
-static void lock(short kind) {
-  struct flock whole = {.l_type = kind, .l_whence = SEEK_SET};
-  while (fcntl(notes, F_SETLKW, &whole) && errno == EINTR) continue;
-}
-
 static void begin_turn(void) {
   pthread_mutex_lock(&turn);
-  lock(F_WRLCK);
+  open_notes();
+  struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  while (fcntl(notes, F_SETLKW, &whole) && errno == EINTR) continue;
 }
 
 static void end_turn(void) {
   int error = errno;
-  lock(F_UNLCK);
+  close(notes);  // unlocks it
   pthread_mutex_unlock(&turn);
   errno = error;
 }
@@ -60,7 +64,7 @@ static void end_turn(void) {
 static void append(const void* data, size_t size, off_t at) {
   while (size > 0) {
     ssize_t done = syscall(SYS_pwrite64, notes, data, size, at);
-    if (done <= 0) abort();  // a test whose notes are not whole proves nothing
+    if (done <= 0) abort();
     data = (const char*)data + done, size -= done, at += done;
   }
 }

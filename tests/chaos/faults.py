@@ -19,6 +19,7 @@ from tests.chaos.parts import ROLES, Parts, role_of
 from tests.cluster.conftest import Nodes, Resources
 from tests.end_to_end.deployment import held
 from tests.planted import WAYS, Hangs
+from tests.power_cut import Power
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk
 
@@ -26,6 +27,7 @@ FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a proce
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
 CUT_S = (0.5, 10.0)
+SLOW_S, SYNC_S = (2.0, 10.0), (0.2, 3.0)
 STILL_S, QUIET_S = 6.0, 10.0  # `launch.still_s` and `launch.quiet_s` of the deployments that hang
 NOTICED_S = 15.0  # for a part that hangs to be ended: a third more than STILL_S, and two looks, on a busy machine
 COMES_S = 5.0  # for a part to come to the place where it is to hang
@@ -160,6 +162,23 @@ class FillDisk:
         finally:
             await asyncio.to_thread(self._disk.make_room)
         return "full"
+
+
+class SlowDisk:
+    """Let the disk with files and jobs take long to sync each of them."""
+
+    kind, weight = "slow disks", 1.0
+
+    def __init__(self, power: Power) -> None:
+        self._power = power
+
+    async def strike(self, draw: Random) -> str:
+        self._power.slow_down(sync_s := draw.uniform(*SYNC_S))
+        try:
+            await asyncio.sleep(draw.uniform(*SLOW_S))
+        finally:
+            self._power.slow_down(0.0)
+        return f"{sync_s:.1f} s a sync"
 
 
 class FillMemory:

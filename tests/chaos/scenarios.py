@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.chaos.faults import (
     Kill,
     KillRedis,
     LoseNode,
+    SlowDisk,
     StepClock,
 )
 from tests.chaos.networks import machines
@@ -32,6 +33,7 @@ from tests.chaos.parts import Parts
 from tests.cluster.conftest import clustered
 from tests.end_to_end.deployment import Deployment, deployed
 from tests.planted import Hangs
+from tests.power_cut import Power
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk, small_disk
 
@@ -92,6 +94,9 @@ class _Means:
     def clock(self) -> WallClock | None:
         return self._try(lambda: WallClock(self.folder))
 
+    def power(self, disk: SmallDisk) -> Power | None:
+        return self._try(lambda: Power(disk.folder, self.folder / "power"))
+
     def _try(self, get: Callable[[], T]) -> T | None:
         try:
             return get()
@@ -106,6 +111,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     hangs = Hangs(means.folder) if scenario.hangs else None
     redis = means.redis() if scenario.redis else None
     disk = None if scenario.redis else means.disk("disk", _DISK)
+    power = None if disk is None or scenario.hangs else means.power(disk)
     memory = None if "colocated" in scenario.topology else means.disk("memory", _SHARED_MEMORY)
     store = ("--jobs-store", redis.url) if redis is not None else ()
     deployment = stack.enter_context(
@@ -114,7 +120,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
             topology=scenario.topology,
             memory=None if memory is None else memory.folder,
             environment={
-                **({} if clock is None else clock.environment),
+                **_preloading(*(each.environment for each in (clock, power) if each is not None)),
                 **({} if disk is None else {"ALIGNEDSERVE_JOBS_DIRECTORY": str(disk.folder / "jobs")}),
             },
             measured=True,
@@ -125,9 +131,17 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     faults: list[Fault] = [Kill(parts), Freeze(parts) if hangs is None else Hang(parts, hangs)]
     faults += [] if clock is None else [StepClock(clock)]
     faults += [] if disk is None else [FillDisk(disk)]
+    faults += [] if power is None else [SlowDisk(power)]
     faults += [] if memory is None else [FillMemory(memory, parts)]
     faults += [] if redis is None else [KillRedis(redis)]
     return Stage(deployment, parts, faults, means.absent)
+
+
+def _preloading(*environments: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of all, with the libraries of each."""
+    libraries = ":".join(each["LD_PRELOAD"] for each in environments)
+    merged = {name: value for each in environments for name, value in each.items()}
+    return merged | ({"LD_PRELOAD": libraries} if libraries else {})
 
 
 def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:

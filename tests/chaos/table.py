@@ -15,7 +15,10 @@ _SUMMED = (
     *("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "blamed"),
     *("failed", "false_alarms"),
 )
-_KINDS = ("kills", "freezes", "full disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts", "hangs")
+_KINDS = (
+    *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
+    "hangs",
+)
 
 
 def append(path: Path, row: Row) -> None:

@@ -226,6 +226,22 @@ def test_all_bytes_are_with_the_disk_when_it_is_asked_to_confirm_them(
     assert (confirmed[file], folder) == (4, str(tmp_path))
 
 
+def test_bytes_of_a_given_up_upload_that_cannot_be_removed_stay_listed_until_they_can(tmp_path: Path) -> None:
+    async def check() -> None:
+        storage = await open_storage(JobsConfig(directory=str(tmp_path)), Holder("gateway", 1))
+        next_life = replace(storage, holder=Holder("gateway", 2))
+        writing = await storage.begin("file-1")
+        (in_the_way := tmp_path / "files" / "file-1").mkdir()
+        await storage.abandon(writing)
+        assert await storage.store.orphans(next_life.holder, 0.0) == ["file-1"]
+        in_the_way.rmdir()
+        await next_life.sweep()
+        assert (await storage.store.orphans(next_life.holder, 0.0), storage.blobs.sizes()) == ([], {})
+        await storage.close()
+
+    asyncio.run(check())
+
+
 def test_a_url_that_nobody_knows_is_refused() -> None:
     with pytest.raises(StoreError, match="files cannot be kept at nowhere://x"):
         Blobs("nowhere://x")
