@@ -47,11 +47,13 @@ class _File:
 
     def bytes_after(self, draw: Random | None) -> bytes:
         kept = bytearray(self.kept)
-        share = draw.choice(_SHARES) if draw else 0.0
-        changes = [change for change in self.loose if draw and draw.random() < share]
-        for number, (at, data) in enumerate(changes, 1):
-            is_torn = draw is not None and data is not None and number == len(changes)
-            _apply(kept, at, data[: draw.randint(0, len(data))] if is_torn and draw and data else data)
+        if draw is not None:
+            share = draw.choice(_SHARES)
+            changes = [change for change in self.loose if draw.random() < share]
+            for at, data in changes[:-1]:
+                _apply(kept, at, data)
+            for at, data in changes[-1:]:
+                _apply(kept, at, data and data[: draw.randint(0, len(data))])
         return bytes(kept)
 
 
@@ -78,8 +80,10 @@ class _Folder:
 
     def names_after(self, draw: Random | None) -> dict[str, _Node]:
         kept = dict(self.kept)
-        for names in self.loose[: draw.choice((0, draw.randint(0, len(self.loose)), len(self.loose))) if draw else 0]:
-            _rename(kept, names)
+        if draw is not None:
+            num_kept = draw.choice((0, draw.randint(0, len(self.loose)), len(self.loose)))
+            for names in self.loose[:num_kept]:
+                _rename(kept, names)
         return kept
 
 

@@ -93,7 +93,7 @@ def store(power: Power, life: int, seed: int, kill_at: float = math.inf) -> None
     while process.poll() is None:
         if power.num_bytes >= kill_at:
             os.killpg(process.pid, signal.SIGKILL)
-        time.sleep(0.001)
+        time.sleep(0.005)
     assert process.returncode in (0, -signal.SIGKILL if kill_at < math.inf else 0)
 
 
