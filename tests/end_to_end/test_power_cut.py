@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.end_to_end.client import check_greedy, mixed
+from tests.end_to_end.client import check_greedy, command, mixed
 from tests.end_to_end.deployment import ANSWER_S, Deployment, deployed, shared_memory, wait_until
 from tests.end_to_end.patient import Patient
 from tests.power_cut import Power
@@ -35,6 +35,8 @@ def test_a_batch_goes_on_after_a_power_cut(tmp_path: Path, seed: int) -> None:
             deployment.forget()
     *_, last = power.moments()
     last.cut(after, draw)
+    checked = command("store", "check", "--jobs-directory", after / "jobs")
+    assert checked.returncode == 0, checked.stdout
     with deployed(*FLAGS, environment={DIRECTORY: str(after / "jobs")}) as deployment:
         patient = Patient(deployment)
         assert patient.look(id)["request_counts"]["completed"] >= num_done
