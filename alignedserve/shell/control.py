@@ -83,10 +83,14 @@ class Door:
             connection.settimeout(_CONNECT_S)
             try:
                 order = LauncherOrder(**json.loads(connection.recv(_MOST_BYTES)))
-            except (OSError, ValueError, TypeError, RecursionError):
+            except TypeError:  # a command of a later version, or what is no order
+                with suppress(OSError):
+                    connection.sendall(b"error: this launcher is of another version and does not know this order\n")
                 connection.close()
-                continue
-            self._hear(HeardOrder(order, connection))
+            except (OSError, ValueError, RecursionError):
+                connection.close()
+            else:
+                self._hear(HeardOrder(order, connection))
 
 
 def ask(port: int, order: LauncherOrder) -> Iterator[str]:

@@ -34,6 +34,7 @@ MOST_QUEUED = 100_000  # frames on a link, before it counts as full
 _SEAL = 33  # bytes that encryption adds to a frame
 CUT_OFF = 4  # times the limit ends the connection; a frame between the two is refused with a line in the log
 _HANDSHAKE_MS = 5_000  # a connection that has not shown its keys by then ends; the other side tries again
+_MOST_SAID = 100  # reasons why frames are refused, until one is logged a second time
 MOST_WAITING = 100  # of a pulse, while the router is away: heartbeats do not pile up
 
 
@@ -74,6 +75,7 @@ class Links:
         self._links: dict[str, MemberLink] = {}
         self._ended: dict[str, MemberLink] = {}  # name -> the link before
         self._heard, self._prompts = Heard(name), SharedPrompts()
+        self._said: set[str] = set()  # why frames were refused
         self.connect(ROUTER, router)
 
     def _bind(self, address: str) -> None:
@@ -159,9 +161,17 @@ class Links:
         try:
             envelope = self._prompts.share(decode(frame, self._most_bytes))
         except WireError as error:
-            log.warning("%s: %s", self.name, error)
+            self._log_once(str(error))
             return []
         return self._heard.events(envelope, is_launchers)
+
+    def _log_once(self, why: str) -> None:
+        """Say why a frame is refused, unless that was said lately: a part of another version sends heartbeats on."""
+        if why not in self._said:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said.add(why)
+            log.warning("%s: %s", self.name, why)
 
     def close(self) -> None:
         for link in self._links.values():

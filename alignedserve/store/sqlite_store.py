@@ -43,9 +43,12 @@ BUSY_S = 10.0  # how long a write waits for another process's write
 ANSWER_S = 30.0  # for any use, with what waits before it: a disk may hang
 _AGAIN_S = 0.01  # between two tries to open a file that another process is opening
 ROWS = 100  # results that are read together
+_COUNTS = tuple(asdict(LineCounts()))  # columns of line counts
 T = TypeVar("T")
 
-# The steps from each version of the schema to the next; a file's version is the number of steps that it has taken.
+# The steps from each version of the schema to the next; a file's version is the number of steps that it has taken. In
+# an upgrade the version before writes on to the file after a step: a step adds tables, and columns that have defaults
+# (AlignedServe 0.1.0 cannot write to begun, results and counts if they have more).
 MIGRATIONS = (
     """
     CREATE TABLE files (
@@ -122,7 +125,9 @@ class SqliteStore:
     # --- Files
 
     async def begin_file(self, id: str, holder: Holder, now: float) -> None:
-        await self._do("INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", id, holder.name, holder.life, now)
+        await self._do(
+            "INSERT OR IGNORE INTO begun (id, holder, life, at) VALUES (?, ?, ?, ?)", id, holder.name, holder.life, now
+        )
 
     async def forget_file(self, id: str) -> None:
         await self._do("DELETE FROM begun WHERE id = ?", id)
@@ -156,7 +161,7 @@ class SqliteStore:
             if not self._execute("DELETE FROM files WHERE id = ? AND owner = ?", id, owner).rowcount:
                 return False
             # The row says that the file was begun long ago, so that any process may sweep it.
-            self._execute("INSERT OR REPLACE INTO begun VALUES (?, '', 0, 0)", id)
+            self._execute("INSERT OR REPLACE INTO begun (id, holder, life, at) VALUES (?, '', 0, 0)", id)
             return True
 
         return await self._write(remove)
@@ -222,11 +227,12 @@ class SqliteStore:
     async def add_results(self, job: str, results: Sequence[LineResult], fence: int) -> int:
         def add() -> int:
             self._check_fence(fence)
-            sql = "INSERT OR IGNORE INTO results VALUES (?, ?, ?)"
+            sql = "INSERT OR IGNORE INTO results (job, line, record) VALUES (?, ?, ?)"
             new = [result for result in results if self._execute(sql, job, result.line, _text(result)).rowcount]
             counts = sum((result.counts for result in new), LineCounts())
-            sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in asdict(counts))
-            sql = f"INSERT INTO counts VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (job) DO UPDATE SET {sums}"
+            sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+            columns, marks = ", ".join(("job", *_COUNTS)), ", ".join("?" * (1 + len(_COUNTS)))
+            sql = f"INSERT INTO counts ({columns}) VALUES ({marks}) ON CONFLICT (job) DO UPDATE SET {sums}"
             self._execute(sql, job, *asdict(counts).values())
             return len(new)
 
@@ -254,8 +260,8 @@ class SqliteStore:
         return frozenset(row[0] for row in await self._all("SELECT line FROM results WHERE job = ?", job))
 
     async def counts(self, job: str) -> LineCounts:
-        row = await self._first("SELECT * FROM counts WHERE job = ?", job)
-        return LineCounts() if row is None else LineCounts(*row[1:])
+        row = await self._first(f"SELECT {', '.join(_COUNTS)} FROM counts WHERE job = ?", job)
+        return LineCounts() if row is None else LineCounts(*row)
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
         def update() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alignedserve.shell import control
-from alignedserve.shell.control import Door, HeardOrder, LauncherOrder, door_of, tell
+from alignedserve.shell.control import Door, HeardOrder, LauncherOrder, ask, door_of, tell
 
 PORT = 8000
 
@@ -48,3 +48,14 @@ def test_orders_are_heard_again_after_too_many_open_files_and_orders_of_nonsense
         assert failures == []
     finally:
         door.close()
+
+
+def test_an_order_of_a_later_version_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = b'{"stop": true, "politely": true}'
+    monkeypatch.setattr(control, "_written", lambda _: later)
+    door = Door(PORT, lambda order: pytest.fail(f"{order} was heard"))
+    try:
+        lines = list(ask(PORT, LauncherOrder(stop=True)))
+    finally:
+        door.close()
+    assert lines == ["error: this launcher is of another version and does not know this order"]

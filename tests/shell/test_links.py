@@ -144,8 +144,21 @@ def test_garbage_is_logged_and_survived(start: Start, raw: Raw, caplog: pytest.L
             raw(links, frames)
         raw(links, frame(2, 2))
         assert wait_for(links, 2) == [got(1), got(2)]
-    assert len(caplog.messages) == len(garbage)
+    assert len(caplog.messages) == 3, "each reason is said once"
     assert all(message.startswith("router: a frame ") and "\n" not in message for message in caplog.messages)
+
+
+def test_a_part_of_another_version_is_named_once(start: Start, raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
+    links, other = start(ROUTER), bytearray(frame(1, UNNUMBERED))
+    other[1] += 1
+    with caplog.at_level(logging.WARNING, logger="alignedserve.links"):
+        logging.getLogger("alignedserve").propagate = True
+        for _ in range(3):
+            raw(links, bytes(other))
+        raw(links, frame(1, 2))
+        assert wait_for(links, 1) == [got(2)]
+    [line] = caplog.messages
+    assert line.startswith("router: a frame of 'worker' has version ")
 
 
 @pytest.mark.parametrize("times", [1, CUT_OFF], ids=["just above the limit", "just below the cut-off"])

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -398,6 +399,34 @@ def test_results_of_an_older_schema_count_without_their_reasoning(kind: Kind) ->
 
     asyncio.run(write())
     kind.run(check)
+
+
+def test_a_version_writes_on_after_the_next_one_has_migrated_its_file(tmp_path: Path) -> None:
+    """In an upgrade both have the file open for a while."""
+    path, tables = tmp_path / "jobs.sqlite", ("files", "jobs", "results", "counts", "lease", "begun", "responses")
+    newer = (*sqlite_store.MIGRATIONS, *(f"ALTER TABLE {table} ADD COLUMN later TEXT" for table in tables))
+
+    async def check() -> None:
+        store = await sqlite_store.SqliteStore.open(path)
+        await (await sqlite_store.SqliteStore.open(path, newer)).close()
+        fence = await store.lease(RUNNER, 1_000)
+        assert fence is not None
+        await store.begin_file("file-1", RUNNER, 1.0)
+        await store.begin_file("file-2", RUNNER, 1.0)
+        await store.add_file(stored(1))
+        assert await store.remove_file(ME, "file-1")
+        assert sorted(await store.orphans(RUNNER, before=2.0)) == ["file-1", "file-2"]
+        await store.add_job(job(1))
+        assert await store.add_results("batch_1", [result(1)], fence) == 1
+        assert await store.add_results("batch_1", [result(2, is_ok=False)], fence) == 1
+        assert await store.counts("batch_1") == result(1).counts + result(2, is_ok=False).counts
+        assert await store.save_job(job(1), fence) == replace(job(1), revision=1)
+        await store.add_response(response(1), most_bytes=1_000)
+        assert await store.response(ME, response(1).id) == response(1)
+        await store.release(RUNNER)
+        await store.close()
+
+    asyncio.run(check())
 
 
 def test_an_older_schema_is_migrated_and_a_newer_schema_refused(kind: Kind) -> None:
