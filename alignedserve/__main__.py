@@ -7,12 +7,14 @@ try:
     from alignedserve.safe_path import leave_out_working_directory
 
     leave_out_working_directory()  # before any other import
+    from alignedserve.cli.terminal.first_process import leave_first_process
     from alignedserve.cli.terminal.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
 except KeyboardInterrupt:
     os._exit(130)
 
 
 def main() -> int:
+    leave_first_process()
     with LeavesAtOnce():
         from alignedserve.cli import main as cli
     try:

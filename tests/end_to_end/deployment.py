@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
@@ -281,9 +281,11 @@ def spawn(
     stderr: IO[bytes] | int = subprocess.PIPE,
     environment: Mapping[str, str] = MappingProxyType({}),
     typed_in: Path | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "alignedserve"),
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m alignedserve serve` with these arguments in a folder, or in this process's."""
-    command = [sys.executable, "-m", "alignedserve", *_SERVE, *map(str, arguments)]
+    """Start `python -m alignedserve serve`, or another program that does so, with these arguments in a folder, or in
+    this process's."""
+    command = [*program, *_SERVE, *map(str, arguments)]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
