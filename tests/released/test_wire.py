@@ -36,7 +36,7 @@ def test_types_that_travel_have_got_nothing_but_last_fields() -> None:
 
 @understood
 def test_its_frames_say_what_they_said() -> None:
-    assert [kind for kind, frame in LAST.frames.items() if not _holds(read(frame), LAST.fields[kind])] == [], TO_DO
+    assert [kind for kind, frame in LAST.frames.items() if not holds(read(frame), LAST.fields[kind])] == [], TO_DO
 
 
 @understood
@@ -57,12 +57,12 @@ def test_its_frames_are_refused_with_a_line_that_says_what_to_do() -> None:
         assert read(frame).endswith("run one version of AlignedServe in a deployment")
 
 
-def _holds(now: Any, before: Any) -> bool:
+def holds(now: Any, before: Any) -> bool:
     """Return whether a message says all that it said before, whatever else it says."""
     if isinstance(before, dict):
-        return isinstance(now, dict) and all(name in now and _holds(now[name], before[name]) for name in before)
+        return isinstance(now, dict) and all(name in now and holds(now[name], before[name]) for name in before)
     if isinstance(before, list):
-        return isinstance(now, list) and len(now) == len(before) and all(map(_holds, now, before))
+        return isinstance(now, list) and len(now) == len(before) and all(map(holds, now, before))
     return bool(now == before)
 
 

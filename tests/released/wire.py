@@ -11,7 +11,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -122,4 +122,5 @@ def _shown(hint: Any) -> str:
 
 
 if __name__ == "__main__":
-    json.dump([read(line.strip()) for line in sys.stdin], sys.stdout)
+    reads = sys.argv[1:] == ["read"]
+    print(json.dumps([*map(read, sys.stdin.read().split())] if reads else asdict(Wire.of_this_code())))
