@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -17,13 +18,14 @@ import pytest
 
 from alignedserve.store.sqlite_store import SqliteStore
 from tests.end_to_end import deployment as deployments
-from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import deployed, part_of
 from tests.rare import rare
 from tests.released import wire
 from tests.released.test_wire import LAST, TO_DO, holds, understood
 
 ROOT = Path(__file__).resolve().parents[2]
+URL = "/v1/completions"
 # A launcher without fork servers, which starts some parts with the code of another folder.
 MIXED = """
 from alignedserve.launch import local
@@ -76,6 +78,15 @@ def last(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for library in (ROOT / "kernels").glob("*.so"):  # it takes another where its sources are others
         shutil.copy(library, folder / "kernels")
     return folder
+
+
+def body(number: int) -> dict[str, Any]:
+    return {"model": "demo", "prompt": [number + 5] * 40, "max_tokens": 120, "ignore_eos": True}
+
+
+def by(code: Path) -> dict[str, Any]:
+    """Return the options of a deployment that runs this code."""
+    return {"by_command": True, "typed_in": code, "environment": {"PYTHONPATH": str(code)}}
 
 
 def asked(code: Path, *words: str, given: str = "") -> Any:
@@ -135,3 +146,34 @@ def test_parts_of_today_join_its_deployment(
         assert of_today == {part for part in started if part and part.startswith(parts)}
         check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
         assert "has version" not in deployment.whole_log()
+
+
+@rare
+def test_todays_deployment_takes_over(last: Path, tmp_path: Path) -> None:
+    """The recipe of docs/guides/upgrade.md: both run on one store of jobs, and then the older one ends."""
+    jobs = ("--jobs-directory", str(tmp_path / "jobs"))
+    lines = [{"custom_id": str(at), "method": "POST", "url": URL, "body": body(at)} for at in range(60)]
+    stream = Wanted((5, 6, 7), 200, stream=True, ignore_eos=True)
+
+    async def upgrade() -> None:
+        async with client(before.url) as http, client(after.url) as served_on:
+            written = "\n".join(map(json.dumps, lines)).encode()
+            file = await http.post("/v1/files", files={"file": ("x.jsonl", written)}, data={"purpose": "batch"})
+            wanted = {"input_file_id": file.json()["id"], "endpoint": URL, "completion_window": "24h"}
+            path = f"/v1/batches/{(await http.post('/v1/batches', json=wanted)).json()['id']}"
+            streaming = asyncio.create_task(tokens_of(http, stream))
+            while not (begun := (await http.get(path)).json())["request_counts"]["completed"]:
+                await asyncio.sleep(0.05)
+            assert begun["status"] == "in_progress"
+            before.send(signal.SIGTERM)
+            check_greedy([stream], [await streaming])
+            assert await asyncio.to_thread(before.ended) == 0
+            while (batch := (await served_on.get(path)).json())["status"] != "completed":
+                assert batch["status"] in ("in_progress", "finalizing")
+                await asyncio.sleep(0.2)
+            output = (await served_on.get(f"/v1/files/{batch['output_file_id']}/content")).text
+            assert sorted(json.loads(row)["custom_id"] for row in output.splitlines()) == sorted(map(str, range(60)))
+
+    with deployed(*jobs, "--drain-s", "600", **by(last)) as before, deployed(*jobs) as after:
+        asyncio.run(upgrade())
+        assert after.metric("generation_tokens_total") > 0, "the older deployment has done all of the batch"
