@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from alignedserve.errors import AlignedServeError, StoreError
+from alignedserve.errors import AlignedServeError, StoreTooNew
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
 
@@ -89,10 +89,12 @@ class StoreDescription:
 
 
 def check_schema(where: object, found: int, known: int) -> None:
-    """Raise StoreError where a newer version has changed the store."""
+    """Raise StoreTooNew where a later version has changed the store."""
     if found > known:
-        message = f"{where} has schema {found}, this version of AlignedServe knows up to {known}: use a newer one"
-        raise StoreError(message)
+        what = f"{where} has schema {found}, this AlignedServe knows up to {known}"
+        raise StoreTooNew(
+            f"{what}: serve with a later version, or name another store with --jobs-directory or --jobs-store"
+        )
 
 
 @dataclass(frozen=True)

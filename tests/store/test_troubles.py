@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import stat
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -262,6 +262,15 @@ def test_a_redis_that_does_not_answer_is_said_at_the_start(tmp_path: Path, caplo
     (line,) = caplog.messages
     assert "127.0.0.1:1" in line
     assert line.endswith("batch jobs wait until it does, chats do not: start it, or name another with --jobs-store")
+
+
+def test_a_store_of_a_later_version_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite")) as file:
+        file.execute("PRAGMA user_version = 1000")
+    check_storage(JobsConfig(directory=str(tmp_path)), "demo", 8000)
+    (line,) = caplog.messages
+    assert "has schema 1000" in line
+    assert line.endswith("--jobs-directory or --jobs-store; batch jobs wait until then, chats do not")
 
 
 def test_no_other_user_of_the_machine_reads_what_clients_sent(tmp_path: Path) -> None:
