@@ -1,6 +1,7 @@
-"""What the last released version wrote: a frame of each kind of message, and stores with batches that have not ended.
+"""What the last released version wrote: a frame of each kind of message, stores with batches that have not ended, and
+an arena with a page.
 
-    data/       written by that version's own code: its frames and types (wire.json), its stores
+    data/       written by that version's own code
     wire.py     Examples of all messages, and the types that travel.
     write.py    Writes data/ again, at a release: `pytest tests/released/write.py` (CONTRIBUTING.md).
 

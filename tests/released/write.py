@@ -11,6 +11,8 @@ import json
 import shutil
 import sqlite3
 import time
+import zlib
+from base64 import b64encode
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -25,6 +27,8 @@ from alignedserve.config.config import Config
 from alignedserve.core import Request
 from alignedserve.gateway.access.budgets import FILE, Budgets
 from alignedserve.jobs.actor import JobRunner
+from alignedserve.kvpool.arena.arena import Arena, Contents
+from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Forecast, Job, LineResult
 from alignedserve.store.response import StoredResponse
@@ -39,6 +43,7 @@ DATA = Path(__file__).with_name("data")
 WIRE = DATA / "wire.json"
 RECORDS = DATA / "records.json"
 KEPT = (StoredFile, Job, LineResult, StoredResponse, Forecast)
+ARENA, CONTENTS, PAGE = DATA / "arena.base64", Contents(PageKind.KV, 8, 2**64 - 3), b"KV of eight tokens"
 SCHEMAS = {"sqlite": len(sqlite_store.MIGRATIONS), "redis": len(redis_store.MIGRATIONS)}
 AT = 4_000_000_000.0  # in the year 2096
 PATH = "/v1/responses"
@@ -51,6 +56,14 @@ def test_write_wire() -> None:
 
 def test_write_records() -> None:
     RECORDS.write_text(_written({"schemas": SCHEMAS, "types": described(KEPT)}), encoding="utf-8")
+
+
+def test_write_arena(tmp_path: Path) -> None:
+    with closing(Arena.create(tmp_path / "arena", pages=2, payload_bytes=64, page_size=8, incarnation=5)) as arena:
+        arena.begin_write(1)
+        arena.payload(1)[: len(PAGE)] = PAGE
+        arena.end_write(1, CONTENTS)
+        ARENA.write_text(b64encode(zlib.compress((tmp_path / "arena").read_bytes())).decode() + "\n", encoding="utf-8")
 
 
 class _Stalling(FakeOwner):
