@@ -2,11 +2,13 @@
 
 absent.py     what a machine lacks for a fault
 clock.py      a wall clock that steps for a deployment alone; clock.c is what it preloads
-comparing.py  an answer under faults against the undisturbed answer
+comparing.py  answers that differ by a near tie alone
 faults.py     kills, freezes, full and slow disks, stepped clocks, cut wires
-load.py       clients that ask and note
+load.py       clients that ask, keep and meet limits
 networks.py   machines of a cluster that can be cut off
+oracle.py     what no honest service shows its clients
 parts.py      processes that may be hurt
+recording.py  clients that write down what they see
 scenarios.py  every topology and launcher
 table.py      the state file and the table
 trial.py      one deployment: calm, hurt, calm again

@@ -1,10 +1,11 @@
-"""Hurt real deployments while they serve, and compare every answer with the undisturbed answer.
+"""Hurt real deployments while they serve, and judge what their clients saw.
 
 Each trial starts a deployment, asks it questions calmly, asks them again while its processes, disks, clocks and wires
-are hurt for some seconds, and calmly once more. A round has one trial of each scenario. Each trial adds a line to the
-state file, the next one is of a scenario that has the fewest there, and the table at the end is of the whole file: a
-long run may be stopped and go on. Exit code 1: an answer was wrong, an error had no excuse, or a deployment did not
-come back or left something; the folder beside the state file has the log of each trial.
+are hurt for some seconds, and calmly once more; other clients keep files and responses, run a batch and meet limits. A
+round has one trial of each scenario. Each trial adds a line to the state file, the next one is of a scenario that has
+the fewest there, and the table at the end is of the whole file: a long run may be stopped and go on. Exit code 1: the
+oracle (oracle.py) found an anomaly, or a deployment did not come back or left something; the folder beside the state
+file has the log and the history of each trial.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The processes of a deployment's parts: which of them may be hurt now, and which were hurt when."""
+"""The processes of a deployment's parts: which of them may be hurt now."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -11,7 +10,6 @@ from tests.end_to_end.deployment import part_of
 
 Processes = Callable[[], dict[int, str]]  # pid -> command line
 ROLES = ("router", "pool", "prefill", "decode", "gateway", "jobs")
-WORKING = ("prefill", "decode")
 
 
 def role_of(part: str) -> str:
@@ -21,7 +19,7 @@ def role_of(part: str) -> str:
 class Parts:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._hurts: list[tuple[float, str]] = []  # when, part
+        self.note: Callable[[str], None] = lambda _: None  # is told the name of a part that is hurt now
         self._spared: set[int] = set()
 
     def choose(self, draw: Random, roles: Collection[str] = ROLES) -> tuple[str, int] | None:
@@ -45,10 +43,3 @@ class Parts:
             yield
         finally:
             self._spared.discard(pid)
-
-    def note(self, part: str) -> None:
-        """Note that the part is hurt now."""
-        self._hurts.append((time.monotonic(), part))
-
-    def num_hurts(self, roles: Collection[str], since: float, until: float) -> int:
-        return sum(since <= at <= until and role_of(part) in roles for at, part in self._hurts)

@@ -30,6 +30,7 @@ from tests.chaos.faults import (
 )
 from tests.chaos.networks import machines
 from tests.chaos.parts import Parts
+from tests.chaos.recording import KEYS
 from tests.cluster.conftest import clustered
 from tests.end_to_end.deployment import Deployment, deployed
 from tests.planted import Hangs
@@ -42,7 +43,7 @@ _DIRECT = ("--transport", "collective")
 _RANKS = ("--tensor-parallel-size", "2")
 _POOL = ("--pool-memory-mb", "64")  # fits the disk below
 _DISK, _SHARED_MEMORY = "16m", "100m"
-_UNTUNED = ("--set", "engine.tune_s=0")  # else each worker that starts again tunes for seconds
+_USUAL = (*_POOL, "--set", "engine.tune_s=0", "--keys-file", str(KEYS))  # each worker would tune for seconds
 
 
 @dataclass
@@ -116,7 +117,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     store = ("--jobs-store", redis.url) if redis is not None else ()
     deployment = stack.enter_context(
         deployed(
-            *(*scenario.flags, *store, *_POOL, *_UNTUNED, *_watched(scenario)),
+            *(*scenario.flags, *store, *_USUAL, *_watched(scenario)),
             topology=scenario.topology,
             memory=None if memory is None else memory.folder,
             environment={
@@ -148,7 +149,7 @@ def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
     means = _Means(stack)
     clock = None if scenario.hangs else means.clock()
     environment = {} if clock is None else clock.environment
-    flags = (*scenario.flags, *_POOL, *_UNTUNED, *_watched(scenario))
+    flags = (*scenario.flags, *_USUAL, *_watched(scenario))
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=environment, measured=True)
     )
@@ -172,7 +173,7 @@ def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
     clock = means.clock()
     stepped = {} if clock is None else clock.environment
     nodes = stack.enter_context(clustered(_PROMPTS, _DECODES, _DECODES, environment=stepped))
-    flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
+    flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_USUAL)
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=nodes.environment, measured=True)
     )
@@ -183,7 +184,7 @@ def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
 
 def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
     network = stack.enter_context(machines(_PROMPTS, _DECODES, _DECODES))
-    flags = ("--ray-address", network.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
+    flags = ("--ray-address", network.address, *_SOON, *scenario.flags, *_USUAL)
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=network.environment, measured=True)
     )

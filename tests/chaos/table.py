@@ -12,8 +12,8 @@ from tests.chaos.parts import ROLES
 from tests.chaos.trial import Row
 
 _SUMMED = (
-    *("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "blamed"),
-    *("failed", "false_alarms"),
+    *("seconds", "streams", "tokens", "wrong", "near_ties", "broken", "refused", "blamed"),
+    "false_alarms",
 )
 _KINDS = (
     *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
@@ -72,8 +72,8 @@ def table(rows: Sequence[Row]) -> str:
     everything.topology, everything.launcher = "", ""
     kinds = [kind for kind in _KINDS if everything.faults[kind]]
     head = [
-        *("scenario", "topology", "launcher", "min", *ROLES, *kinds, "streams", "tokens", "other", "lost", "repeated"),
-        *("near ties", "broken", "refused", "blamed", "failed", "false alarms", "noticed s", "pause s", "problems"),
+        *("scenario", "topology", "launcher", "min", *ROLES, *kinds, "streams", "tokens", "wrong"),
+        *("near ties", "broken", "refused", "blamed", "false alarms", "noticed s", "pause s", "problems"),
     ]
     cells = [head, *(_cells(row, kinds) for row in (*totals, everything))]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]

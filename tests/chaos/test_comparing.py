@@ -1,60 +1,45 @@
-"""Tests that an answer under faults is told from the undisturbed answer, and what is wrong with it."""
+"""Tests of which other answers count as near ties: the reference alone says so, and of no answer that lacks its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 
 import pytest
 
-from tests.chaos.comparing import Difference, Undisturbed, difference
-from tests.end_to_end.client import EOS, Wanted
+from tests.chaos.comparing import near_ties
+from tests.chaos.oracle import History
+from tests.end_to_end.client import EOS
 
-WANTED = Wanted((5, 6), max_tokens=5, stream=True)
-UNDISTURBED = Undisturbed((10, 11, 12, 13, 14), "abcde")
-
-
-def never(*_: object) -> int:
-    raise AssertionError("a wrong token")
+FIRST = {"text": "abc", "tokens": [10, 11, 12], "finish": "length"}
 
 
-def once(*_: object) -> int:
-    return 1
-
-
-def test_the_same_answer_and_its_beginning_do_not_differ() -> None:
-    assert difference(WANTED, UNDISTURBED, (10, 11, 12, 13, 14), "abcde", is_whole=True, excuse=never) is None
-    assert difference(WANTED, UNDISTURBED, (10, 11), "ab", is_whole=False, excuse=never) is None
-    assert difference(WANTED, UNDISTURBED, (), "", is_whole=False, excuse=never) is None
+def history(*answers: Mapping[str, object]) -> History:
+    events: list[dict[str, object]] = []
+    for id, answer in enumerate(answers):
+        events.append({"is": "call", "key": "load", "method": "POST", "path": "/v1/completions", "question": "q"})
+        events += [{"is": "head", "status": 200}, {"is": "piece", **answer}]
+        events.append({"is": "end", "how": "done" if "finish" in answer else "broken"})
+        events[-4:] = [{"at": 0.0, "id": id, **event} for event in events[-4:]]
+    return History(map(json.dumps, events))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "found"),
+    ("other", "is_tie"),
     [
-        ((10, 11, 13, 14), Difference(lost=1)),
-        ((10, 11), Difference(lost=3)),
-        ((), Difference(lost=5)),
-        ((10, 11, 11, 12, 13, 14), Difference(repeated=1)),
-        ((10, 11, 99, 13, 14), Difference(other=1)),
+        ({"text": "abx", "tokens": [10, 11, 99], "finish": "length"}, True),
+        ({"text": "ax", "tokens": [10, 99, EOS], "finish": "stop"}, True),
+        ({"text": "ax", "tokens": [10, 99]}, True),  # it broke off
+        ({"text": "ax", "tokens": [10, 99], "finish": "stop"}, False),  # too early
+        ({"text": "ab", "tokens": [10, 11], "finish": "length"}, False),  # a token is lost
+        ({"text": "abd", "tokens": [10, 11, 12], "finish": "length"}, False),  # the text is not that of the tokens
     ],
 )
-def test_lost_repeated_and_other_tokens_are_counted(tokens: Sequence[int], found: Difference) -> None:
-    assert difference(WANTED, UNDISTURBED, tokens, "", is_whole=True, excuse=never) == found
-    assert found.is_wrong
+def test_other_tokens_may_be_a_near_tie(other: dict[str, object], is_tie: bool) -> None:
+    told = history(FIRST, other)
+    assert [tie.text for tie in near_ties(told, {"q": [5]}, lambda *_: True)] == [other["text"]] * is_tie
+    assert list(near_ties(told, {"q": [5]}, lambda *_: False)) == []
 
 
-def test_a_beginning_with_a_wrong_token_differs() -> None:
-    assert difference(WANTED, UNDISTURBED, (10, 99), "a?", is_whole=False, excuse=never) == Difference(other=1)
-
-
-def test_the_reference_excuses_near_ties_but_no_early_end() -> None:
-    other = (10, 11, 99, 98, 97)
-    assert difference(WANTED, UNDISTURBED, other, "ab", is_whole=True, excuse=once) == Difference(near_ties=1)
-    assert difference(WANTED, UNDISTURBED, (10, 99, EOS), "a", is_whole=True, excuse=once) == Difference(near_ties=1)
-    early = difference(WANTED, UNDISTURBED, (10, 99), "a", is_whole=True, excuse=once)
-    assert early is not None
-    assert early.is_wrong
-
-
-def test_text_that_does_not_fit_its_tokens_is_wrong() -> None:
-    found = difference(WANTED, UNDISTURBED, UNDISTURBED.tokens, "abcd", is_whole=True, excuse=never)
-    assert found == Difference(other=1)
+def test_the_same_answer_and_its_beginning_are_none() -> None:
+    assert list(near_ties(history(FIRST, FIRST, {"text": "a", "tokens": [10]}), {}, lambda *_: True)) == []

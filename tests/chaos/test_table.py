@@ -41,7 +41,7 @@ def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> N
     rows = [
         row("1+1", 0, 4, killed=killed),
         row("2+2", 1, 6),
-        row("1+1", 2, 5, lost=3, longest_pause_s=9.5, problems=["3 lost"]),
+        row("1+1", 2, 5, wrong=3, longest_pause_s=9.5, problems=["3 wrong"]),
     ]
     head, first, second, everything, legend, problem = table(rows).splitlines()
     columns = (
@@ -52,10 +52,10 @@ def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> N
         .split()
     )
     cells = dict(zip(columns, first.split(), strict=True))
-    assert (cells["scenario"], cells["kills"], cells["streams"], cells["lost"]) == ("1+1", "9", "20", "3")
+    assert (cells["scenario"], cells["kills"], cells["streams"], cells["wrong"]) == ("1+1", "9", "20", "3")
     assert (cells["pool"], cells["decode"], cells["router"]) == ("3", "1", "0")
     assert (cells["pause_s"], cells["problems"]) == ("9.5", "1")
     assert second.split()[0] == "2+2"
     assert everything.split()[:9] == ["all", "0.0", "0", "3", "0", "1", "0", "0", "15"]
     assert legend.startswith("broken: ")
-    assert problem == "1+1: 3 lost"
+    assert problem == "1+1: 3 wrong"

@@ -1,71 +1,59 @@
-"""Tests of how a trial judges answers, with answers that no deployment gave."""
+"""Tests of what a trial makes of its history and of the deployment's log, with clients and a log that are made up."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.chaos.comparing import Undisturbed
-from tests.chaos.load import Answer, Error
+from tests.chaos.oracle import read
 from tests.chaos.parts import Parts
-from tests.chaos.trial import BLAMING_DEATHS, MOST_REFUSED_S, Row, _Trial, longest_refusal, num_ended_as_hung
-from tests.end_to_end.client import Wanted
-
-TOKENS = [5, 6, 7]
+from tests.chaos.recording import Recorder
+from tests.chaos.trial import Row, _Trial, longest_pause, num_ended_as_hung
 
 
 @pytest.fixture
-def parts() -> Parts:
-    return Parts(dict)
+def trial(tmp_path: Path) -> _Trial:
+    stage: Any = SimpleNamespace(deployment=None, parts=Parts(dict), faults=[])
+    return _Trial(stage, Row("1+1", "1+1", "processes", 0), 0, Recorder(tmp_path / "history.jsonl"))
 
 
-@pytest.fixture
-def trial(parts: Parts) -> _Trial:
-    stage: Any = SimpleNamespace(deployment=None, parts=parts, faults=[])
-    judged = _Trial(stage, Row("1+1", "1+1", "processes", 0), 0)
-    judged._questions = [Wanted((1, 2), len(TOKENS), stream=True)]
-    judged._undisturbed = [Undisturbed(TOKENS, "abc")]
-    return judged
+def tell(recorder: Recorder, end: Mapping[str, object], *pieces: Mapping[str, object], status: int = 200) -> None:
+    id = recorder.call(key="load", method="POST", path="/v1/completions", question="q", max_tokens=2)
+    recorder.write("head", id=id, status=status, retry_after=1)
+    for piece in pieces:
+        recorder.write("piece", id=id, **piece)
+    recorder.write("end", id=id, **end)
 
 
-def answer(**more: Any) -> Answer:
-    given: dict[str, Any] = {"number": 0, "began_at": 0.0, "ended_at": 1.0, **more}
-    return Answer(**given)
+def test_what_the_oracle_finds_are_problems_of_the_trial(trial: _Trial) -> None:
+    answer = {"text": "ab", "tokens": [5, 6], "finish": "length"}
+    refused = {"how": "done", "code": "not_ready", "well_formed": True}
+    tell(trial.recorder, {"how": "done", "completion_tokens": 2}, answer)
+    tell(trial.recorder, refused, status=503)
+    tell(trial.recorder, {"how": "broken"}, {"text": "b", "tokens": [6]})
+    trial.judge()
+    row = trial.row
+    assert (row.streams, row.tokens, row.wrong, row.near_ties, row.broken, row.refused) == (2, 3, 1, 0, 1, 1)
+    assert [problem.partition(":")[0] for problem in row.problems] == ["another answer", "broken connection", "refused"]
 
 
-def test_an_answer_without_tokens_and_without_an_error_is_lost(trial: _Trial) -> None:
-    trial._judge(answer())
-    assert (trial._row.lost, len(trial._row.problems)) == (len(TOKENS), 1)
+def test_what_hurt_a_part_excuses_it(trial: _Trial) -> None:
+    trial.recorder.hurt("gateway-0")
+    tell(trial.recorder, {"how": "broken"}, {"text": "a", "tokens": [5]})
+    tell(trial.recorder, {"how": "done", "code": "not_ready", "well_formed": True}, status=503)
+    trial.judge()
+    assert (trial.row.broken, trial.row.refused, trial.row.problems) == (1, 1, [])
 
 
-def test_an_answer_that_is_whole_is_no_problem(trial: _Trial) -> None:
-    trial._judge(answer(tokens=TOKENS, text="abc"))
-    assert (trial._row.streams, trial._row.problems) == (1, [])
-
-
-def test_a_refusal_is_counted_under_faults_and_a_problem_when_nothing_is_hurt(trial: _Trial) -> None:
-    trial._judge(answer(error=Error.REFUSED))
-    assert (trial._row.refused, trial._row.problems) == (1, [])
-    trial._judge(answer(error=Error.REFUSED, said="503"), is_calm=True)
-    assert (trial._row.failed, trial._row.problems) == (1, ["question 0: 503"])
-
-
-def test_a_request_is_blamed_only_where_its_workers_were_hurt_as_often(trial: _Trial, parts: Parts) -> None:
-    trial._judge(answer(error=Error.BLAMED, said="500", ended_at=1e18))
-    assert (trial._row.blamed, len(trial._row.problems)) == (0, 1)
-    for _ in range(BLAMING_DEATHS):
-        parts.note("decode-0")
-    trial._judge(answer(error=Error.BLAMED, said="500", ended_at=1e18))
-    assert (trial._row.blamed, len(trial._row.problems)) == (1, 1)
-
-
-def test_refusals_are_measured_from_tokens_to_tokens() -> None:
-    refused = [answer(error=Error.REFUSED, ended_at=at) for at in (10.0, 12.0, 20.0, 30.0 + MOST_REFUSED_S)]
-    assert longest_refusal(refused) == 20.0 + MOST_REFUSED_S
-    assert longest_refusal([*refused, answer(tokens=[1], ended_at=21.0)]) == 10.0
-    assert longest_refusal([answer(tokens=[1])]) == 0.0
+def test_the_longest_pause_is_between_two_pieces(trial: _Trial) -> None:
+    tell(trial.recorder, {"how": "done"}, *({"at": at} for at in (1.0, 1.5, 4.0, 4.5)))
+    trial.recorder.flush()
+    (call,) = read(trial.recorder.path).calls
+    assert longest_pause(call) == 2.5
 
 
 def test_a_life_that_process_and_launcher_find_hung_is_counted_once() -> None:
