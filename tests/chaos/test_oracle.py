@@ -50,21 +50,24 @@ class Story:
         asked: dict[str, Any] = {"pieces": pieces, **BODY, **more}
         self.call("POST", "/v1/completions", end, **asked)
 
+    def refuse(self, status: int = 503, **more: Any) -> None:
+        self.ask([], {**ERROR, "code": "not_ready"}, status=status, head={"retry_after": 1}, **more)
+
 
 def clean() -> Events:
     """Return a history that has some of everything, and no anomaly."""
     story = Story()
     story.tell("limit", key="limited", requests_per_minute=2, tokens_per_minute=20)
     story.ask()
+    story.refuse(429, key="limited")
     whole = {"text": "abc", "tokens": [1, 2, 3], "finish": "length"}
     story.ask([whole], {"how": "done", **USAGE}, stream=False)
     for part in ("decode-0", "prefill-0", "gateway-0", "full disks"):
         story.tell("hurt", part=part)
     story.ask(PIECES[:2], {"how": "broken"})
     story.call("POST", "/v1/completions", {"how": "away"}, status=0, **BODY)
-    refused = {"head": {"retry_after": 1}, "pieces": []}
-    story.ask(end={**ERROR, "code": "server_is_overloaded"}, status=503, **refused)
-    story.ask(end={**ERROR, "code": "rate_limit_exceeded"}, status=429, key="limited", **refused)
+    for _ in range(2):
+        story.refuse()
     story.tell("right", question="q", text="axy", tokens=[1, 8, 9], finish="length")
     story.ask([{"text": "axy", "tokens": [1, 8, 9], "finish": "length"}])
     _keep(story)
@@ -206,31 +209,33 @@ def unlimited(events: Events) -> None:
     events.remove(find(events, **{"is": "limit"}))
 
 
-def refused_for_long(events: Events) -> None:
-    """Hurt a part and refuse everybody, again and again."""
-    story = Story()
-    for _ in range(int(BACK_S) // 4 + 2):
-        story.tell("hurt", part="pool-0")
-        end = {**ERROR, "code": "not_ready"}
-        story.ask([], end, status=503, head={"retry_after": 1})
-    at = events[-1]["at"]
-    events += [
-        {**event, "at": at + event["at"], **({"id": 1000 + event["id"]} if "id" in event else {})}
-        for event in story.events
-    ]
+def refused(for_s: float, times: int) -> Callable[[Events], None]:
+    """Return what hurts a part and refuses everybody for so long, so many times with an answer between."""
+
+    def mutate(events: Events) -> None:
+        story, at = Story(), events[-1]["at"]
+        for _ in range(times):
+            story.ask()
+            for _ in range(int(for_s / 4) + 1):
+                story.tell("hurt", part="pool-0")
+                story.refuse()
+        for event in story.events:
+            events.append({**event, "at": at + event["at"], **({"id": 1000 + event["id"]} if "id" in event else {})})
+
+    return mutate
 
 
 COMPLETION, STREAM = {"path": "/v1/completions"}, {"path": "/v1/completions", "stream": True}
 BATCH, POLL, CONTENT = {"path": "/v1/batches"}, {"path": "/v1/batches/b1"}, {"path": "/v1/files/f1/content"}
 OUTPUT, LIMITED = {"path": "/v1/files/out/content"}, {"key": "limited"}
-without_usage = change("end", 1, **COMPLETION)(completion_tokens=0)
+without_usage = change("end", 2, **COMPLETION)(completion_tokens=0)
 still_going = change("end", 2, **POLL)(state="in_progress")
 PLANTED: list[tuple[str, str, Callable[[Events], None]]] = [
     ("another answer", "a piece is lost", without("piece", at=1, **STREAM)),
     ("another answer", "a piece comes twice", twice("piece", at=1, **STREAM)),
-    ("another answer", "other tokens of the same text", change("piece", 1, **COMPLETION)(tokens=[1, 2, 4])),
-    ("another answer", "another text of the same tokens", change("piece", 1, **COMPLETION)(text="abd")),
-    ("another answer", "a stream that broke off has a gap", without("piece", 2, at=0, **COMPLETION)),
+    ("another answer", "other tokens of the same text", change("piece", 2, **COMPLETION)(tokens=[1, 2, 4])),
+    ("another answer", "another text of the same tokens", change("piece", 2, **COMPLETION)(text="abd")),
+    ("another answer", "a stream that broke off has a gap", without("piece", 3, at=0, **COMPLETION)),
     ("another answer", "a line of a batch", change("line", **OUTPUT)(text="abd", tokens=[1, 2, 4])),
     ("another answer", "no near tie", lambda events: events.remove(find(events, **{"is": "right"}))),
     ("no end", "an answer after the bound", later(BOUND_S, **COMPLETION)),
@@ -238,22 +243,23 @@ PLANTED: list[tuple[str, str, Callable[[Events], None]]] = [
     ("no end", "the client gave up", change("end", **STREAM)(how="late")),
     ("broken connection", "no gateway was hurt", unhurt("gateway")),
     ("no [DONE]", "a stream without it", change("end", **STREAM)(done=None)),
-    ("empty answer", "no tokens", both(change("piece", 1, **COMPLETION)(text="", tokens=[]), without_usage)),
+    ("empty answer", "no tokens", both(change("piece", 2, **COMPLETION)(text="", tokens=[]), without_usage)),
     ("wrong usage", "fewer tokens than came", change("end", **STREAM)(completion_tokens=2)),
     ("wrong usage", "more tokens than were asked for", change("end", path="/v1/responses")(completion_tokens=10)),
-    ("wrong usage", "another prompt", change("end", 1, **COMPLETION)(prompt_tokens=6)),
+    ("wrong usage", "another prompt", change("end", 2, **COMPLETION)(prompt_tokens=6)),
     ("wrong finish", "none", change("piece", **STREAM)(2, finish=None)),
     ("wrong finish", "a piece follows it", change("piece", **STREAM)(1, finish="length")),
     ("wrong finish", "length before the length", change("piece", path="/v1/responses")(finish="length")),
     ("wrong finish", "neither stop nor length", change("piece", path="/v1/responses")(finish="abort")),
-    ("wrong finish", "a stop that was to be ignored", change("call", 9, **COMPLETION)(ignore_eos=True)),
-    ("malformed error", "a page of a proxy", change("end", 4, **COMPLETION)(well_formed=False)),
-    ("no Retry-After", "a refusal", change("head", 4, **COMPLETION)(retry_after=None)),
+    ("wrong finish", "a stop that was to be ignored", change("call", 10, **COMPLETION)(ignore_eos=True)),
+    ("malformed error", "a page of a proxy", change("end", 5, **COMPLETION)(well_formed=False)),
+    ("no Retry-After", "a refusal", change("head", 5, **COMPLETION)(retry_after=None)),
     ("refused", "nothing was hurt", unhurt("")),
     ("refused", "a key without a limit, in calm", both(unlimited, unhurt(""))),
-    ("all refused", "for more than a minute", refused_for_long),
-    ("error", "of the server", change("head", 4, **COMPLETION)(status=500)),
-    ("error", "not found, for what was not kept", change("head", 4, **COMPLETION)(status=404)),
+    ("all refused", "for more than a minute", refused(BACK_S + 4, 1)),
+    ("all refused", "most of the time", refused(BACK_S / 2, 20)),
+    ("error", "of the server", change("head", 5, **COMPLETION)(status=500)),
+    ("error", "not found, for what was not kept", change("head", 5, **COMPLETION)(status=404)),
     ("error", "blamed, and its workers had not ended", unhurt("decode")),
     ("error", "no room, and no disk was full", unhurt("")),
     ("error", "a line whose runner had not ended", unhurt("jobs")),
@@ -302,6 +308,12 @@ def test_an_anomaly_says_which_lines_show_it() -> None:
     shown = [events[line - 1] for line in found.lines]
     assert [event["is"] for event in shown] == ["call", "end"]
     assert shown[0]["path"] == "/v1/files/f1/content"
+
+
+def test_another_answer_is_shown_from_where_it_differs() -> None:
+    change("piece", 2, **COMPLETION)(text="axc")(events := clean())
+    (found,) = anomalies(History(map(json.dumps, events)))
+    assert found.said == "to q: after 1 characters 'bc' or 'xc'"
 
 
 def test_an_interrupted_history_is_no_anomaly() -> None:
