@@ -28,7 +28,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise, product, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +108,14 @@ class Call:
     @property
     def status(self) -> int:
         return int(self.head.get("status", 0))
+
+    @property
+    def max_tokens(self) -> float:
+        return float(self.asked.get("max_tokens", math.inf))
+
+    @property
+    def tokens(self) -> float:
+        return float(self.end.get("prompt_tokens", 0) + self.end.get("completion_tokens", 0))
 
     @property
     def is_good(self) -> bool:
@@ -262,7 +270,7 @@ def _shapes(history: History) -> Iterator[Anomaly]:
     """An answer has tokens, and one finish at its end; its usage counts what it has."""
     prompts: dict[str, float] = {}
     for call in (call for call in history.calls if call.is_good and call.asked.get("question")):
-        answer, most, prompt = call.answer, call.asked.get("max_tokens", math.inf), call.end.get("prompt_tokens", 0)
+        answer, most, prompt = call.answer, call.max_tokens, call.end.get("prompt_tokens", 0)
         used = call.end.get("completion_tokens", len(answer.tokens))
         last = next((number for number, (piece, _) in enumerate(call.pieces, start=1) if piece.get("finish")), 0)
         if not used and not answer.text:
@@ -375,19 +383,17 @@ def _limits(history: History) -> Iterator[Anomaly]:
     for limit, _ in history.marks["limit"]:
         calls = [call for call in history.calls if call.key == limit["key"] and 0 < call.status < 400]
         calls.sort(key=lambda call: call.head["at"])
-        for what in ("requests", "tokens"):
-            for first in calls:
-                taken, most = 0.0, limit.get(f"{what}_per_minute", math.inf)
-                open_then = [call for call in calls if call.at < first.at < call.ended_at and what == "tokens"]
-                most += sum(call.asked.get("max_tokens", 0) for call in open_then)
-                for call in (call for call in calls if call.at >= first.at):
-                    tokens = call.end.get("prompt_tokens", 0) + call.end.get("completion_tokens", 0)
-                    taken += tokens if what == "tokens" else 1
-                    filled = limit.get(f"{what}_per_minute", 0) * (call.head["at"] - first.at) / 60
-                    if taken > most + filled:
-                        said = f"{limit['key']} had {taken:.0f} {what}, and {most + filled:.1f} at most"
-                        yield Anomaly("over the limit", said, [*first.lines, *call.lines])
-                        return
+        for first, what in product(calls, ("requests", "tokens")):
+            open_then = [call for call in calls if call.at < first.at < call.ended_at and what == "tokens"]
+            worth, back = limit.get(f"{what}_per_minute", math.inf), sum(call.max_tokens for call in open_then)
+            taken = 0.0
+            for call in (call for call in calls if call.at >= first.at):
+                taken += call.tokens if what == "tokens" else 1
+                most = worth * (1 + (call.head["at"] - first.at) / 60) + back
+                if taken > most:
+                    said = f"{limit['key']} had {taken:.0f} {what}, and {most:.1f} at most"
+                    yield Anomaly("over the limit", said, [*first.lines, *call.lines])
+                    return
 
 
 def anomalies(history: History) -> list[Anomaly]:

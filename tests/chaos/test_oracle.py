@@ -112,7 +112,8 @@ def _run_batch(story: Story) -> None:
         story.tell("hurt", part="jobs-0")
     story.call("GET", "/v1/batches/b1", {**done, "state": "in_progress", "counts": [3, 1, 0]})
     files = {"output": "out", "errors": "err"}
-    story.call("GET", "/v1/batches/b1", {**done, "state": "completed", "counts": [3, 2, 1], **files})
+    for _ in range(2):
+        story.call("GET", "/v1/batches/b1", {**done, "state": "completed", "counts": [3, 2, 1], **files})
     story.call("GET", "/v1/files/out/content", {"how": "done", "sha256": "o"}, rows=rows)
     failed = {"custom_id": "2", "code": "job_runner_died"}
     story.call("GET", "/v1/files/err/content", {"how": "done", "sha256": "e"}, rows=[failed])
@@ -229,7 +230,7 @@ COMPLETION, STREAM = {"path": "/v1/completions"}, {"path": "/v1/completions", "s
 BATCH, POLL, CONTENT = {"path": "/v1/batches"}, {"path": "/v1/batches/b1"}, {"path": "/v1/files/f1/content"}
 OUTPUT, LIMITED = {"path": "/v1/files/out/content"}, {"key": "limited"}
 without_usage = change("end", 2, **COMPLETION)(completion_tokens=0)
-still_going = change("end", 2, **POLL)(state="in_progress")
+still_going = change("end", 3, **POLL)(state="in_progress")
 PLANTED: list[tuple[str, str, Callable[[Events], None]]] = [
     ("another answer", "a piece is lost", without("piece", at=1, **STREAM)),
     ("another answer", "a piece comes twice", twice("piece", at=1, **STREAM)),
@@ -275,11 +276,12 @@ PLANTED: list[tuple[str, str, Callable[[Events], None]]] = [
     ("changed", "a kept response", change("end", path="/v1/responses/resp1")(sha256="other")),
     ("batch went back", "its state", change("end", **POLL)(state="finalizing")),
     ("batch went back", "its counts", change("end", **POLL)(counts=[0, 2, 0])),
-    ("batch not completed", "it failed", change("end", 2, **POLL)(state="failed")),
+    ("batch went back", "to another end", change("end", 3, **POLL)(state="failed")),
+    ("batch not completed", "it failed", change("end", 3, **POLL)(state="failed")),
     ("batch not completed", "it goes on and on", both(later(BATCH_S, 1, **POLL), unhurt(""), still_going)),
     ("batch lines", "one is missing", without("line", **OUTPUT)),
     ("batch lines", "one comes twice", twice("line", **OUTPUT)),
-    ("batch lines", "its counts are others", change("end", 2, **POLL)(counts=[3, 3, 0])),
+    ("batch lines", "its counts are others", change("end", 3, **POLL)(counts=[3, 3, 0])),
     ("over the limit", "of requests", lambda events: find(events, **{"is": "limit"}).update(requests_per_minute=0)),
     ("over the limit", "of tokens", lambda events: find(events, **{"is": "limit"}).update(tokens_per_minute=4)),
     ("unreadable", "a call ends twice", twice("end", **STREAM)),
@@ -361,3 +363,21 @@ def test_it_shares_no_code_with_what_it_judges() -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert {str(name).partition(".")[0] for name in imported} <= sys.stdlib_module_names
+
+
+def test_tokens_that_an_open_call_has_taken_may_come_back() -> None:
+    """The first call takes a minute's six tokens. A minute later there are six again; then it ends, and used two."""
+    story = Story()
+    story.tell("limit", key="limited", tokens_per_minute=6)
+    first = {"id": 1, "key": "limited", "method": "POST", "path": "/v1/completions", "max_tokens": 5}
+    story.tell("call", **first)
+    story.tell("head", id=1, status=200)
+    end: dict[str, Any] = {"how": "done", "prompt_tokens": 1}
+    story.call("POST", "/v1/completions", {**end, "completion_tokens": 5}, key="limited")
+    story.tell("end", id=1, **end, completion_tokens=1)
+    story.call("POST", "/v1/completions", {**end, "completion_tokens": 3}, key="limited")
+    for event in story.events[3:]:
+        event["at"] += 60
+    assert kinds(story.events) == set()
+    change("call", max_tokens=5)(max_tokens=0)(story.events)
+    assert kinds(story.events) == {"over the limit"}
