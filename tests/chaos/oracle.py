@@ -17,6 +17,8 @@ A history has a JSON object on each line, written as things happen. `at` is the 
     right  a question has this right answer too: a near tie, which somebody else has judged
     limit  what a key may have: requests_per_minute, tokens_per_minute
 
+Other fields are texts, and for people: model, promise, sampling.
+
 A judge is no party: this file needs the standard library alone, and shares no code with what it judges.
 """
 
@@ -34,10 +36,10 @@ from typing import Any, NamedTuple
 
 BOUND_S, BATCH_S = 300.0, 600.0  # for a call to end; for a batch, after the last fault
 AROUND_S = 5.0  # between a fault and the note of it, at most
-BACK_S = 60.0  # after a fault, clients may find no gateway, or be refused, for so long; all of them too,
-REFUSED_SHARE = 0.5  # and for this part of a history
-BLAMED = {"request_ends_workers": ("prefill", "decode"), "job_runner_died": ("jobs",)}  # codes; which parts ended,
-BLAMING_HURTS = 3  # at least so often, while the request ran
+BACK_S = 60.0  # after a fault, clients may find no gateway or be refused for so long, and all of them at once too
+REFUSED_SHARE = 0.5  # of a history, in which all may be refused
+BLAMED = {"request_ends_workers": ("prefill", "decode"), "job_runner_died": ("jobs",)}  # code -> the parts that ended
+BLAMING_HURTS = 3  # of such parts while a request ran, before it is blamed
 STATES, ENDED = {"validating": 0, "in_progress": 1, "finalizing": 2, "cancelling": 2}, 3  # of batches
 
 NUMBERS = ["at", "id", "size", "status", "retry_after", "requests_per_minute", "tokens_per_minute"]
