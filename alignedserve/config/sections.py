@@ -381,12 +381,6 @@ class LaunchConfig:
         "seconds; a process of which the launcher hears nothing is ended after a third more",
         above=0,
     )
-    outlive_s: float = setting(
-        20.0,
-        "how long the parts go on after their launcher was killed, in seconds, and wait for `serve` with the same "
-        "settings to go on with them; 0: they end at once, as they do at --port 0",
-        least=0,
-    )
 
 
 @dataclass(frozen=True)

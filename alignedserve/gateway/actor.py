@@ -214,7 +214,7 @@ def _ledger(part: Part) -> Ledger:
 def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
     # A next launcher binds the port too, while this gateway goes on (launch/succession.py).
-    is_shared = server.gateways > 1 or part.config.launch.outlive_s > 0
+    is_shared = server.gateways > 1 or part.spec.outlive_s > 0
     listener = bind(server.host, server.port, is_shared)
     model, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)

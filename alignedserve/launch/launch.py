@@ -22,7 +22,7 @@ from alignedserve.launch.keeper import say
 from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
 from alignedserve.launch.reloading import Reloading
-from alignedserve.launch.succession import Left, RecordFile, may_outlive
+from alignedserve.launch.succession import OUTLIVE_S, Left, RecordFile, may_outlive
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
@@ -48,8 +48,6 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
         if left is not None:
             return _go_on(left, servers, reloading, record)
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
-        if not record.is_kept:
-            config = replace(config, launch=replace(config.launch, outlive_s=0.0))
         config, about_demo = with_model(config)
         for warning in (*warnings(config.server), dummy_warning(config), about_demo):
             if warning is not None:
@@ -112,7 +110,8 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
     jobs = check_storage(config.jobs, named, config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
     with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
-        specs = plan(config, machine)
+        outlive_s = OUTLIVE_S if record.is_kept else 0.0
+        specs = [replace(spec, outlive_s=outlive_s) for spec in plan(config, machine)]
         with _kept_clean(config, specs, record):
             if config.launcher is Launcher.RAY:
                 from alignedserve.launch.ray_actors import serve_on_ray

@@ -104,7 +104,7 @@ def _follow_launcher(spec: PartSpec, live: LiveSettings) -> None:
     """Take new settings from the launcher, and end this process when no launcher is there."""
 
     def follow() -> None:
-        for given in inputs(spec, parse(spec.config).launch.outlive_s):
+        for given in inputs(spec):
             for line in given:
                 try:
                     live.change(parse(PartSpec.from_json(line.decode()).config))

@@ -2,7 +2,7 @@
 
     launcher ── writes ──▶ record: settings, keys, the newest life and the process of each part
         ✗                     │ read by the next launcher at this port
-    part, whose input ends ──▶ listens for a next launcher for `launch.outlive_s`, and then ends
+    part, whose input ends ──▶ listens for a next launcher for OUTLIVE_S, and then ends
 
 A next launcher that is asked for the same settings goes on with these parts: no weights are loaded again, and no stream
 breaks. Otherwise it ends them, and starts its own. The record has the keys of the deployment's links: it lies beside
@@ -38,6 +38,7 @@ from alignedserve.shell.part import PartSpec
 
 log = logging.getLogger(__name__)
 
+OUTLIVE_S = 20.0  # a supervisor starts the next launcher sooner, and a user who has killed one waits no longer
 LISTENS_S = 2.0  # a part that lives hears of its launcher's end, and listens, sooner than this
 ENDS_S = 10.0  # for killed processes: a driver may hold one
 _LOCK_S = 30.0  # for the record of a port
@@ -255,14 +256,16 @@ def _connect(spec: PartSpec, until: float) -> socket.socket | None:
 # --- A part
 
 
-def inputs(spec: PartSpec, outlive_s: float) -> Iterator[IO[bytes]]:
+def inputs(spec: PartSpec) -> Iterator[IO[bytes]]:
     """Yield the standard input of a part, and after its end what each next launcher writes, as long as one comes."""
     with os.fdopen(0, "rb", closefd=False) as given:
         yield given
-    while outlive_s > 0:
-        log.warning("the launcher has gone: this process goes on, and ends unless another comes in %g s", outlive_s)
+    while spec.outlive_s > 0:
+        log.warning(
+            "the launcher has gone: this process goes on, and ends unless another comes in %g s", spec.outlive_s
+        )
         try:
-            link = _next_launcher(_door(spec), outlive_s)
+            link = _next_launcher(_door(spec), spec.outlive_s)
         except (AlignedServeError, OSError) as error:  # a full machine, or a TMPDIR with a long name
             log.warning("no other launcher can be heard: %s", error)
             return

@@ -47,8 +47,7 @@ _COUNTS = tuple(asdict(LineCounts()))  # columns of line counts
 T = TypeVar("T")
 
 # The steps from each version of the schema to the next; a file's version is the number of steps that it has taken. In
-# an upgrade the version before writes on to the file after a step: a step adds tables, and columns that have defaults
-# (AlignedServe 0.1.0 cannot write to begun, results and counts if they have more).
+# an upgrade the version before writes on to the file after a step: a step adds tables, and columns that have defaults.
 MIGRATIONS = (
     """
     CREATE TABLE files (

@@ -24,6 +24,7 @@ class Followed:
 
     first: Deployment
     flags: tuple[str, ...]
+    plant: str
 
     @property
     def pids(self) -> Mapping[str, int]:
@@ -35,21 +36,24 @@ class Followed:
 
     @contextmanager
     def next_one(self, *flags: str) -> Iterator[Deployment]:
-        with deployed(*self.flags, *flags, topology="1+1", memory=self.first.memory) as deployment:
+        options = {"topology": "1+1", "memory": self.first.memory, "plant": self.plant}
+        with deployed(*self.flags, *flags, **options) as deployment:
             yield deployment
         self.first.check_nothing_is_left()
 
 
 @contextmanager
-def followed(*flags: str) -> Iterator[Followed]:
+def followed(outlive_s: float = BACK_S) -> Iterator[Followed]:
+    """Yield a deployment whose parts outlive it for so long: a busy machine needs time to start the next one."""
+    plant = f"from alignedserve.launch import launch\nlaunch.OUTLIVE_S = {outlive_s}"
     with socket.socket() as probe:  # at port 0 nobody could follow
         probe.bind(("127.0.0.1", 0))
-        flags = ("--port", str(probe.getsockname()[1]), *(flags or ("--set", f"launch.outlive_s={BACK_S}")))
+        port = probe.getsockname()[1]
     with shared_memory() as memory, tempfile.TemporaryDirectory() as jobs:
-        flags = (*flags, "--set", f"jobs.directory={jobs}")
-        first = Deployment(*flags, topology="1+1", memory=memory)
+        flags = ("--port", str(port), "--set", f"jobs.directory={jobs}")
+        first = Deployment(*flags, topology="1+1", memory=memory, plant=plant)
         try:
-            yield Followed(first, flags)
+            yield Followed(first, flags, plant)
         finally:
             first.kill()
             first.forget()
@@ -114,7 +118,8 @@ def test_after_a_second_launcher_a_third_goes_on_too_and_knows_what_was_scaled()
         deployment.kill_launcher()
         with followed() as _unrelated:  # it looks for what killed deployments have left, and finds nothing of its own
             pass
-        second = Deployment(*deployment.flags, topology="1+1", memory=deployment.first.memory)
+        memory, plant = deployment.first.memory, deployment.plant
+        second = Deployment(*deployment.flags, topology="1+1", memory=memory, plant=plant)
         try:
             second.process.kill()
             with deployment.next_one() as third:
@@ -129,7 +134,7 @@ def test_after_a_second_launcher_a_third_goes_on_too_and_knows_what_was_scaled()
 
 @rare
 def test_nothing_is_left_where_no_launcher_follows_or_it_is_told_to_stop() -> None:
-    with followed("--set", "launch.outlive_s=1") as deployment:
+    with followed(outlive_s=1.0) as deployment:
         deployment.kill_launcher()
         deployment.first.check_nothing_is_left(files=False)
     with followed() as deployment:

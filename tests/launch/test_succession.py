@@ -33,7 +33,8 @@ PORT = 8000
 
 
 @pytest.fixture(autouse=True)
-def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    tmp_path_factory.getbasetemp()  # or that of all later tests would be in this folder
     with tempfile.TemporaryDirectory() as folder:  # names of sockets are short
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield
@@ -53,7 +54,7 @@ class APart:
         self._heard, heard = FORKING.Pipe(duplex=False)
         target = _part if listens else _deaf
         self.process: BaseProcess = FORKING.Process(
-            target=target, args=(reads, self._writes, replace(spec, incarnation=3), outlive_s, heard)
+            target=target, args=(reads, self._writes, replace(spec, incarnation=3, outlive_s=outlive_s), heard)
         )
         self.process.start()
         os.close(reads)
@@ -77,15 +78,15 @@ class APart:
         return self.process.exitcode
 
 
-def _part(reads: int, writes: int, spec: PartSpec, outlive_s: float, heard: Connection) -> None:
+def _part(reads: int, writes: int, spec: PartSpec, heard: Connection) -> None:
     os.close(writes)
     os.dup2(reads, 0)
-    for given in inputs(spec, outlive_s):
+    for given in inputs(spec):
         for line in given:
             heard.send(line.decode().strip())
 
 
-def _deaf(reads: int, writes: int, spec: PartSpec, outlive_s: float, heard: Connection) -> None:  # noqa: ARG001
+def _deaf(reads: int, writes: int, spec: PartSpec, heard: Connection) -> None:  # noqa: ARG001
     signal.pause()
 
 

@@ -16,7 +16,7 @@ LAST = Wire(**json.loads(WIRE.read_text(encoding="utf-8")))
 TUPLES = ("Tokens", "Output", "Logprob", "Opening")  # named tuples, which may have no more fields
 TO_DO = (
     "the last released version would misread these, or be misread. Give a dataclass new last fields with defaults that "
-    "a receiver may overlook (0.1.0 reads none); or raise VERSION in alignedserve/protocol/wire.py, once per "
+    "a receiver may overlook; or raise VERSION in alignedserve/protocol/wire.py, once per "
     "release, and say in CHANGELOG.md that parts of the two versions cannot be mixed"
 )
 is_understood = LAST.version == VERSION
