@@ -64,7 +64,8 @@ def _left(record: RecordFile, reloading: Reloading) -> Left | None:
     found = record.read()
     if found is not None and found.version == VERSION and found.asked == reloading.asked:
         claimed = record.claim()
-        return Left.taken_over(claimed) if claimed is not None else None
+        left = Left.taken_over(claimed) if claimed is not None else None
+        return left if left is not None and left.processes else None
     if num_ended := record.end_left():
         say(f"a launcher that was killed had left {num_ended} processes with other settings: they are ended")
     return None
@@ -77,7 +78,7 @@ def _warn(warning: str) -> None:
 def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
     specs = left.record.specs
     config = parse(specs[0].config)
-    say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes) or 'no process'}")
+    say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
     with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
         for spec in specs:
             machine.take(spec)

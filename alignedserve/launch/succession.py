@@ -43,7 +43,7 @@ LISTENS_S = 2.0  # a part that lives hears of its launcher's end, and listens, s
 ENDS_S = 10.0  # for killed processes: a driver may hold one
 _LOCK_S = 30.0  # for the record of a port
 _LOOK_S = 0.05
-OF_THE_BEFORE = "a code that only its own launcher was told"
+UNKNOWN_CODE = "a code that only its own launcher was told"
 
 
 def may_outlive() -> bool:
@@ -196,8 +196,8 @@ class LeftProcess:
 
     def wait(self) -> str:
         """Wait for the end of the process, whose exit code only its parent is told."""
-        select.select([self._pidfd], [], [])
-        return OF_THE_BEFORE
+        _has_ended(self._pidfd)
+        return UNKNOWN_CODE
 
     def terminate(self) -> None:
         _signal(self._pidfd, signal.SIGTERM)
@@ -218,7 +218,7 @@ def end(processes: Iterable[Process]) -> None:
         _signal(pidfd, signal.SIGKILL)
     until = time.monotonic() + ENDS_S
     for pidfd in pidfds:
-        select.select([pidfd], [], [], max(0.0, until - time.monotonic()))
+        _has_ended(pidfd, max(0.0, until - time.monotonic()))
         os.close(pidfd)
 
 
@@ -232,6 +232,13 @@ def _pidfd_of(process: Process) -> int | None:
         return pidfd
     os.close(pidfd)
     return None
+
+
+def _has_ended(pidfd: int, within_s: float | None = None) -> bool:
+    """Wait until the process has ended, for so long at most, and return whether it has."""
+    ends = select.poll()
+    ends.register(pidfd, select.POLLIN)
+    return bool(ends.poll(None if within_s is None else within_s * 1000))
 
 
 def _signal(pidfd: int, number: signal.Signals) -> None:

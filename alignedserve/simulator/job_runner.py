@@ -153,7 +153,7 @@ class _OwnerPart(NoHands):
         self.core = OwnerCore(frozenset())  # the owner brings its own
         self.owner = Owner(cast(Part, self))
 
-    def shell(self, core: OwnerCore, _: object) -> _OwnerPart:
+    def shell(self, core: OwnerCore, _: object, **__: object) -> _OwnerPart:
         self.core = core
         return self
 

@@ -17,7 +17,7 @@ from tests.chaos.clock import WallClock
 from tests.chaos.networks import Wire
 from tests.chaos.parts import ROLES, Parts, role_of
 from tests.cluster.conftest import Nodes, Resources
-from tests.end_to_end.deployment import held
+from tests.end_to_end.deployment import Deployment, held
 from tests.planted import WAYS, Hangs
 from tests.power_cut import Power
 from tests.redis_server import RedisServer
@@ -27,6 +27,7 @@ FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a proce
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
 CUT_S = (0.5, 10.0)
+GONE_S = 3.0  # most that no launcher is there: parts end after 20, and the next one loads its libraries first
 SLOW_S, SYNC_S = (2.0, 10.0), (0.2, 3.0)
 STILL_S, QUIET_S = 6.0, 10.0  # `launch.still_s` and `launch.quiet_s` of the deployments that hang
 NOTICED_S = 15.0  # for a part that hangs to be ended: a third more than STILL_S, and two looks, on a busy machine
@@ -145,6 +146,21 @@ def _runs(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+class KillLauncher:
+    """Kill the launcher, and start the next one while the parts go on."""
+
+    kind, weight = "launcher kills", 1.0
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    async def strike(self, draw: Random) -> str:
+        await asyncio.to_thread(self._deployment.kill_launcher)
+        await asyncio.sleep(draw.uniform(0.0, GONE_S))
+        await asyncio.to_thread(self._deployment.launch_again)
+        return "the next one serves"
 
 
 class FillDisk:

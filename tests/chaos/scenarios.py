@@ -23,6 +23,7 @@ from tests.chaos.faults import (
     Freeze,
     Hang,
     Kill,
+    KillLauncher,
     KillRedis,
     LoseNode,
     SlowDisk,
@@ -32,7 +33,7 @@ from tests.chaos.networks import machines
 from tests.chaos.parts import Parts
 from tests.chaos.recording import KEYS
 from tests.cluster.conftest import clustered
-from tests.end_to_end.deployment import Deployment, deployed
+from tests.end_to_end.deployment import Deployment, deployed, free_port
 from tests.planted import Hangs
 from tests.power_cut import Power
 from tests.redis_server import RedisServer
@@ -117,7 +118,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     store = ("--jobs-store", redis.url) if redis is not None else ()
     deployment = stack.enter_context(
         deployed(
-            *(*scenario.flags, *store, *_USUAL, *_watched(scenario)),
+            *(*scenario.flags, *store, *_USUAL, *_watched(scenario), "--port", str(free_port())),
             topology=scenario.topology,
             memory=None if memory is None else memory.folder,
             environment={
@@ -130,6 +131,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     )
     parts = Parts(deployment.processes)
     faults: list[Fault] = [Kill(parts), Freeze(parts) if hangs is None else Hang(parts, hangs)]
+    faults += [] if scenario.hangs else [KillLauncher(deployment)]
     faults += [] if clock is None else [StepClock(clock)]
     faults += [] if disk is None else [FillDisk(disk)]
     faults += [] if power is None else [SlowDisk(power)]

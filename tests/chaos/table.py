@@ -17,7 +17,7 @@ _SUMMED = (
 )
 _KINDS = (
     *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
-    "hangs",
+    *("launcher kills", "hangs"),
 )
 
 

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from types import MappingProxyType
@@ -96,12 +97,12 @@ class Deployment:
         given += ["--pool-memory-mb", "256"]  # or each deployment would take half of what is free
         given += [] if measured else _UNMEASURED
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
-        options: dict[str, Any] = {"environment": environment, "typed_in": typed_in}
-        self.process: subprocess.Popen[bytes] | PreloadedLauncher
+        options: dict[str, Any] = {"environment": environment, "typed_in": typed_in, "mark": self.mark}
         if launcher == "ray" or by_command:
-            self.process = spawn(*arguments, mark=self.mark, stderr=self._log, **options)
+            self._launch = partial(spawn, *arguments, stderr=self._log, **options)
         else:
-            self.process = launch(*arguments, mark=self.mark, stderr=self._log, plant=plant, **options)
+            self._launch = partial(launch, *arguments, stderr=self._log, plant=plant, **options)
+        self.process: subprocess.Popen[bytes] | PreloadedLauncher = self._launch()
         try:
             self.greeting = self._wait_until_it_serves()
         except BaseException:  # Ctrl-C too
@@ -109,6 +110,18 @@ class Deployment:
             raise
         self.url = re.findall(r"https?://[\d.]+:\d+", self.greeting)[0]
         self.ready_s = time.monotonic() - self.began_at
+
+    def kill_launcher(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def launch_again(self, *flags: str) -> None:
+        """Start another launcher, with these flags besides, and wait until it says that it serves."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.began_at = time.monotonic()
+        self.process = self._launch(*flags)
+        self.greeting = self._wait_until_it_serves()
 
     def _wait_until_it_serves(self) -> str:
         read = b""
@@ -372,6 +385,13 @@ def wait_until(
     while not holds():
         assert time.monotonic() < deadline, f"not within {within_s} s: {or_say()}"
         time.sleep(look_s)
+
+
+def free_port() -> int:
+    """Return a port that is free now: at port 0 no launcher could follow another."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager

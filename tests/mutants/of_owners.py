@@ -230,8 +230,8 @@ JOBS = (
     Mutant(
         "result written twice",
         _STORE,
-        "'INSERT OR IGNORE INTO results VALUES (?, ?, ?)'",
-        "'INSERT OR REPLACE INTO results VALUES (?, ?, ?)'",
+        "'INSERT OR IGNORE INTO results (job, line, record) VALUES (?, ?, ?)'",
+        "'INSERT OR REPLACE INTO results (job, line, record) VALUES (?, ?, ?)'",
         "A line counts twice whose result is written again, since the first answer of the store was lost.",
     ),
     Mutant(
