@@ -31,7 +31,8 @@ def test_a_batch_goes_on_after_a_power_cut(tmp_path: Path, seed: int) -> None:
             id = patient.submit(wanted)
             wait_until(lambda: patient.look(id)["request_counts"]["completed"] >= num_done, ANSWER_S, deployment.log)
         finally:
-            deployment.kill()
+            with power.no_turn():
+                deployment.kill()
             deployment.forget()
     *_, last = power.moments()
     last.cut(after, draw)

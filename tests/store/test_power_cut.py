@@ -92,7 +92,8 @@ def store(power: Power, life: int, seed: int, kill_at: float = math.inf) -> None
     process = subprocess.Popen(command, env={**os.environ, **power.environment}, start_new_session=True)
     while process.poll() is None:
         if power.num_bytes >= kill_at:
-            os.killpg(process.pid, signal.SIGKILL)
+            with power.no_turn():
+                os.killpg(process.pid, signal.SIGKILL)
         time.sleep(0.005)
     assert process.returncode in (0, -signal.SIGKILL if kill_at < math.inf else 0)
 
