@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
 LOOK_S = 0.5  # between two looks at the nodes of a cluster
-_LEAST = {"memory": 1.0}  # for a part that needs nothing: Ray reserves no less
+_LEAST = {"memory": 1.0}  # for parts that need nothing: Ray reserves no less
 CLEAN_S = 30.0  # for nodes to remove what killed parts have left in shared memory
 ANSWER_S = 2.0  # for actors to answer that they stop
 LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
@@ -135,11 +135,13 @@ class OnRay(Keeper):
     # --- Places
 
     def _reserve(self, group: Group) -> Any:
-        """Reserve room for the group on one node, and on another node if that node is lost."""
-        bundles = [dict(needs) if any(needs.values()) else _LEAST for needs in group.values()]
+        """Reserve room for the group on one node, and on another node if that one is lost. A part that needs nothing is
+        in another's bundle: in one of its own it would ask for memory, which node types of a cluster need not name."""
+        needing = [part for part, needs in group.items() if any(needs.values())]
+        bundles = [dict(group[part]) for part in needing] or [_LEAST]
         held = self._ray.util.placement_group(bundles, strategy="STRICT_PACK")
-        for bundle, (part, needs) in enumerate(group.items()):
-            self._places[part] = _NodePlace(held, bundle, needs)
+        for part, needs in group.items():
+            self._places[part] = _NodePlace(held, needing.index(part) if part in needing else 0, needs)
         return held
 
     def _place(self, part: str) -> dict[str, Any]:

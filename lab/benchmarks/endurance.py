@@ -1,12 +1,14 @@
 """Measure whether a deployment stays as it is for hours: memory, descriptors, threads and latencies of a mixed load.
 
-    python -m lab.benchmarks.endurance [--minutes 20] [--topology 1+1] [--state build/endurance.jsonl] [--new]
+    python -m lab.benchmarks.endurance [--minutes 20] [--topology 1+1] [--load 4] [--state FILE] [--new]
 
 All kinds of clients are there at once (common/mixed_load.py). Each half minute adds a line to the state file, until the
 file has all minutes: a run may be stopped, and the next one goes on with a new deployment, as another part. The
 table at the end is of the whole file: each figure's mean after the first minutes of each part, its least-squares slope
 in an hour (a common slope, and a level of its own for each part) with its standard error, and whether it grows: surely,
-by more than a percent in an hour. Exit code 1: something grows, or a client saw an error.
+by more than a percent in an hour. Nobody hurts the deployment here: a part that ends was ended for nothing. With
+`--load 4` four processes for each processor are ready to run all the time (common/crowd.py), and the deployment may
+refuse work. Exit code 1: something grows, a process ended, or a client saw an error.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
+from alignedserve.core import Role
+from alignedserve.lab.benchmarks.common.crowd import crowd
 from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad, SeenByClients
 from alignedserve.lab.benchmarks.common.report import command
 from alignedserve.lab.benchmarks.common.serving import ServedDeployment, name_of, processes_under, serve
@@ -44,10 +48,19 @@ Sample = Mapping[str, Any]  # a line of the state file: part, at_s, figures {nam
 # --- A sample
 
 
-def figures(deployment: ServedDeployment, shared: Path, seen: SeenByClients) -> Iterator[tuple[str, float]]:
+def names(deployment: ServedDeployment) -> dict[int, str]:
+    """Return the name of each process of the deployment, by its process id."""
+    titles = {deployment.pid: "-m alignedserve serve", **processes_under(deployment.pid)}
+    return {pid: name_of(title) or f"process {title.split()[0]}" for pid, title in titles.items()}
+
+
+def _is_part(name: str) -> bool:
+    return name.partition("-")[0] in set(Role)
+
+
+def figures(processes: Mapping[int, str], shared: Path, seen: SeenByClients) -> Iterator[tuple[str, float]]:
     """Yield the figures of the last half minute."""
-    for pid, title in {deployment.pid: "-m alignedserve serve", **processes_under(deployment.pid)}.items():
-        name = name_of(title) or f"process {title.split()[0]}"
+    for pid, name in processes.items():
         with suppress(OSError):  # it has just ended
             for figure, value in _of_process(pid):
                 yield f"{name}: {figure}", value
@@ -71,15 +84,16 @@ def _of_process(pid: int) -> Iterator[tuple[str, float]]:
 
 async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int, left_s: float) -> None:
     """Load the deployment for so long, and add a line for each half minute."""
-    load, began = MixedLoad(deployment.url, args.rate, seed=part), perf_counter()
-    playing = asyncio.create_task(load.play())
+    load, began = MixedLoad(deployment.url, args.rate, seed=part, may_refuse=args.load > 0), perf_counter()
+    playing, before = asyncio.create_task(load.play()), names(deployment)
     try:
         for number in range(1, round(left_s / EVERY_S) + 1):
             await asyncio.sleep(max(0.0, began + number * EVERY_S - perf_counter()))
-            seen = load.take()
+            seen, there = load.take(), names(deployment)
             line: dict[str, Any] = {"part": part, "at_s": perf_counter() - began, "done": seen.done}
-            line["errors"] = seen.errors
-            line["figures"] = {name: round(value, 3) for name, value in figures(deployment, shared, seen)}
+            ended = [f"{name} ended" for pid, name in before.items() if pid not in there and _is_part(name)]
+            line["errors"], before = seen.errors + ended, there
+            line["figures"] = {name: round(value, 3) for name, value in figures(there, shared, seen)}
             with args.state.open("a") as file:
                 file.write(json.dumps(line) + "\n")
             if playing.done():
@@ -91,7 +105,7 @@ async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int
 def run_part(args: Any, part: int, left_s: float) -> None:
     with TemporaryDirectory(prefix="endurance-", dir="/dev/shm") as shared, TemporaryDirectory() as folder:
         flags = ["--topology", args.topology, "--pool-directory", shared, "--jobs-directory", f"{folder}/jobs"]
-        with serve("demo", *flags) as deployment:
+        with crowd(args.load) if args.load else nullcontext(), serve("demo", *flags) as deployment:
             asyncio.run(watch(deployment, Path(shared), args, part, left_s))
 
 
@@ -146,6 +160,7 @@ def main() -> None:
     parser.add_argument("--warm-up-s", type=float, default=WARM_UP_S, help="of each part, which do not count")
     parser.add_argument("--topology", default="1+1")
     parser.add_argument("--rate", type=float, default=1.0, help="chats in a second")
+    parser.add_argument("--load", type=float, default=0.0, help="times that all processors are wanted; 0: by us alone")
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each half minute")
     parser.add_argument("--new", action="store_true", help="begin the state file again")
     args = parser.parse_args()

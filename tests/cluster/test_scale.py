@@ -40,7 +40,7 @@ def test_machines_come_with_the_load_and_go_with_it() -> None:
         where = ("--ray-address", nodes.address, "--ray-cluster-file", str(nodes.config), "--ray-place-s", "120")
         with deployed(*where, *BY_LOAD, launcher="ray", environment=nodes.environment) as served:
             assert nodes.count() == 2, "the head, and the first worker's"
-            assert "decode-0 waits for a node with CPU 1, decode 1 free; free are: " in served.whole_log()
+            assert "pool-0, decode-0 wait for a node with CPU 1, decode 1 free; free are: " in served.whole_log()
             come_and_go(served, "decode-1")
             assert nodes.home("decode-0") is not None
             wait_until(lambda: nodes.count() == 2, BACK_S, served.log)

@@ -2,6 +2,7 @@
 
 batches.py       a client of files and batches
 chats.py         chats beside documents, with two backends: a deployment over HTTP, and the simulator
+crowd.py         processes that compute beside what is measured
 divergence.py    how far logits are from those of the same weights in fp32, on a text
 faults.py        poison, hangs, logs, locks and small memory, as rows of lab.benchmarks.hostile
 family_models.py random models of families that transformers could run too

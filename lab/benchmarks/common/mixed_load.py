@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _DOCUMENTS, _DOCUMENTS_EVERY_S = 2, 2.0  # clients with a document each; from a 
 _LINES, _LINE, _LINE_OUTPUT = 100, (60, 300), (20, 60)  # of a batch; tokens of a line
 _BATCHES_EVERY_S = 10.0  # from a batch's end to the next
 _WORDS = "the order of last week has not come yet and our address is new please say what we should do now".split()
+_REFUSED = re.compile(r"\b(429|503)\b")
 # Path, body, and the statuses that may answer it.
 _WRONG: list[tuple[str, object, tuple[int, ...]]] = [
     ("/v1/completions", "{", (400, 422)),
@@ -55,14 +57,19 @@ class SeenByClients:
 
 
 class MixedLoad:
-    def __init__(self, url: str, rate: float, seed: int) -> None:
-        self._url, self._rate, self._draw = url, rate, Random(seed)
+    def __init__(self, url: str, rate: float, seed: int, *, may_refuse: bool = False) -> None:
+        """`may_refuse`: an answer 429 or 503 is no error."""
+        self._url, self._rate, self._draw, self._may_refuse = url, rate, Random(seed), may_refuse
         self._seen = SeenByClients()
         self._chats: set[asyncio.Task[None]] = set()
 
     def take(self) -> SeenByClients:
         """Return what was seen since the last call."""
         seen, self._seen = self._seen, SeenByClients()
+        if self._may_refuse:
+            errors = [error for error in seen.errors if not _REFUSED.search(error)]
+            seen.done["refused"] += len(seen.errors) - len(errors)
+            seen.errors = errors
         return seen
 
     async def play(self) -> None:
