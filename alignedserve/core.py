@@ -524,9 +524,16 @@ class StepPlan:
 
 
 class FormOrder:
-    """An order of a form of KV to the device (forms/orders.py has them; forms/device/performing.py performs them)."""
+    """An order about the form of KV to the device (others: forms/orders.py; performed: forms/device/performing.py)."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoldKv(FormOrder):
+    """Fold blocks that lie behind the windows of a request, before the next work."""
+
+    folds: tuple[tuple[int, ...], ...]  # the block that takes what the blocks behind it in the tuple keep
 
 
 @dataclass(frozen=True, slots=True)

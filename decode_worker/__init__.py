@@ -10,6 +10,6 @@ reporting.py     What the router and the metrics hear.
 by_policy.py     The core with the scheduler and the memory that a policy names.
 actor.py         The decode worker as a process.
 
-Which requests are here is in requests/, what they may take of the device in memory/; a scheduler plans their steps
+Which requests are here and what memory they have is in alignedserve/worker/; a scheduler plans their steps
 (alignedserve/schedulers/).
 """

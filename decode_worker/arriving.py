@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alignedserve.core import Entry, WorkerLimits, units_for
-from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.requests.candidates import JoinCandidate
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, PrepareSyntax, Send
@@ -33,9 +30,12 @@ from alignedserve.protocol.messages import (
 from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.arriving import Fetching
+from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -43,7 +43,7 @@ from alignedserve.worker.step.states import State
 class Intake(CorePart):
     """Takes candidates in: from the pool in a batch, or offered by a worker that their prompts ran on."""
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
         self._limits, self._policy, self._memory, self._queue = memory.limits, memory.pace.policy, memory, here.queue
         # KV comes from device to device to blocks that no other request may enter meanwhile.
         self._is_direct = direct and self._policy.block_use.why_not_direct is None
@@ -200,7 +200,7 @@ class Prefetching:
     What is prefetched is only a copy: nothing waits for it, and a prefill worker that dies loses nothing else.
     """
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink) -> None:
         self._limits, self._policy, self._pool = memory.limits, memory.pace.policy, pool
         self._here, self._candidates, self._line = here, here.candidates, memory.order
 
@@ -264,9 +264,7 @@ def most_ahead(limits: WorkerLimits, policy: Policy) -> int:
 class Seats(CorePart):
     """Gives waiting prompts their seats, and takes seats from requests that nobody wants any more."""
 
-    def __init__(
-        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching
-    ) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching) -> None:
         self._here, self._queue, self._memory, self._scheduler = here, here.queue, memory, memory.scheduler
         self._limits, self._policy = memory.limits, memory.pace.policy
         self._holds, self._notes, self._decisions = pool.holds, log.notes, log.decisions

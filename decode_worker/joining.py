@@ -8,19 +8,20 @@ from dataclasses import replace
 
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.leaving import Preempting
-from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.requests.candidates import JoinCandidate
-from alignedserve.decode_worker.requests.occupancy import IncomingTransfer, Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyIn, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
 from alignedserve.scheduling.policy import Grouping
+from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
+from alignedserve.worker.transfers import IncomingTransfer
 
 _WEIGHT = 0.1  # of the newest join in the mean
 _STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
@@ -30,7 +31,7 @@ class Joining:
     """Lets candidates join the requests that decode, in their order, as soon as there is a seat and memory."""
 
     def __init__(
-        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, preempting: Preempting
+        self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, preempting: Preempting
     ) -> None:
         self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
         self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
@@ -177,7 +178,7 @@ class KvReceiving(CorePart):
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         pool: PoolLink,
         log: WorkerLog,
@@ -238,7 +239,7 @@ class KvReceiving(CorePart):
 class BatchAsks(CorePart):
     """Tells the pool how much room there is for candidates."""
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, joining: Joining) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, joining: Joining) -> None:
         self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
         self._memory, self._limits, self._pace, self._pool = memory, memory.limits, memory.pace, pool
         self._joining = joining

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterable
 
 from alignedserve.core import PreemptionCause
 from alignedserve.decode_worker.arriving import most_ahead
-from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.pool_traffic import PageWriting, PromptKeeping, is_writable
-from alignedserve.decode_worker.requests.candidates import JoinCandidate
-from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvSent, MemberLost, Received
 from alignedserve.protocol.messages import LetGo, Member, Pull, holder
 from alignedserve.scheduling.policy import Handoff
+from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Departure, Offering
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import AHEAD_STEPS, Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -37,7 +37,7 @@ class Preempting:
     """
 
     def __init__(
-        self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, writing: PageWriting
+        self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, writing: PageWriting
     ) -> None:
         self._here, self._queue, self._memory = here, here.queue, memory
         self._scheduler, self._context = memory.scheduler, memory.context
@@ -162,7 +162,7 @@ class HandingOn:
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         pool: PoolLink,
         leaving: Leaving,
@@ -246,7 +246,7 @@ class Leaving(CorePart):
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         pool: PoolLink,
         log: WorkerLog,

@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from alignedserve.core import FinishReason, units_for
-from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.events import CopiedOut, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Commit, GiveBack, Keep, Kept, LeasePages, Member
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import Copy, PoolLink
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
@@ -32,7 +32,7 @@ from alignedserve.worker.step.states import State
 class PageWriting(CorePart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
         self._here, self._candidates, self._queue = here, here.candidates, here.queue
         self._policy, self.page_size = memory.pace.policy, memory.limits.page_size
         self.writer, self._names, self._pages = pool.writer, pool.writer.names, memory.pages
@@ -179,7 +179,7 @@ class PromptKeeping:
     When it ends, the pages that are written go to the pool with its answer.
     """
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
         self._here, self._pool, self._writing, self._writer = here, pool, writing, writing.writer
         self._page_size, self._unread = memory.limits.page_size, memory.limits.unread
         # Beside steps only what stays where it is can be copied.
@@ -260,7 +260,7 @@ class WritingAhead:
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         writing: PageWriting,
         prompts: PromptKeeping,
@@ -330,7 +330,7 @@ class WritingAhead:
 class AnswerKeeping:
     """Has the pool keep the full pages of requests that have ended: it has most pages of their prompts already."""
 
-    def __init__(self, here: Occupancy, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
         self._pace, self._steps, self._page_size = memory.pace, memory.steps, memory.limits.page_size
         self._holds, self._writing, self._writer = pool.holds, writing, writing.writer
@@ -440,7 +440,7 @@ class PageAsks:
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         writing: PageWriting,
         prompts: PromptKeeping,

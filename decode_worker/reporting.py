@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.figures import MOST_LENGTHS, SPREADS, DecodeLengths, Lengths
 from alignedserve.protocol.messages import ROUTER, Report
 from alignedserve.worker.log import Buckets
+from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 
 
@@ -44,7 +44,7 @@ class StepCounts:
 class LengthsHere:
     """The requests by their lengths, as the live page shows them."""
 
-    def __init__(self, here: Occupancy) -> None:
+    def __init__(self, here: Requests) -> None:
         self._here, self._candidates, self._batch = here, here.candidates, here.batch
 
     @property
@@ -91,7 +91,7 @@ REPORT_STEPS = 8  # between two reports to the router
 class Reporting:
     """Tells the router the load, every few steps."""
 
-    def __init__(self, here: Occupancy, memory: PlainMemory) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory) -> None:
         self._here, self._batch = here, here.batch
         self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
         self._gives = memory.pace.policy.is_rt_first

@@ -22,17 +22,17 @@ from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.joining import Joining
 from alignedserve.decode_worker.leaving import HandingOn, Leaving
-from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.reporting import StepCounts
-from alignedserve.decode_worker.requests.occupancy import AHEAD_STEPS, Occupancy
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, SetTimer
 from alignedserve.worker.arriving import Prefixes
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Owners
 from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import AHEAD_STEPS, Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.view import PlannedStep, StepView
@@ -111,7 +111,7 @@ class Stepping:
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         prefixes: Prefixes,
         seats: Seats,
@@ -327,7 +327,7 @@ class StepOutcome:
 
     def __init__(
         self,
-        here: Occupancy,
+        here: Requests,
         memory: PlainMemory,
         owners: Owners,
         pool: PoolLink,

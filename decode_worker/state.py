@@ -21,7 +21,6 @@ from alignedserve.core import OWNERS, WORKERS, Role, WorkerLimits
 from alignedserve.decode_worker.arriving import Intake, Prefetching, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
 from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
-from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.pool_traffic import (
     AnswerKeeping,
     PageAsks,
@@ -30,7 +29,6 @@ from alignedserve.decode_worker.pool_traffic import (
     WritingAhead,
 )
 from alignedserve.decode_worker.reporting import LengthsHere, Reporting
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.running import StepOutcome, Stepping
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import (
@@ -78,12 +76,14 @@ from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefixes, PromptQueue
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Owners
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import Act, Events, FormPart
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import Counting, RouterLink
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
@@ -170,8 +170,8 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
-MakeMemory: TypeAlias = Callable[[WorkerLimits, Pace, StepsInFlight, Occupancy, Scheduler], PlainMemory]
-MakeFormPart: TypeAlias = Callable[[PoolLink, Pace, StepsInFlight, Occupancy], FormPart]
+MakeMemory: TypeAlias = Callable[[WorkerLimits, Pace, StepsInFlight, Requests, PageWriter, Scheduler], PlainMemory]
+MakeFormPart: TypeAlias = Callable[[PoolLink, Pace, StepsInFlight, Requests], FormPart]
 
 
 class DecodeCore:
@@ -183,11 +183,10 @@ class DecodeCore:
         self.pace, self.steps, self.log = Pace(setup), StepsInFlight(), WorkerLog()
         self.pool_link = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
         pace, steps, log, pool = self.pace, self.steps, self.log, self.pool_link
-        self.here = here = Occupancy()
-        self.memory = memory = make_memory(limits, pace, steps, here, scheduler)
+        self.here = here = Requests()
+        self.memory = memory = make_memory(limits, pace, steps, here, pool.writer, scheduler)
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
-        memory.connect(pool.writer, pace)
         here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
         self.owners = Owners(memory)
         # Seats and memory of requests, and the ways to leave

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from alignedserve.core import Entry, units_for
 from alignedserve.decode_worker.leaving import Leaving
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull, holder
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import attempt_of
 
@@ -67,7 +67,7 @@ class Buffers(CorePart):
     Blocks stay taken while a copy or a transfer writes or reads there.
     """
 
-    def __init__(self, here: Occupancy, memory: DeviceMemory, pool: PoolLink, log: WorkerLog) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
         self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
         self._here, self._faults = here, log.faults
         self._queue, self._peers = here.queue, here.candidates
@@ -262,7 +262,7 @@ class Pulls:
     transfers between two workers run in order.
     """
 
-    def __init__(self, here: Occupancy, leaving: Leaving, buffers: Buffers) -> None:
+    def __init__(self, here: Requests, leaving: Leaving, buffers: Buffers) -> None:
         self._departures, self._leaving, self._buffers = here.departures, leaving, buffers
         self._pulls: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of the receiver -> Pulls that wait
 

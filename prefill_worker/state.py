@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from alignedserve.core import Role
-from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.decode_worker.state import events as events_where_requests_decode
 from alignedserve.forms.pool.worker_part import PageRewriting
@@ -24,6 +23,7 @@ from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoi
 from alignedserve.protocol.messages import Cancel, Evict, Prefetch, Pull
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.worker.arriving import Expectations
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import Act, Events
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.core import FormOrder
+from alignedserve.core import FoldKv, FormOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,6 @@ class ProjectKv(FormOrder):
     kept: tuple[int, ...]
     blocks: tuple[int, ...]
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class FoldKv(FormOrder):
-    """Fold blocks that lie behind the windows of a request, before the next work."""
-
-    folds: tuple[tuple[int, ...], ...]  # the block that takes what the blocks behind it in the tuple keep
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax
 from alignedserve.protocol.events import CopiedIn, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix, Release
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolHolds, PoolLink
@@ -36,7 +36,7 @@ class PromptQueue(CorePart):
     def __init__(
         self,
         here: Requests,
-        memory: DeviceMemory,
+        memory: PlainMemory,
         pace: Pace,
         decisions: DecisionRing,
         holds: PoolHolds,
@@ -212,9 +212,7 @@ class Prefixes(CorePart):
 class Fetching:
     """Copies what the pool has of a prompt to its blocks; the prompt runs from there on."""
 
-    def __init__(
-        self, here: Requests, queue: PromptQueue, memory: DeviceMemory, pool: PoolLink, log: WorkerLog
-    ) -> None:
+    def __init__(self, here: Requests, queue: PromptQueue, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
         self._here, self._queue, self._memory, self._pages = here, queue, memory, memory.pages
         self._limits, self._policy, self._pace = memory.limits, memory.pace.policy, memory.pace
         self._pool, self._holds, self._dropping, self._faults = pool, pool.holds, memory.dropping, log.faults

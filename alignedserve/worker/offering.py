@@ -10,101 +10,22 @@ A request is in no step while it departs, and keeps its blocks until nothing rea
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, Send, SendKv
+from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Received
 from alignedserve.protocol.messages import Attempt, Decline, Evict, Member, Offer
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
+from alignedserve.worker.transfers import Departure, Departures
 
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
-
-
-@dataclass(eq=False)
-class Departure:
-    """A request whose KV is to leave for another worker: for good where it is offered, or until there is room again."""
-
-    running: WorkerRequest  # with its blocks
-    to: Member
-    wait_s: float = 0.0  # until it is back, as was expected
-    number: int | None = None  # of the transfer, once it is pulled
-    is_offered: bool = False  # it goes on at that worker
-    waits_there: bool = False  # for room, which may be long: it has no other way, and is not declined
-    is_declined: bool = False  # that worker goes on without it, while a transfer still reads its blocks
-
-    @property
-    def is_wanted(self) -> bool:
-        return self.running.state is State.DEPARTING
-
-    @property
-    def is_unpulled(self) -> bool:
-        """Return whether it is wanted and its receiver has not pulled it yet."""
-        return self.is_wanted and self.number is None
-
-
-class Departures:
-    def __init__(self) -> None:
-        self._departures: list[Departure] = []
-        self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
-
-    def __iter__(self) -> Iterator[Departure]:
-        return iter(self._departures)
-
-    def __len__(self) -> int:
-        return len(self._departures)
-
-    def add(self, departure: Departure) -> None:
-        self._departures.append(departure)
-
-    def remove(self, departure: Departure) -> None:
-        self._departures.remove(departure)
-
-    @property
-    def wanted(self) -> list[Departure]:
-        return [departure for departure in self._departures if departure.is_wanted]
-
-    @property
-    def unpulled(self) -> list[Departure]:
-        return [departure for departure in self._departures if departure.is_unpulled]
-
-    def find(self, attempt: Attempt) -> Departure | None:
-        """Return the departure of this attempt, if it is wanted."""
-        return next((departure for departure in self.wanted if departure.running.key == attempt), None)
-
-    def pulled_as(self, receiver: str, number: int) -> Departure | None:
-        """Return the departure that this holder has pulled under this number."""
-        found = (
-            departure for departure in self._departures if (departure.to.holder, departure.number) == (receiver, number)
-        )
-        return next(found, None)
-
-    def attempts_to(self, member: str) -> set[Attempt]:
-        """Return the attempts on their way to the member of this name."""
-        return {departure.running.key for departure in self.wanted if departure.to.name == member}
-
-    def is_late(self, receiver: str, number: int) -> bool:
-        """Return whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
-        if number <= self._pulled[receiver]:
-            return True
-        self._pulled[receiver] = number
-        return False
-
-    def send(self, receiver: str, number: int, attempt: Attempt) -> SendKv:
-        """Return the order to send what this holder pulls; nothing is sent of what has gone on, or is under way."""
-        departure = self.find(attempt)
-        if departure is None or departure.number is not None or departure.to.holder != receiver:
-            return SendKv(number, receiver, (), ())
-        departure.number, running = number, departure.running
-        return SendKv(number, receiver, running.blocks, running.kept_tokens)
 
 
 class Offering(CorePart):
@@ -114,7 +35,7 @@ class Offering(CorePart):
         self,
         here: Requests,
         departures: Departures,
-        memory: DeviceMemory,
+        memory: PlainMemory,
         log: WorkerLog,
         outputs: Outputs,
         peer: Callable[[str], Member | None],

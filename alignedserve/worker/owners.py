@@ -16,7 +16,7 @@ from alignedserve.core import NO_OPENING, Chunk, Decode, FinishReason, Request, 
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Attempt, Output, Resend, Tokens
-from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
@@ -130,7 +130,7 @@ Emitted: TypeAlias = Iterator[tuple[WorkerRequest, FinishReason | None]]
 class Owners(CorePart):
     """Gives the requests of a step their tokens, and the owners what is new."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    def __init__(self, memory: PlainMemory) -> None:
         self.outputs = Outputs()
         self._pages, self._dropping = memory.pages, memory.dropping
 

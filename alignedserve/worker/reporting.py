@@ -13,8 +13,8 @@ from alignedserve.protocol.figures import ByClass, DecodeLengths, DecodeSteps, W
 from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Release, Reserve, Retire
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import PromptQueue
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Owners
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import CorePart
@@ -32,7 +32,7 @@ class RouterLink(CorePart):
     def __init__(
         self,
         here: Requests,
-        memory: DeviceMemory,
+        memory: PlainMemory,
         pool: PoolLink,
         log: WorkerLog,
         owners: Owners,
@@ -95,7 +95,7 @@ class Counting(CorePart):
         self,
         here: Requests,
         log: WorkerLog,
-        memory: DeviceMemory,
+        memory: PlainMemory,
         pace: Pace,
         queue: PromptQueue,
         running: Callable[[], Iterable[WorkerRequest]],

@@ -1,25 +1,38 @@
-"""The requests on a worker by their states: the one place that takes a request from state to state."""
+"""The requests on a worker by their states: the one place that takes a request from state to state.
+
+What belongs to some states is here too: candidates, and the transfers of requests that come and leave.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import chain, count
+from typing import TYPE_CHECKING
 
+from alignedserve.core import Chunk
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
+from alignedserve.worker.candidates import CandidateLists, RunningBatch
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
+from alignedserve.worker.transfers import Departures, IncomingTransfers
+
+if TYPE_CHECKING:
+    from alignedserve.worker.arriving import PromptQueue  # which takes requests from here
+
+# Until the blocks of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
+AHEAD_STEPS = 4
 
 _ABSENT = (State.NEW, State.CANDIDATE, State.KEPT, State.ABANDONED, State.GONE)
 PRESENT = tuple(state for state in State if state not in _ABSENT)
-_LOOSE = (State.COMPILING, State.ASKING, State.WAITING)
-OCCUPYING = (*(state for state in PRESENT if state not in _LOOSE), State.KEPT, State.ABANDONED)
 
 
 class Requests:
     """Each state's requests are in the order in which they came to it. Those in a step are found by their names."""
+
+    queue: PromptQueue  # prompts that wait for a seat
 
     def __init__(self) -> None:
         self.parts: tuple[CorePart, ...] = ()  # of the core
@@ -32,6 +45,9 @@ class Requests:
         self.copy_numbers = count(1)  # of copies from the pool
         self.copies: dict[int, WorkerRequest] = {}  # under way to blocks of these requests
         self.from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
+        self.candidates, self.batch = CandidateLists(), RunningBatch()
+        self.transfers, self.departures = IncomingTransfers(), Departures()
+        self._short_at = 0  # how many were seated when a request last left for lack of memory; 0: forgotten
 
     def move(self, running: WorkerRequest, state: State, first: bool = False) -> None:
         """Take a request to another state, behind the others there or before them (`first`)."""
@@ -61,17 +77,16 @@ class Requests:
         return [*chain.from_iterable(map(self.among, states))]
 
     def attempts(self) -> list[Attempt]:
-        """Return the attempts of all requests that go on here."""
-        return [running.key for running in self.of(*PRESENT)]
+        """Return all attempts that are here: candidates are only entries until they join."""
+        before = PRESENT.index(State.RECEIVING)
+        candidates = [candidate.key for candidate in self.candidates.waiting]
+        here, on_their_way = self.of(*PRESENT[:before]), self.of(*PRESENT[before:])
+        return [*(running.key for running in here), *candidates, *(running.key for running in on_their_way)]
 
     @property
     def may_try(self) -> bool:
         """Return whether the worker is idle, and goes on."""
         return not self.is_retiring and not self.attempts()
-
-    def occupants(self) -> list[WorkerRequest]:
-        """Return the requests that have blocks, but for unwanted ones whose blocks a transfer still uses."""
-        return self.of(*OCCUPYING)
 
     def find(self, request: str) -> WorkerRequest | None:
         """Return the request of this name that may be in a step."""
@@ -91,6 +106,68 @@ class Requests:
             self.move(running, to)
         return dropped
 
+    def occupants(self) -> list[WorkerRequest]:
+        seated = self.of(State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.KEPT)
+        return [*seated, *self.transfers.occupants, *(departure.running for departure in self.departures)]
+
+    def running_of(self, chunk: Chunk) -> WorkerRequest:
+        """Return the request of this chunk."""
+        running = self.find(chunk.request)
+        assert running is not None, "a chunk was chosen of a request that is not here"
+        return running
+
+    @property
+    def seated(self) -> list[WorkerRequest]:
+        """Return the requests that may be in a step."""
+        return [*self.residents.values(), *self.prompts.values()]
+
+    @property
+    def best_effort(self) -> list[WorkerRequest]:
+        """Return the best-effort requests that may be in a step, and so can leave."""
+        return [running for running in self.seated if not running.promise.is_rt]
+
+    @property
+    def num_seated(self) -> int:
+        """Return how many requests have a seat; a departing one may have to stay."""
+        seated = len(self.residents) + len(self.prompts) + self.num_joining + self.num_fetching
+        return seated + len(self.transfers.joining) + len(self.departures)
+
+    @property
+    def num_joining(self) -> int:
+        return len(self.among(State.JOINING))
+
+    @property
+    def num_fetching(self) -> int:
+        return len(self.among(State.FETCHING))
+
+    @property
+    def with_kv(self) -> list[WorkerRequest]:
+        """Return the requests that decode here, or are about to."""
+        return [*self.of(State.RESIDENT, State.JOINING), *self.transfers.joining]
+
+    @property
+    def kept(self) -> Collection[WorkerRequest]:
+        """Return the requests that have ended, and whose answers are copied to the pool."""
+        return self.among(State.KEPT)
+
+    @property
+    def abandoned(self) -> list[WorkerRequest]:
+        """Return the unwanted requests whose blocks pages are still being copied to."""
+        return [running for running in self.copies.values() if running.state is State.ABANDONED]
+
+    @property
+    def is_changing(self) -> bool:
+        """Return whether some request has blocks and is on its way here, or leaves them."""
+        return bool(self.copies or self.transfers.occupants or self.departures)
+
+    def blocks_needed(self, steps: int, block_size: int) -> int:
+        """Return the blocks that decodes need to go on for this many steps."""
+        return sum(
+            running.num_held + steps > len(running.kv.blocks) * block_size
+            for running in self.residents.values()
+            if not running.kv.form
+        )
+
     # --- Copies from the pool
 
     def begin_copy(self, running: WorkerRequest, state: State) -> int:
@@ -108,6 +185,27 @@ class Requests:
     def pool_lost(self, *_: object) -> None:
         """Note that the copies under way come from a lost pool: the next pool is told nothing about them."""
         self.from_lost_pool = frozenset(self.copies)
+
+    # --- A shortage of memory
+
+    def note_shortage(self) -> None:
+        """Note that a request leaves for lack of memory: none is asked for before another one has ended."""
+        self._short_at = self.num_seated
+
+    @property
+    def had_shortage(self) -> bool:
+        """Return whether a request has left for lack of memory, and that is not forgotten yet."""
+        return self._short_at > 0
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether as many requests are seated as when one left for lack of memory."""
+        return 0 < self._short_at <= self.num_seated
+
+    def forget_shortage(self) -> None:
+        """Forget the shortage once fewer requests are seated."""
+        if not self.is_short:
+            self._short_at = 0
 
     # --- What concerns all parts of the core
 

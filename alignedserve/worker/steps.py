@@ -20,9 +20,9 @@ from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Backlog
 from alignedserve.worker.arriving import PromptQueue
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
@@ -45,7 +45,7 @@ class Runs(Protocol):
 class StepEnd:
     """Ends a step: blocks come free, the worker learns the step's time, and its requests get their tokens."""
 
-    def __init__(self, memory: DeviceMemory, pace: Pace, queue: PromptQueue, runs: Runs, log: WorkerLog) -> None:
+    def __init__(self, memory: PlainMemory, pace: Pace, queue: PromptQueue, runs: Runs, log: WorkerLog) -> None:
         self._memory, self._steps, self._pace = memory, memory.steps, pace
         self._queue, self._runs, self._counts, self._decisions = queue, runs, log.counts, log.decisions
 
@@ -212,7 +212,7 @@ class IdleTrials:
     times of these. A request that comes meanwhile waits for one of them at most.
     """
 
-    def __init__(self, memory: DeviceMemory, pace: Pace, here: Requests, has_profile: bool) -> None:
+    def __init__(self, memory: PlainMemory, pace: Pace, here: Requests, has_profile: bool) -> None:
         self._memory, self._steps, self._pace = memory, memory.steps, pace
         self._here, self._limits = here, memory.limits
         bounds = Bounds(memory.limits, _LONGEST)

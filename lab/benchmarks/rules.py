@@ -31,7 +31,6 @@ from typing import Any
 from unittest.mock import patch
 
 from alignedserve.core import ServiceClass
-from alignedserve.decode_worker.memory.plain import RecentNeed
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.report import command, several
 from alignedserve.lab.benchmarks.common.simulating import of_each, record_of, save_load
@@ -40,6 +39,7 @@ from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.loads.figures.request_figures import requests_of_class
 from alignedserve.schedulers import aligned
 from alignedserve.schedulers.near_lengths import NearLengths
+from alignedserve.worker.memory import RecentNeed
 from alignedserve.worker.pace import ArrivalForecast
 from alignedserve.worker.step.view import StepContext
 

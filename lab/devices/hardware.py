@@ -14,7 +14,7 @@ from math import log
 from pathlib import Path
 from typing import Protocol
 
-from alignedserve.core import StepPlan, WorkerLimits
+from alignedserve.core import FoldKv, StepPlan, WorkerLimits
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import CostModel, Link, Route, Shape, shape_of
@@ -22,7 +22,7 @@ from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
-from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
+from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.forms.pool.int8_layout import Int8Layout
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.lab.devices import device_file, devices, gpu_truth, roofline

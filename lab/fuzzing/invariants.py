@@ -42,10 +42,10 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from alignedserve.core import Chunk, Decode, FormOrder, ServiceClass
+from alignedserve.core import Chunk, Decode, FoldKv, FormOrder, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.two_ended import slots_of
-from alignedserve.forms.orders import CompressPage, FoldKv
+from alignedserve.forms.orders import CompressPage
 from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
@@ -53,7 +53,17 @@ from alignedserve.lab.fuzzing.waste import WasteWatch
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, RunStep, Send, SendKv
+from alignedserve.protocol.commands import (
+    Command,
+    CopyIn,
+    CopyOut,
+    Deliver,
+    ReceiveKv,
+    Reject,
+    RunStep,
+    Send,
+    SendKv,
+)
 from alignedserve.protocol.messages import Member, Message, Prefill, Refused
 from alignedserve.router.placing.admission import Queues
 from alignedserve.simulator.machines.faults import Forge

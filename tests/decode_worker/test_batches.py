@@ -12,7 +12,6 @@ from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, Step
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.reporting import some_of
-from alignedserve.decode_worker.requests.candidates import LEAST_WIDTH
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
@@ -31,6 +30,7 @@ from alignedserve.protocol.messages import (
     Report,
 )
 from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
+from alignedserve.worker.candidates import LEAST_WIDTH
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 

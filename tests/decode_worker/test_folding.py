@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.architectures.folding import fold_of
-from alignedserve.core import Decode, Entry, Fold, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
+from alignedserve.core import Decode, Entry, Fold, FoldKv, KvForm, Sampling, ServiceClass, Sight, StepResult, units_for
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.decode_worker.memory.plain import MOST_FOLDS
-from alignedserve.forms.orders import FoldKv
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
@@ -24,6 +22,7 @@ from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.windows import MOST_FOLDS
 from tests.samples import LIMITS, POOL_MEMBER, member, request
 
 DECODE_MEMBER = member("decode-0")

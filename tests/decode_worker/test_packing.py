@@ -16,8 +16,6 @@ from alignedserve.core import KvForm, Request, ServiceClass, Slo, StepPlan, Step
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.decode_worker.memory.plain import RecentNeed
-from alignedserve.decode_worker.requests.candidates import RunningBatch
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.protocol.commands import Command, RunStep
@@ -29,6 +27,8 @@ from alignedserve.schedulers.table import scheduler_of
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
+from alignedserve.worker.candidates import RunningBatch
+from alignedserve.worker.memory import RecentNeed
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepView

@@ -24,7 +24,6 @@ from alignedserve.core import (
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.decode_worker.requests.candidates import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -47,6 +46,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
+from alignedserve.worker.candidates import LEAST_WIDTH
 from alignedserve.worker.pace import JOINS
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import Fold, Request, Role, ServiceClass, WorkerLimits, units_for
+from alignedserve.core import Fold, FoldKv, Request, Role, ServiceClass, WorkerLimits, units_for
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import Capture
 from alignedserve.executor.hands import EngineHands
-from alignedserve.forms.orders import CopySlots, FoldKv
+from alignedserve.forms.orders import CopySlots
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import Extents, PageBytes
 from alignedserve.kvpool.state import PoolCore

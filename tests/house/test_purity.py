@@ -59,8 +59,6 @@ CORE_FOLDERS = (
     "router/prediction",
     "prefill_worker",
     "decode_worker",
-    "decode_worker/memory",
-    "decode_worker/requests",
     "kvpool",
     "kvpool/memory",
     "dashboard",

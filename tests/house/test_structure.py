@@ -70,8 +70,8 @@ def test_the_page_of_folders_is_made_of_the_sources() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
 
 
-# `kv` of a request is its blocks, and their form. Whoever else wants some asks a memory (worker/device.py).
-WRITES_KV = ("worker/step/blocks.py", "decode_worker/memory/", "forms/memory/")
+# `kv` of a request is its blocks, and their form. Whoever else wants some asks a memory (worker/memory.py).
+WRITES_KV = ("worker/step/blocks.py", "worker/memory.py", "worker/windows.py", "forms/memory/")
 
 
 def kv_writes(tree: ast.AST) -> list[int]:

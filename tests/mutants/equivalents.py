@@ -11,7 +11,7 @@ EQUIVALENT: dict[str, str] = {
     "prefill_worker/buffering.py | Buffers._prefetch | argument strict left out | zip(entries, waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"
     ),
-    "decode_worker/requests/occupancy.py | CandidateOrder.expected_waits | argument strict left out | "
+    "alignedserve/worker/candidate_order.py | CandidateOrder.expected_waits | argument strict left out | "
     "zip((candidate.key for candidate in waiting), waits, strict=True)": (
         "an assertion: a wait is computed for each that waits"
     ),

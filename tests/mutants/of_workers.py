@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_OFFERING, _DECODE, _WORKER = "alignedserve/worker/offering.py", "decode_worker", "alignedserve/worker"
+_DECODE, _WORKER = "decode_worker", "alignedserve/worker"
+_OFFERING, _TRANSFERS = f"{_WORKER}/offering.py", f"{_WORKER}/transfers.py"
 
 _NAMED = f"{_WORKER}/step/blocks.py"
 
@@ -98,7 +99,7 @@ PREFILL = (
     ),
     Mutant(
         "repeated pull sent again",
-        _OFFERING,
+        _TRANSFERS,
         "number <= self._pulled[receiver]",
         "number < self._pulled[receiver]",
         "A Pull that comes twice is answered twice.",
@@ -244,14 +245,14 @@ DECODE = (
     ),
     Mutant(
         "pages of a transfer outlive their pool",
-        f"{_DECODE}/requests/occupancy.py",
+        _TRANSFERS,
         "transfer.pages = ()",
         "",
         "A request whose transfer failed is copied from pages of a pool that died.",
     ),
     Mutant(
         "evicted request seated from another's KV",
-        _OFFERING,
+        _TRANSFERS,
         "departure is None or departure.number is not None or departure.to.holder != receiver",
         "departure is None or departure.number is not None",
         "KV goes to a later life of the worker than that which was to have it.",
@@ -261,8 +262,8 @@ DECODE = (
 WORKER = (
     Mutant(
         "blocks freed during a step",
-        f"{_WORKER}/device.py",
-        "if not self._steps.leave(blocks):\n    self.give(blocks)",
+        f"{_WORKER}/memory.py",
+        "if not self.steps.leave(blocks):\n    self.give(blocks)",
         "self.give(blocks)",
         "Blocks of a request that is dropped are free while a step writes to them.",
     ),

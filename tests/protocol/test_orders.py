@@ -9,6 +9,7 @@ from alignedserve.core import (
     Choice,
     Chunk,
     Decode,
+    FoldKv,
     History,
     KvForm,
     Role,
@@ -17,7 +18,7 @@ from alignedserve.core import (
     StepPlan,
 )
 from alignedserve.errors import WireError
-from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
+from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.protocol.commands import (
     CopyIn,
     CopyOut,

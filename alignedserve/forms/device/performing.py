@@ -7,11 +7,11 @@ from time import perf_counter
 
 from torch import Tensor
 
-from alignedserve.core import FormOrder
+from alignedserve.core import FoldKv, FormOrder
 from alignedserve.forms.device.checkpoints import Checkpoints
 from alignedserve.forms.device.pages import Amend
 from alignedserve.forms.device.table import DeviceForm
-from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv
+from alignedserve.forms.orders import CompressPage, CopySlots
 from alignedserve.protocol.events import Event, PageCompressed
 
 

@@ -17,8 +17,6 @@ from functools import partial
 
 from alignedserve.core import Chunk, KvForm, Slo, WorkerLimits, units_for
 from alignedserve.cost.model import CostModel
-from alignedserve.decode_worker.memory.plain import PackedSeating, PlainMemory
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
 from alignedserve.forms.orders import ProjectKv
 from alignedserve.forms.rules import HIDDEN
@@ -27,7 +25,10 @@ from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Cache, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.memory import PackedSeating, PlainMemory
 from alignedserve.worker.pace import Pace
+from alignedserve.worker.pool import PageWriter
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepContext
@@ -65,9 +66,15 @@ class WeighedMemory(PlainMemory):
     """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
 
     def __init__(
-        self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, scheduler: Scheduler
+        self,
+        limits: WorkerLimits,
+        pace: Pace,
+        steps: StepsInFlight,
+        here: Requests,
+        writer: PageWriter,
+        scheduler: Scheduler,
     ) -> None:
-        super().__init__(limits, pace, steps, here, scheduler, Blocks(limits.num_blocks))
+        super().__init__(limits, pace, steps, here, writer, scheduler, Blocks(limits.num_blocks))
         self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
@@ -77,7 +84,7 @@ class WeighedMemory(PlainMemory):
     def _begin(self, waiting: WaitingPrompts, now: float) -> None:
         """Note what a token costs all requests that a longer step delays, where it is kept as hidden."""
         num_here = self._here.num_seated + len(waiting)
-        self._now, self._token_s = now, num_here * self._pace.cost.remade_token_s
+        self._now, self._token_s = now, num_here * self.pace.cost.remade_token_s
 
     # --- What a request is worth
 
@@ -178,7 +185,7 @@ class WeighedMemory(PlainMemory):
         commands = [command for command in projected if command is not None]
         self.num_hidden -= sum(running in selection.admitted for running, _ in upgraded)
         self.num_projected += len(commands)
-        return _as_kv(selection, [running for running, _ in upgraded], self._pace.cost), commands
+        return _as_kv(selection, [running for running, _ in upgraded], self.pace.cost), commands
 
     def _affordable(self, hidden: Sequence[WorkerRequest]) -> list[tuple[WorkerRequest, int]]:
         """Return the hidden requests for which there is memory as KV, and the blocks that each then has."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.forms.memory.hybrid import WeighedMemory
 from alignedserve.forms.memory.two_ended import TwoEndedMemory
 from alignedserve.forms.rules import Cache, Layout
 from alignedserve.scheduling.policy import Policy, SchedulerName
+from alignedserve.worker.memory import PlainMemory
 
 
 def memory_for(policy: Policy) -> type[PlainMemory]:

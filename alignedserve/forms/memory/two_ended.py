@@ -19,15 +19,16 @@ from dataclasses import dataclass, field, replace
 
 from alignedserve.core import Chunk, WorkerLimits
 from alignedserve.cost.model import Shape
-from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.forms.memory.block_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.slo import Standing, by_standing
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.pace import Pace
+from alignedserve.worker.pool import PageWriter
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -37,11 +38,17 @@ class TwoEndedMemory(PlainMemory):
     keeps_places = False
 
     def __init__(
-        self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, scheduler: Scheduler
+        self,
+        limits: WorkerLimits,
+        pace: Pace,
+        steps: StepsInFlight,
+        here: Requests,
+        writer: PageWriter,
+        scheduler: Scheduler,
     ) -> None:
         num_places = pace.policy.block_use.num_on_host(limits.num_blocks * limits.block_size)
         self.slots = TwoEndedBlocks(limits.num_blocks, limits.block_size, num_places)
-        super().__init__(limits, pace, steps, here, scheduler, self.slots)
+        super().__init__(limits, pace, steps, here, writer, scheduler, self.slots)
         self._short: set[WorkerRequest] = set()  # they found no slot for their next token when they last claimed one
         self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their blocks
 
@@ -76,7 +83,7 @@ class TwoEndedMemory(PlainMemory):
             self.is_stuck = self.is_crowded = False
 
     def release_after_step(self, running: WorkerRequest) -> None:
-        if self._steps.running is None:
+        if self.steps.running is None:
             self.release(running)
         else:
             self._left.append(running)
@@ -150,7 +157,7 @@ class TwoEndedMemory(PlainMemory):
             return selection
         sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
         shape = Shape.build(sizes, [running.prefix for running in decodes])
-        seconds = self._pace.cost.seconds(shape)
+        seconds = self.pace.cost.seconds(shape)
         return replace(selection, decodes=decodes, chunks=chunks, shape=shape, predicted_s=seconds)
 
     def gives_back(self, at: StepContext) -> bool:
@@ -181,7 +188,7 @@ class TwoEndedMemory(PlainMemory):
         (algorithms §1, §7)."""
 
         def standing(running: WorkerRequest) -> Standing:
-            restore_s = self.slots.num_missing(running) * self._pace.copy_token_s
+            restore_s = self.slots.num_missing(running) * self.pace.copy_token_s
             return running.promise.standing(at.now, replace(running.work(at.chunk), transfer_s=restore_s), at.times)
 
         return by_standing(self.lacking(), standing, at.times, at.policy.late)

@@ -14,9 +14,21 @@ from dataclasses import dataclass
 from typing import Protocol
 from zlib import crc32
 
-from alignedserve.core import POOLED, Chunk, Decode, History, Logprob, Request, Role, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import (
+    POOLED,
+    Chunk,
+    Decode,
+    FoldKv,
+    History,
+    Logprob,
+    Request,
+    Role,
+    StepPlan,
+    StepResult,
+    WorkerLimits,
+)
 from alignedserve.cost.trials import NOBODY
-from alignedserve.forms.orders import CompressPage, CopySlots, FoldKv, ProjectKv
+from alignedserve.forms.orders import CompressPage, CopySlots, ProjectKv
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.loads.workload.tape import STOP, VOCABULARY
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv

@@ -108,7 +108,8 @@ class TestRequests:
         here.pool_lost()
         assert here.from_lost_pool == {number}
         here.move(running, State.ABANDONED)
+        assert here.abandoned == [running]
         assert here.end_copy(number, State.FETCHING) is None
         assert here.end_copy(number, State.ABANDONED) is running
         assert here.end_copy(number, State.ABANDONED) is None
-        assert running in here.occupants()
+        assert here.abandoned == []

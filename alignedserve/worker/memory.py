@@ -1,5 +1,5 @@
-"""The interface of a decode worker's memory. PlainMemory is plain: a block holds the KV of one request, or of all
-requests that begin alike. Windows and stretches are folded (Folding).
+"""The memory of a worker's device, and the interface by which forms/memory/ plugs in others. PlainMemory is plain: a
+block holds the KV of one request, or of all requests that begin alike. What windows no longer read is in windows.py.
 
 With Room.WHOLE a request gets the blocks for its whole possible length when it is seated: a resident leaves only for a
 chat's prompt. Otherwise a request gets blocks one by one; where none is free the scheduler names a request that
@@ -13,28 +13,43 @@ A memory says which request leaves; leaving.py lets it leave.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 
-from alignedserve.core import Fold, WorkerLimits, units_for
-from alignedserve.decode_worker.requests.occupancy import CandidateOrder, Occupancy
-from alignedserve.forms.orders import FoldKv
+from alignedserve.core import WorkerLimits, units_for
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.worker.device import DeviceMemory, blocks_for
+from alignedserve.scheduling.policy import Room
+from alignedserve.worker.candidate_order import CandidateOrder
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PageWriter
-from alignedserve.worker.step.blocks import Blocks
-from alignedserve.worker.step.device_pages import NextPages
+from alignedserve.worker.requests import Requests
+from alignedserve.worker.seating import PackedSeating, RecentNeed
+from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, drop_beginning, lose_kv, take_blocks
+from alignedserve.worker.step.device_pages import DevicePages, NextPages
 from alignedserve.worker.step.ranks import as_they_leave
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from alignedserve.worker.windows import Dropping, Folding
 
 
-class PlainMemory(DeviceMemory):
+def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
+    """Return the blocks of a device that keeps what requests have computed for others, if the policy reuses it."""
+    if not pace.policy.reuse:
+        return Blocks(limits.num_blocks)
+    size = limits.block_size
+
+    def cost_s(is_in_pool: bool) -> float:
+        return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
+
+    return NamedBlocks(limits.num_blocks, 1, cost_s)
+
+
+class PlainMemory:
     weighs = False  # whether the memory, and not a scheduler, chooses which requests have memory: by their worth
     keeps_places = True  # whether the KV of a request stays where it is as long as the request has its blocks
     decodes = True  # whether requests go on here when their prompts have run
@@ -44,34 +59,127 @@ class PlainMemory(DeviceMemory):
         limits: WorkerLimits,
         pace: Pace,
         steps: StepsInFlight,
-        here: Occupancy,
+        here: Requests,
+        writer: PageWriter,
         scheduler: Scheduler,
         blocks: Blocks | None = None,
     ) -> None:
-        super().__init__(limits, steps, blocks_for(limits, pace) if blocks is None else blocks)
-        self._pace, self._policy, self._here = pace, pace.policy, here
+        self.limits, self.pace, self.steps, self._here, self._writer = limits, pace, steps, here, writer
+        self._policy, self.scheduler = pace.policy, scheduler
+        self.blocks = blocks_for(limits, pace) if blocks is None else blocks
+        # Requests share full pages by the names that the pool has for them.
+        size, page_size = limits.block_size, limits.page_size
+        self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
         self.order = CandidateOrder(pace, here, steps)
-        self.scheduler = scheduler
+        self.dropping = Dropping(self, writer)
+        self._folding = Folding(self, here, writer, limits.fold if self.keeps_places else None)
         self._need = RecentNeed()
-
-    def connect(self, writer: PageWriter, pace: Pace) -> None:
-        super().connect(writer, pace)
-        self._writer = writer
-        self._folding = Folding(self, self._here, writer, self.limits.fold if self.keeps_places else None)
+        self.copies_beside = False  # whether copies from the pool go on beside steps
+        self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
+        self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
 
     @property
     def copies_s(self) -> float:
         """Return the time of the copies to the pool that come before the next step."""
-        return self._writer.num_between_steps * self._pace.copy_token_s
+        return self._writer.num_between_steps * self.pace.copy_token_s
 
     def context(self, now: float) -> StepContext:
         """Return what plans depend on beside the requests."""
-        at = self._pace.context(now)
+        at = self.pace.context(now)
         at.newest_batch = self._here.batch.number
         return at
 
+    # --- Blocks
+
+    @property
+    def num_free(self) -> int:
+        return self.blocks.num_free
+
+    @property
+    def free_share(self) -> float:
+        """Return the share of the device's blocks that is free."""
+        return self.blocks.num_free / self.limits.num_blocks
+
     def blocks_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
-        return super().blocks_with((*occupants, *self._here.abandoned))
+        """Return free blocks, taken ones, and those that a step may still write to: each block once, if all is well.
+
+        A block that several requests read counts as taken by the first of them."""
+        occupants = (*occupants, *self._here.abandoned)
+        taken = [*self.steps.left, *(running.blocks for running in occupants)]
+        blocks = [*self.blocks.free, *chain.from_iterable(taken)]
+        if more_readers := self.blocks.more_readers:
+            return list((Counter(blocks) - Counter(more_readers)).elements())
+        return blocks
+
+    def orders(self) -> Sequence[Command]:
+        """Return what the device is to do before whatever is ordered next; once."""
+        return ()
+
+    @property
+    def by_chunk(self) -> bool:
+        """Return whether prompts get their blocks for each chunk when it runs: where they give some back, they must."""
+        return self._policy.room is Room.CHUNKS or self.limits.reach is not None
+
+    def to_hold(self, running: WorkerRequest, tokens: int) -> int:
+        """Return how many of its `tokens` a request gets memory for when it is seated as a whole."""
+        dropped = running.kv.dropped
+        begun = max(running.prefix + 1, running.fetched_to) - dropped
+        return max(begun, self.limits.least_held(tokens - dropped))
+
+    def spare(self, blocks: tuple[int, ...]) -> None:
+        """Free blocks of a request that goes on, as `leave` does, but seat no crowded-out prompt for that.
+
+        The request will soon need as many again: the prompt waits until one of the others has ended.
+        """
+        is_crowded = self.is_crowded
+        self.leave(blocks)
+        self.is_crowded = is_crowded
+
+    def num_freed(self, leaving: Iterable[WorkerRequest]) -> int:
+        """Return the least number of blocks that come free if all of these requests leave."""
+        return sum([self.blocks.num_freed(running.blocks) for running in leaving])
+
+    def reconsider(self) -> None:
+        """Let the first waiting prompt try again to get a seat, because something has changed."""
+        self.is_stuck = False
+
+    def give(self, blocks: tuple[int, ...]) -> None:
+        """Free blocks that no step writes to."""
+        self.blocks.give(blocks)
+        self.is_stuck = self.is_crowded = False
+
+    def leave(self, blocks: tuple[int, ...]) -> None:
+        """Free blocks when the steps in flight, which may still write there, have ended."""
+        if not self.steps.leave(blocks):
+            self.give(blocks)
+
+    def release(self, running: WorkerRequest) -> None:
+        """Free the blocks of a request that no step writes to."""
+        self.give(take_blocks(running))
+
+    def lose(self, running: WorkerRequest) -> None:
+        """Free the blocks of a request that no step writes to; the request loses its KV, and is recomputed."""
+        self.release(running)
+        lose_kv(running)
+
+    def take_for(self, running: WorkerRequest, count: int) -> bool:
+        """Give a request `count` more blocks, and return whether that many were free."""
+        blocks = self.blocks.take(count)
+        if blocks is not None:
+            add_blocks(running, blocks)
+        return blocks is not None
+
+    def note_replaced(self, running: WorkerRequest) -> None:
+        """Note that the choice of a step has given the blocks of a request to others."""
+        take_blocks(running)
+
+    def drop(self, running: WorkerRequest, tokens: int, free: Callable[[tuple[int, ...]], None]) -> None:
+        """Hand the blocks of the first tokens of a request to `free`: no layer reads them any more."""
+        free(drop_beginning(running, tokens, self.limits.block_size))
+
+    def release_after_step(self, running: WorkerRequest) -> None:
+        """Free the blocks of a request when the steps in flight have ended."""
+        self.leave(running.blocks)
 
     # --- Seats
 
@@ -119,7 +227,7 @@ class PlainMemory(DeviceMemory):
             self.limits.num_blocks,
             self.limits.block_size,
             seats,
-            self.by_chunk(self._policy),
+            self.by_chunk,
             self.room_for,
             self.has_long,
             self.pages,
@@ -132,7 +240,7 @@ class PlainMemory(DeviceMemory):
         return self._packed_seating(waiting, now)(
             *offered,
             best_effort=[running for running in seated if not running.promise.is_rt],
-            spare=self._need.spare_blocks(held, now, self._pace.coming.are_expected(now)) if seated else 0,
+            spare=self._need.spare_blocks(held, now, self.pace.coming.are_expected(now)) if seated else 0,
             is_open=not self.is_crowded,
             at=at,
         )
@@ -148,7 +256,7 @@ class PlainMemory(DeviceMemory):
         """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`.
 
         Return none while a step runs, and where all of them are not enough."""
-        if self._steps.running is not None:
+        if self.steps.running is not None:
             return []
         wanted, free, best_effort = units_for(tokens, self.limits.block_size), self.num_free, self._here.best_effort
         if wanted <= free or wanted > free + self.num_freed(best_effort):
@@ -164,7 +272,7 @@ class PlainMemory(DeviceMemory):
     ) -> list[WorkerRequest] | None:
         """Return which of the `lower` requests leave, from the last one on, so that another request finds memory for
         `tokens`, and a seat. Return None while a step runs, and where all of them are not enough."""
-        if self._steps.running is not None:
+        if self.steps.running is not None:
             return None
         line, leaving, free = [*lower], list[WorkerRequest](), self.num_free
         wanted = units_for(tokens, self.limits.block_size)
@@ -268,154 +376,3 @@ class PlainMemory(DeviceMemory):
     def held(self) -> Mapping[str, int]:
         """Return what is taken beside blocks, by name; nothing when no request is open."""
         return {}
-
-
-RECALL_S = 30.0  # after which a past need counts half: to recompute others costs more than memory that stays free
-
-
-class RecentNeed:
-    """The memory that real-time requests needed lately: more of them will come."""
-
-    def __init__(self) -> None:
-        self._blocks, self._at = 0.0, 0.0
-
-    def spare_blocks(self, held: int, now: float, more_expected: bool = True) -> int:
-        """Return how many free blocks to hold back from best-effort requests: the recent real-time peak, less `held`.
-
-        Where no more real-time requests are expected, there are none: what was needed before is forgotten.
-        """
-        self._blocks = max(held, self._blocks * 0.5 ** ((now - self._at) / RECALL_S)) if more_expected else held
-        self._at = now
-        return int(self._blocks) - held
-
-
-@dataclass(slots=True)
-class PackedSeating(Seating):
-    """Offers real-time requests also the memory and the seats of best-effort ones."""
-
-    best_effort: Sequence[WorkerRequest] = ()  # that are seated
-    spare: int = 0  # free blocks to hold back from best-effort requests
-    is_open: bool = True  # to real-time requests, however many are seated
-    at: StepContext = field(kw_only=True)
-    _yielding: list[WorkerRequest] | None = None  # best-effort requests that have not left, the first to leave last
-    _can_yield: int | None = None  # blocks
-
-    def left_for(self, running: WorkerRequest) -> int:
-        blocks = self.blocks.num_free
-        if running.promise.is_rt:
-            if self._can_yield is None:
-                self._can_yield = sum(self.blocks.num_freed(seat.blocks) for seat in self._left())
-            blocks += max(0, self._can_yield - self.pages.num_read_once(running))
-        elif not running.blocks and self.best_effort:
-            blocks = max(0, blocks - self.spare)
-        return blocks * self.block_size
-
-    def has_seat(self, waiting: WorkerRequest) -> bool:
-        return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
-
-    def most(self, running: WorkerRequest, size: int) -> int:
-        """Return for how many of these tokens of a request there is memory.
-
-        There is none for a request that this choice has displaced: others have its blocks, and it would lose more.
-        """
-        if self.by_chunk and any(left is running for left in self.displaced):
-            return 0
-        return Seating.most(self, running, size)
-
-    def take(self, running: WorkerRequest, size: int) -> None:
-        Seating.take(self, running, size)
-        self._can_yield = None  # the request may share blocks now with those that would leave
-
-    def _left(self) -> Sequence[WorkerRequest]:
-        return self.best_effort if self._yielding is None else self._yielding
-
-    def _taken(self, count: int) -> tuple[int, ...]:
-        while count > self.blocks.num_free:
-            if self._yielding is None:
-                self._yielding = as_they_leave(self.best_effort, self.at)
-            leaving, self._can_yield = self._yielding.pop(), None
-            self.blocks.give(leaving.blocks)  # `leaving.blocks` still says where to copy its KV from
-            self.displaced.append(leaving)
-        return Seating._taken(self, count)
-
-
-MOST_FOLDS = 16  # after one step: a long prompt that has just ended delays no decode by the copy of all its blocks
-
-
-class Folding:
-    """Folds blocks of decodes that layers with a window or stretches no longer read, where others read all (core.Fold).
-
-        blocks of a request   [folded] [folded]  [all layers] [all layers] [all layers] ...
-        tokens                0 ─── `folded` ──┘ └─ read by all layers ──────── prefix
-
-    Nothing is written to the old blocks: what the layers that read all keep there is copied to a free block, and the
-    old blocks are given back. So other requests that share them read on, new requests find them while they are idle,
-    and a step in flight may still read them. Blocks are folded only where more blocks come free than are taken. A
-    beginning that others read frees none: it is folded where enough comes free of the blocks behind it.
-
-    A prompt keeps its blocks until its first token, and until the pool has its pages if it is to get them; where memory
-    is short, that is not awaited. A folded request that has to leave goes to the pool if the pool has all tokens that
-    are folded, as it mostly has of prompts: only the tokens after these pages are written. Otherwise the request is
-    recomputed, from what the pool has on.
-    """
-
-    def __init__(self, memory: DeviceMemory, here: Occupancy, writer: PageWriter, fold: Fold | None) -> None:
-        self._size, self._here, self._memory, self._writer = memory.limits.block_size, here, memory, writer
-        self._fold = fold
-
-    def fold(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
-        """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step (PlainMemory.trim)."""
-        if self._fold is None:
-            return []
-        folds, left, is_short = list[tuple[int, ...]](), tuple[int, ...](), self._is_short
-        for running in self._here.residents.values():
-            is_wanted = is_short or not awaits_pool(running)
-            while len(folds) < MOST_FOLDS and is_wanted and self._is_due(running, self._fold):
-                old = self._old_blocks(running, self._fold.blocks)
-                if not self._is_worth(running, old, self._fold) or (into := self._memory.blocks.take(1)) is None:
-                    break
-                self._replace(running, into, self._fold)
-                folds.append((*into, *old))
-                left += old
-        if not folds:
-            return []
-        self._memory.spare(left)  # only now: else a fold of this list could write to a block that another one reads
-        return [FoldKv(tuple(folds))]
-
-    @property
-    def _is_short(self) -> bool:
-        """Return whether a prompt waits for memory, or decodes may soon lack some."""
-        return self._memory.num_free < len(self._here.residents) or self._here.queue.lacks_memory(only_rt=False)
-
-    def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:
-        if fold.foldable(running.prefix, self._size) <= running.kv.folded or running.kv.form:
-            return False
-        return not (self._writer.is_writing(running) or self._writer.num_written(running))
-
-    def _is_worth(self, running: WorkerRequest, old: tuple[int, ...], fold: Fold) -> bool:
-        """Return whether folding these blocks frees more than it takes, or else folding all that may be folded.
-
-        All are counted only at the end of a block, since others may read many of them for as long as they are here."""
-        num_freed = self._memory.blocks.num_freed
-        if num_freed(old) > 1:
-            return True
-        if running.prefix % self._size:
-            return False
-        count = (fold.foldable(running.prefix, self._size) - running.kv.folded) // self._size
-        taken = count // fold.blocks
-        return taken <= self._memory.num_free and num_freed(self._old_blocks(running, count)) > taken
-
-    def _old_blocks(self, running: WorkerRequest, count: int) -> tuple[int, ...]:
-        """Return the first `count` blocks of a request that are not folded."""
-        at = self._num_folded(running)
-        return running.blocks[at : at + count]
-
-    def _num_folded(self, running: WorkerRequest) -> int:
-        """Return how many blocks of a request are folded."""
-        return (running.kv.folded - running.kv.dropped) // self._size
-
-    def _replace(self, running: WorkerRequest, into: tuple[int, ...], fold: Fold) -> None:
-        """Put a folded block into the place of these."""
-        at, kv = self._num_folded(running), running.kv
-        blocks, folded = (*kv.blocks[:at], *into, *kv.blocks[at + fold.blocks :]), kv.folded + self._size * fold.blocks
-        running.kv = kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded)

@@ -1,0 +1,185 @@
+"""Requests whose KV goes from one worker to another: what is on its way here, and what leaves.
+
+While pages or KV are copied to blocks, nothing else is written to them: their request is in no step, and keeps the
+blocks until the copy has ended, wanted or not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from alignedserve.protocol.commands import Command, ReceiveKv, Send, SendKv
+from alignedserve.protocol.messages import Attempt, Member, Pull
+from alignedserve.worker.candidates import JoinCandidate
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+
+_MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that its KV never arrived
+
+
+@dataclass(eq=False)
+class IncomingTransfer:
+    """A request whose KV is on its way here."""
+
+    running: WorkerRequest
+    number: int
+    source: Member
+    pages: tuple[int, ...] = ()  # of the pool, where the pool has its KV too
+    is_prefetched: bool = False
+    was_evicted: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.running.state is State.RECEIVING
+
+    @property
+    def command(self) -> ReceiveKv:
+        running = self.running
+        return ReceiveKv(self.number, self.source.holder, running.blocks, running.kept_tokens)
+
+    @property
+    def pull(self) -> Command:
+        return Send(self.source.name, Pull(self.number, *self.running.key))
+
+
+class IncomingTransfers:
+    def __init__(self) -> None:
+        self._transfers: dict[tuple[str, int], IncomingTransfer] = {}  # (holder of the source, number) -> transfer
+        self._had: dict[Attempt, None] = {}  # attempts that were received at any time, the newest ones
+        self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
+
+    @property
+    def wanted(self) -> list[IncomingTransfer]:
+        return [transfer for transfer in self._transfers.values() if transfer.is_wanted]
+
+    @property
+    def occupants(self) -> list[WorkerRequest]:
+        """Return every request whose blocks are written to, wanted or not."""
+        return [transfer.running for transfer in self._transfers.values()]
+
+    @property
+    def joining(self) -> list[WorkerRequest]:
+        """Return the requests that have a seat here once they have come."""
+        return [transfer.running for transfer in self.wanted]
+
+    def begin(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> IncomingTransfer:
+        """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
+        self._numbers[source.holder] += 1
+        transfer = IncomingTransfer(running, self._numbers[source.holder], source)
+        transfer.pages, transfer.was_evicted = candidate.entry.pages, candidate.evicted is not None
+        transfer.is_prefetched = candidate.partner is not None and not transfer.was_evicted
+        self._transfers[source.holder, transfer.number] = transfer
+        return transfer
+
+    def end(self, source: str, number: int, intact: bool) -> IncomingTransfer:
+        transfer = self._transfers.pop((source, number), None)
+        assert transfer is not None, "a transfer ended that was not begun"
+        if intact:
+            self._had[transfer.running.key] = None
+            if len(self._had) > _MOST_RECEIVED:
+                del self._had[next(iter(self._had))]
+        return transfer
+
+    def has_come(self, attempt: Attempt) -> bool:
+        """Return whether this attempt was received at any time."""
+        return attempt in self._had
+
+    def is_under_way(self, source: str, attempt: Attempt) -> bool:
+        """Return whether this attempt is being received from this member, wanted or not."""
+        return any(
+            transfer.running.key == attempt and transfer.source.name == source for transfer in self._transfers.values()
+        )
+
+    def has_pages(self, attempt: Attempt, pages: tuple[int, ...]) -> None:
+        """Note the pool's pages of this attempt if it is being received."""
+        for transfer in self.wanted:
+            if transfer.running.key == attempt:
+                transfer.pages = pages
+
+    def pool_lost(self) -> None:
+        for transfer in self._transfers.values():
+            transfer.pages = ()
+
+    def pull_again(self, source: Member | None) -> list[Command]:
+        """Repeat the Pulls to this member, since the first ones may have been lost."""
+        return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
+
+
+@dataclass(eq=False)
+class Departure:
+    """A request whose KV is to leave for another worker: for good where it is offered, or until there is room again."""
+
+    running: WorkerRequest  # with its blocks
+    to: Member
+    wait_s: float = 0.0  # until it is back, as was expected
+    number: int | None = None  # of the transfer, once it is pulled
+    is_offered: bool = False  # it goes on at that worker
+    waits_there: bool = False  # for room, which may be long: it has no other way, and is not declined
+    is_declined: bool = False  # that worker goes on without it, while a transfer still reads its blocks
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.running.state is State.DEPARTING
+
+    @property
+    def is_unpulled(self) -> bool:
+        """Return whether it is wanted and its receiver has not pulled it yet."""
+        return self.is_wanted and self.number is None
+
+
+class Departures:
+    def __init__(self) -> None:
+        self._departures: list[Departure] = []
+        self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
+
+    def __iter__(self) -> Iterator[Departure]:
+        return iter(self._departures)
+
+    def __len__(self) -> int:
+        return len(self._departures)
+
+    def add(self, departure: Departure) -> None:
+        self._departures.append(departure)
+
+    def remove(self, departure: Departure) -> None:
+        self._departures.remove(departure)
+
+    @property
+    def wanted(self) -> list[Departure]:
+        return [departure for departure in self._departures if departure.is_wanted]
+
+    @property
+    def unpulled(self) -> list[Departure]:
+        return [departure for departure in self._departures if departure.is_unpulled]
+
+    def find(self, attempt: Attempt) -> Departure | None:
+        """Return the departure of this attempt, if it is wanted."""
+        return next((departure for departure in self.wanted if departure.running.key == attempt), None)
+
+    def pulled_as(self, receiver: str, number: int) -> Departure | None:
+        """Return the departure that this holder has pulled under this number."""
+        found = (
+            departure for departure in self._departures if (departure.to.holder, departure.number) == (receiver, number)
+        )
+        return next(found, None)
+
+    def attempts_to(self, member: str) -> set[Attempt]:
+        """Return the attempts on their way to the member of this name."""
+        return {departure.running.key for departure in self.wanted if departure.to.name == member}
+
+    def is_late(self, receiver: str, number: int) -> bool:
+        """Return whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
+        if number <= self._pulled[receiver]:
+            return True
+        self._pulled[receiver] = number
+        return False
+
+    def send(self, receiver: str, number: int, attempt: Attempt) -> SendKv:
+        """Return the order to send what this holder pulls; nothing is sent of what has gone on, or is under way."""
+        departure = self.find(attempt)
+        if departure is None or departure.number is not None or departure.to.holder != receiver:
+            return SendKv(number, receiver, (), ())
+        departure.number, running = number, departure.running
+        return SendKv(number, receiver, running.blocks, running.kept_tokens)

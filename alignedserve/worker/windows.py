@@ -1,0 +1,144 @@
+"""KV that layers with windows no longer read: given back where all layers have windows, folded where some read all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from alignedserve.core import Fold, FoldKv
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.messages import Attempt
+from alignedserve.worker.pool import PageWriter
+from alignedserve.worker.requests import Requests
+from alignedserve.worker.step.request import WorkerRequest
+
+if TYPE_CHECKING:
+    from alignedserve.worker.memory import PlainMemory  # which has one of each
+
+
+class Dropping:
+    """Frees KV that no layer reads any more, of requests that still run, where all layers have windows.
+
+        tokens     0 ·············· dropped ─────────────────────── prefix
+        KV         given back       in `blocks`, read by what comes   ▲ the next token: it reads the last `reach` tokens
+
+    A request drops whole pages of the pool, so that what it has left may go there as it is. From then on it is not
+    found by its beginning: the pool forgets what it kept of that for this request, and gets its last tokens without
+    names.
+    """
+
+    def __init__(self, memory: PlainMemory, writer: PageWriter) -> None:
+        self._memory, self._writer = memory, writer
+        self._unread = memory.limits.unread
+        self._let_go: list[Attempt] = []
+        self.is_on = memory.limits.reach is not None
+
+    def drop(self, running: WorkerRequest) -> None:
+        """Free blocks that a request no longer needs; it keeps all while its pages are being written."""
+        if not self._writer.is_writing(running):
+            self._drop(running, self._memory.spare)
+
+    def drop_to_leave(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> None:
+        """Free blocks that a request which leaves no longer needs, though its pages are being written.
+
+        With all its blocks, the device might never have room for the request again."""
+        self._drop(running, free)
+
+    def _drop(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> None:
+        unread = self._unread(running.prefix)
+        if not unread or running.kv.form:
+            return
+        if unread > running.kv.dropped:
+            self._writer.forget_parts(running)
+            self._memory.drop(running, unread, free)
+            running.names = ()
+        if running.known:  # where it was seated on what the device has, it may lack its beginning already
+            running.forget_known()
+            self._let_go.append(running.key)
+
+    def take_let_go(self) -> list[Attempt]:
+        """Return the attempts for which the pool need not keep pages any more; once."""
+        let_go, self._let_go = self._let_go, []
+        return let_go
+
+
+MOST_FOLDS = 16  # after one step: a long prompt that has just ended delays no decode by the copy of all its blocks
+
+
+class Folding:
+    """Folds blocks of decodes that layers with a window or stretches no longer read, where others read all (core.Fold).
+
+        blocks of a request   [folded] [folded]  [all layers] [all layers] [all layers] ...
+        tokens                0 ─── `folded` ──┘ └─ read by all layers ──────── prefix
+
+    Nothing is written to the old blocks: what the layers that read all keep there is copied to a free block, and the
+    old blocks are given back. So other requests that share them read on, new requests find them while they are idle,
+    and a step in flight may still read them. Blocks are folded only where more blocks come free than are taken. A
+    beginning that others read frees none: it is folded where enough comes free of the blocks behind it.
+
+    A prompt keeps its blocks until its first token, and until the pool has its pages if it is to get them; where memory
+    is short, that is not awaited. A folded request that has to leave goes to the pool if the pool has all tokens that
+    are folded, as it mostly has of prompts: only the tokens after these pages are written. Otherwise the request is
+    recomputed, from what the pool has on.
+    """
+
+    def __init__(self, memory: PlainMemory, here: Requests, writer: PageWriter, fold: Fold | None) -> None:
+        self._size, self._here, self._memory, self._writer = memory.limits.block_size, here, memory, writer
+        self._fold = fold
+
+    def fold(self, awaits_pool: Callable[[WorkerRequest], bool]) -> list[Command]:
+        """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step (PlainMemory.trim)."""
+        if self._fold is None:
+            return []
+        folds, left, is_short = list[tuple[int, ...]](), tuple[int, ...](), self._is_short
+        for running in self._here.residents.values():
+            is_wanted = is_short or not awaits_pool(running)
+            while len(folds) < MOST_FOLDS and is_wanted and self._is_due(running, self._fold):
+                old = self._old_blocks(running, self._fold.blocks)
+                if not self._is_worth(running, old, self._fold) or (into := self._memory.blocks.take(1)) is None:
+                    break
+                self._replace(running, into, self._fold)
+                folds.append((*into, *old))
+                left += old
+        if not folds:
+            return []
+        self._memory.spare(left)  # only now: else a fold of this list could write to a block that another one reads
+        return [FoldKv(tuple(folds))]
+
+    @property
+    def _is_short(self) -> bool:
+        """Return whether a prompt waits for memory, or decodes may soon lack some."""
+        return self._memory.num_free < len(self._here.residents) or self._here.queue.lacks_memory(only_rt=False)
+
+    def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:
+        if fold.foldable(running.prefix, self._size) <= running.kv.folded or running.kv.form:
+            return False
+        return not (self._writer.is_writing(running) or self._writer.num_written(running))
+
+    def _is_worth(self, running: WorkerRequest, old: tuple[int, ...], fold: Fold) -> bool:
+        """Return whether folding these blocks frees more than it takes, or else folding all that may be folded.
+
+        All are counted only at the end of a block, since others may read many of them for as long as they are here."""
+        num_freed = self._memory.blocks.num_freed
+        if num_freed(old) > 1:
+            return True
+        if running.prefix % self._size:
+            return False
+        count = (fold.foldable(running.prefix, self._size) - running.kv.folded) // self._size
+        taken = count // fold.blocks
+        return taken <= self._memory.num_free and num_freed(self._old_blocks(running, count)) > taken
+
+    def _old_blocks(self, running: WorkerRequest, count: int) -> tuple[int, ...]:
+        """Return the first `count` blocks of a request that are not folded."""
+        at = self._num_folded(running)
+        return running.blocks[at : at + count]
+
+    def _num_folded(self, running: WorkerRequest) -> int:
+        """Return how many blocks of a request are folded."""
+        return (running.kv.folded - running.kv.dropped) // self._size
+
+    def _replace(self, running: WorkerRequest, into: tuple[int, ...], fold: Fold) -> None:
+        """Put a folded block into the place of these."""
+        at, kv = self._num_folded(running), running.kv
+        blocks, folded = (*kv.blocks[:at], *into, *kv.blocks[at + fold.blocks :]), kv.folded + self._size * fold.blocks
+        running.kv = kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded)
