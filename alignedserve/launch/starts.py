@@ -1,8 +1,9 @@
 """Follow the parts by their signs of life: which one is slowest to start, and which one stands still or is silent.
 
 A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. A part that waits
-for others may stand still as long as anything moves. Before the deployment takes requests, a start also fails when no
-part at all moves for `quiet_s`: then all may wait for something that does not come.
+for others may stand still as long as anything moves; ranks of a worker that all wait for one another may not. Before
+the deployment takes requests, a start also fails when no part at all moves for `quiet_s`: then all may wait for
+something that does not come.
 
     decode-0   reads weights ──────────────▶ measures steps ──▶ runs      its sign changes: it may take an hour
     decode-1   reads weights ──▶ waits for its turn ··············▶       waits for decode-0, which moves
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from alignedserve.protocol.messages import worker_of
 from alignedserve.signs import Sign, Stage
 
 SILENT = 4 / 3  # of `still_s`, until a part that runs is silent for too long
@@ -117,8 +119,7 @@ class Starts:
 
     def still(self, now: float) -> Still | None:
         """Return what has stood still for too long, if anything has."""
-        working = [starting for starting in self._starting.values() if not starting.sign.stage.waits]
-        stuck = [starting for starting in working if now - starting.moved_at >= self._quiet_s]
+        stuck = [each for each in self._starting.values() if now - self._moves_since(each, now) >= self._quiet_s]
         if not stuck and not self.is_open and now - self._moved_at >= self._quiet_s:
             if not self._starting:
                 return Still(None, now - self._moved_at)
@@ -127,3 +128,14 @@ class Starts:
             return None
         longest = min(stuck, key=lambda starting: starting.moved_at)
         return Still(longest.sign, now - longest.moved_at)
+
+    def _moves_since(self, starting: _Starting, now: float) -> float:
+        """Return when the part last moved, or `now` of one that waits for others. Where all ranks of a worker wait for
+        one another, return when the last of them moved."""
+        if not starting.sign.stage.waits:
+            return starting.moved_at
+        worker = worker_of(starting.sign.part)
+        ranks = [other for other in self._starting.values() if worker_of(other.sign.part) == worker]
+        if any(other.sign.stage is not Stage.RANKS for other in ranks):
+            return now
+        return max(other.moved_at for other in ranks)

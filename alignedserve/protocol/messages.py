@@ -74,6 +74,11 @@ def rank_of(part: str) -> int:
     return int(part.partition("-rank-")[2] or 0)
 
 
+def worker_of(part: str) -> str:
+    """Return the name of the worker that the part is a rank of; of another part, its own name."""
+    return part.partition("-rank-")[0]
+
+
 def holder(name: str, incarnation: int) -> str:
     return f"{name}.{incarnation}"
 

@@ -102,6 +102,24 @@ def test_parts_that_all_wait_do_so_in_vain() -> None:
     assert still.sign == Sign("decode-0", 1, Stage.RANKS)
 
 
+def test_ranks_that_wait_for_one_another_are_found_though_the_deployment_serves() -> None:
+    """One of them hangs in the first step, which all ranks run together."""
+    starts = started("decode-0", "prefill-0", "prefill-0-rank-1")
+    starts.hear(Sign("decode-0", 1, Stage.RUNS), 1.0)
+    starts.open()
+    starts.hear(Sign("prefill-0", 1, Stage.RANKS), 5.0)
+    starts.hear(Sign("prefill-0-rank-1", 1, Stage.WEIGHTS, 1, 9), 100.0)
+    assert starts.still(100.0 + QUIET_S - 1.0) is None, "rank 0 waits for rank 1, which reads weights"
+    starts.hear(Sign("prefill-0-rank-1", 1, Stage.RANKS), 200.0)
+    assert starts.still(200.0 + QUIET_S - 1.0) is None, "the last one has just come"
+    still = starts.still(200.0 + QUIET_S)
+    assert still is not None
+    assert still.sign == Sign("prefill-0", 1, Stage.RANKS)
+
+    starts.begin("prefill-0-rank-1", 2, 400.0)  # it waits for a node
+    assert starts.still(1e6) is None
+
+
 def test_parts_that_run_and_take_no_request_are_not_waited_for_either() -> None:
     starts = started("gateway-0")
     starts.hear(Sign("gateway-0", 1, Stage.RUNS), 10.0)
