@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,6 +26,8 @@ enum { HEADER = 4096 };
 static struct {
   int64_t end;             // of the whole notes: what follows was begun by a process that was killed
   volatile int64_t sync_ns;  // how long the disk takes to sync a file
+  int64_t tear;              // of 1,000 bytes of the next write, those that its process writes before it is killed, or 0
+  volatile int64_t torn_by;  // the last process that was killed so
 } * header;
 static const char *folder, *log_path;
 static int notes;  // open during a turn: a process that was forked may close what it has inherited
@@ -176,12 +179,17 @@ int rename(const char* from, const char* to) {
 
 static ssize_t write_noted(int fd, const void* data, size_t size, off_t at) {
   struct stat found;
-  int noted = is_on_disk(fd, &found);
+  int noted = is_on_disk(fd, &found), tears = 0;
   if (noted) begin_turn();
+  if (noted && size > 1 && header->tear) {
+    size = 1 + (size - 2) * header->tear / 1000, tears = 1;
+    header->tear = 0, header->torn_by = getpid();
+  }
   ssize_t done = at < 0 ? syscall(SYS_write, fd, data, size) : syscall(SYS_pwrite64, fd, data, size, at);
   if (!noted) return done;
   if (done > 0) note('w', found.st_ino, 0, at < 0 ? lseek(fd, 0, SEEK_CUR) - done : at, data, done);
   end_turn();
+  if (tears) kill(getpid(), SIGKILL);
   return done;
 }
 

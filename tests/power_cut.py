@@ -26,7 +26,8 @@ from typing import TypeAlias
 import pytest
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_HEADER = struct.Struct("=2q4080x")  # the end of the notes, and how long a sync takes, in ns
+_HEADER = struct.Struct("=4q4064x")  # as in power_cut.c
+_SYNC, _TEAR, _TORN_BY = 8, 16, 24  # where its fields are
 _NOTE = struct.Struct("=5q")  # kind, file, folder, place, bytes that follow
 _SHARES = (0.0, 0.5, 1.0)  # of the writes that were not synced, those that a disk keeps
 
@@ -186,7 +187,7 @@ class Power:
         """The folder is there, and what it has is synced. What this needs goes to `beside`, which is made."""
         beside.mkdir()
         self.folder, self._notes = folder.resolve(), beside / "notes"
-        self._notes.write_bytes(_HEADER.pack(_HEADER.size, 0))
+        self._notes.write_bytes(_HEADER.pack(_HEADER.size, 0, 0, 0))
         self._disk = Disk(self.folder)
         self.environment: Mapping[str, str] = {
             "LD_PRELOAD": str(_library()),
@@ -195,9 +196,27 @@ class Power:
         }
 
     def slow_down(self, sync_s: float) -> None:
-        """Let each sync of a file take so long from now on."""
+        """Let each sync of a file take this many seconds from now on."""
+        self._tell(_SYNC, int(sync_s * 1e9))
+
+    def tear(self, share: float) -> None:
+        """Kill the process that writes next, once it has written this share of its bytes."""
+        with self.no_turn():
+            self._tell(_TORN_BY, 0)
+            self._tell(_TEAR, 1 + int(share * 999))
+
+    def tear_nothing(self) -> None:
+        with self.no_turn():
+            self._tell(_TEAR, 0)
+
+    @property
+    def torn_by(self) -> int:
+        """The process that was killed since the last `tear`, or 0."""
+        return self._header()[3]
+
+    def _tell(self, field: int, value: int) -> None:
         with self._notes.open("r+b", buffering=0) as file:
-            os.pwrite(file.fileno(), struct.pack("=q", int(sync_s * 1e9)), 8)
+            os.pwrite(file.fileno(), struct.pack("=q", value), field)
 
     @contextmanager
     def no_turn(self) -> Iterator[None]:
@@ -210,8 +229,11 @@ class Power:
     @property
     def num_bytes(self) -> int:
         """The bytes of the notes so far."""
+        return self._header()[0]
+
+    def _header(self) -> tuple[int, ...]:
         with self._notes.open("rb") as file:
-            return int(_HEADER.unpack(file.read(_HEADER.size))[0])
+            return _HEADER.unpack(file.read(_HEADER.size))
 
     @property
     def num_changes(self) -> int:
@@ -226,7 +248,7 @@ class Power:
 
     def _read(self) -> Iterator[Note]:
         notes = self._notes.read_bytes()
-        (end, _), at = _HEADER.unpack_from(notes), _HEADER.size
+        (end, *_), at = _HEADER.unpack_from(notes), _HEADER.size
         while at < end:
             kind, file, folder, place, size = _NOTE.unpack_from(notes, at)
             at += _NOTE.size + size

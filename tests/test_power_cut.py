@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -108,3 +109,18 @@ def test_a_slow_disk_keeps_those_waiting_who_sync(power: Power) -> None:
     began = time.monotonic()
     run(power, "import os" + 2 * _SYNC.format("'old'"))
     assert time.monotonic() - began > 0.4
+
+
+def test_a_process_may_be_killed_in_the_middle_of_a_write(power: Power) -> None:
+    power.tear(0.5)
+    writes = "; ".join(f"os.write(file, {data!r})" for data in (b"1", b"23456789", b"x"))
+    code = f"import os; file = os.open('old', os.O_RDWR); {writes}"
+    with pytest.raises(subprocess.CalledProcessError) as killed:
+        run(power, code)
+    assert killed.value.returncode == -signal.SIGKILL
+    assert power.torn_by
+    assert (power.folder / "old").read_bytes() == b"12345"
+    *_, disk = power.moments()
+    assert disk.read("old") == b"12345"
+    run(power, code)
+    assert (power.folder / "old").read_bytes() == b"123456789x", "one process is killed"

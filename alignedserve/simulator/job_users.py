@@ -189,6 +189,8 @@ class FaultyStore(SqliteStore):
     async def _run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
+        if slow_s := self._trouble.store_slow_s(loop.time()):
+            await loop.until(loop.time() + slow_s)
         away = self._trouble.store_away(loop.time())
         if away is None:
             return await super()._run(work)

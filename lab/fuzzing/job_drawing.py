@@ -7,7 +7,8 @@ from random import Random
 
 from alignedserve.core import ServiceClass
 from alignedserve.lab.fuzzing.scenario import Ask, JobAsk, Scenario
-from alignedserve.simulator.machines.faults import JOBS, draw_job_faults
+from alignedserve.simulator.machines.fault_drawing import draw_job_faults
+from alignedserve.simulator.machines.faults import JOBS
 
 _DAY_S = 86_400
 _AFTER_S = 4.0  # so long after the last submission faults still happen

@@ -37,7 +37,7 @@ from alignedserve.scheduling.policy import (
 )
 from alignedserve.scheduling.slo import Late
 from alignedserve.simulator.machines.engine import Costs
-from alignedserve.simulator.machines.faults import draw_faults
+from alignedserve.simulator.machines.fault_drawing import draw_faults
 from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 

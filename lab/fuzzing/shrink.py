@@ -24,10 +24,14 @@ from alignedserve.simulator.machines.faults import (
     FullLink,
     HangLoop,
     HangStep,
+    HungRay,
     LowMemory,
     Mute,
+    NoFork,
+    OneWay,
     Reorder,
     Slow,
+    SlowDisk,
     SlowWorker,
     StoreAway,
 )
@@ -134,6 +138,8 @@ def _milder(fault: Fault) -> Sequence[Fault]:
         case DropFrames() | Duplicate():
             return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
         case Freeze() | Slow() | FullLink() | Reorder() | Mute() | SlowWorker() | LowMemory() | StoreAway():
+            return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
+        case OneWay() | SlowDisk() | NoFork() | HungRay():
             return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
         case HangLoop() | HangStep():
             return [replace(fault, still_s=fault.still_s / 2)] if fault.still_s > 0.1 else []

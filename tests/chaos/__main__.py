@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, help="rounds until the state file has so many kills; default: one round")
     parser.add_argument("--hangs", type=int, help="rounds until it has so many hangs: parts hang beside kills")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after so many")
+    parser.add_argument("--no-rest", action="store_true", help="faults do not wait until clients get tokens")
     parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=15.0, help="of faults in a trial")
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each trial")
@@ -67,7 +68,7 @@ def _try(chosen: list[str], given: argparse.Namespace) -> None:
         if is_done or time.monotonic() >= until:
             return
         scenario = by_name[least_tried(chosen, rows)]
-        scenario = replace(scenario, hangs=given.hangs is not None)
+        scenario = replace(scenario, hangs=given.hangs is not None, rests=not given.no_rest)
         row = run(scenario, len(rows), given.seconds, given.state.with_suffix(".logs"))
         append(given.state, row)
         print(f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True)

@@ -7,13 +7,11 @@ is compiled here and preloaded, and adds what a shared file says. Monotonic cloc
 from __future__ import annotations
 
 import os
-import shutil
 import struct
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.chaos.absent import Absent
+from tests.chaos.absent import preloadable
 
 _SOURCE = Path(__file__).with_name("clock.c")
 _OFFSET = struct.Struct("=q")
@@ -23,11 +21,7 @@ class WallClock:
     """The wall clock of all processes that have `environment`."""
 
     def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise Absent("clocks do not step: there is no C compiler")
-        library, self._file = folder / "clock.so", folder / "clock"
-        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl"], check=True)
+        library, self._file = preloadable(_SOURCE, folder, "clocks do not step"), folder / "clock"
         self.offset_s = 0
         self._file.write_bytes(_OFFSET.pack(0))
         self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}

@@ -1,4 +1,4 @@
-"""Which other answers are right all the same, by a near tie: what transformers says of them."""
+"""Near ties: transformers tells which answers are right although they differ from the first one."""
 
 from __future__ import annotations
 

@@ -7,14 +7,15 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Protocol
 
 from tests.chaos.clock import WallClock
-from tests.chaos.networks import Wire
+from tests.chaos.networks import OneWayRoad, Wire
+from tests.chaos.no_fork import ProcessRoom
 from tests.chaos.parts import ROLES, Parts, role_of
 from tests.cluster.conftest import Nodes, Resources
 from tests.end_to_end.deployment import Deployment, held
@@ -27,6 +28,10 @@ FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a proce
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
 CUT_S = (0.5, 10.0)
+TEAR_S = 10.0  # most that a write is waited for
+NO_FORK_S = (0.5, 8.0)
+HUNG_RAY_S = (2.0, 12.0)  # after about 18 Ray takes a node for lost
+RAYS_SERVERS = ("gcs_server", "raylet")
 GONE_S = 3.0  # most that no launcher is there: parts end after 20, and the next one loads its libraries first
 SLOW_S, SYNC_S = (2.0, 10.0), (0.2, 3.0)
 STILL_S, QUIET_S = 6.0, 10.0  # `launch.still_s` and `launch.quiet_s` of the deployments that hang
@@ -197,6 +202,65 @@ class SlowDisk:
         return f"{sync_s:.1f} s a sync"
 
 
+class TornWrite:
+    """Kill the process that writes next to the disk with files and jobs, in the middle of that write."""
+
+    kind, weight = "torn writes", 2.0
+
+    def __init__(self, power: Power, parts: Parts) -> None:
+        self._power, self._parts = power, parts
+
+    async def strike(self, draw: Random) -> str:
+        self._power.tear(share := draw.random())
+        parts, until = dict[int, str](), time.monotonic() + TEAR_S
+        try:
+            while not (pid := self._power.torn_by) and time.monotonic() < until:
+                parts |= await asyncio.to_thread(self._parts.running)
+                await asyncio.sleep(0.1)
+        finally:
+            self._power.tear_nothing()
+        if not pid:
+            return ""
+        self._parts.note(part := parts.get(pid, "gateway or job runner"))
+        return f"{part} in a write, {share:.0%} of it is there"
+
+
+class NoFork:
+    """Let no process begin for a while, and kill a part, which cannot come back before."""
+
+    kind, weight = "no forks", 1.0
+
+    def __init__(self, room: ProcessRoom, parts: Parts) -> None:
+        self._room, self._parts = room, parts
+
+    async def strike(self, draw: Random) -> str:
+        with self._room.full():
+            killed = await asyncio.to_thread(_kill, self._parts, draw, ROLES)
+            await asyncio.sleep(for_s := draw.uniform(*NO_FORK_S))
+        return f"for {for_s:.1f} s, {killed or 'nothing'} was killed meanwhile"
+
+
+class HungRay:
+    """Stop one of Ray's servers for a while, and kill a part, which Ray has to start again."""
+
+    kind, weight = "hung Ray", 1.0
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def strike(self, draw: Random) -> str:
+        servers = await asyncio.to_thread(self._parts.servers, RAYS_SERVERS)
+        if not servers:
+            return ""
+        pid, for_s = draw.choice(sorted(servers)), draw.uniform(*HUNG_RAY_S)
+        with suppress(ProcessLookupError), held(pid):  # its node may end meanwhile
+            await asyncio.sleep(draw.uniform(0.0, for_s / 2))
+            killed = await asyncio.to_thread(_kill, self._parts, draw, ROLES)
+            await asyncio.sleep(for_s / 2)
+            return f"{servers[pid]}, {killed or 'nothing'} was killed meanwhile"
+        return ""
+
+
 class FillMemory:
     """Fill the folder in shared memory, and kill the pool or a worker, which needs room there to start again."""
 
@@ -254,6 +318,24 @@ class CutWire:
         finally:
             await asyncio.to_thread(self._wire.mend)
         return self._wire.port
+
+
+class OneWay:
+    """Lose all that one machine sends to another for a while; what it is sent arrives."""
+
+    kind, weight = "one-way cuts", 2.0
+
+    def __init__(self, roads: Sequence[OneWayRoad]) -> None:
+        self._roads = roads
+
+    async def strike(self, draw: Random) -> str:
+        road = draw.choice(self._roads)
+        await asyncio.to_thread(road.cut)
+        try:
+            await asyncio.sleep(for_s := draw.uniform(*CUT_S))
+        finally:
+            await asyncio.to_thread(road.mend)
+        return f"from {road.network} to {road.to}, for {for_s:.1f} s"
 
 
 class LoseNode:

@@ -15,7 +15,7 @@ _FILE_BYTES = (1, 100_000)
 
 
 class Load:
-    """So many clients, each of which asks one question after the other until it is told to stop."""
+    """Clients that each ask one question after another until they are told to stop."""
 
     def __init__(self, client: Client, questions: Sequence[Question], clients: int, seed: int) -> None:
         self._client, self._questions = client, questions

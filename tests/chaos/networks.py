@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 from tests.chaos.absent import Absent
@@ -27,6 +28,7 @@ from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, START_S, STOP_S, ma
 
 _NET = 0x40000000  # CLONE_NEWNET
 _PORT = 6379
+_NOBODY = "02:00:00:00:00:01"
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,24 @@ class Wire:
 
 
 @dataclass(frozen=True)
+class OneWayRoad:
+    """What one machine sends to another. While it is cut, frames go to an address of hardware that nobody has."""
+
+    network: str
+    to: str
+
+    def cut(self) -> None:
+        _ip("-n", self.network, "neigh", "replace", self.to, "lladdr", _NOBODY, "dev", "wire", "nud", "permanent")
+
+    def mend(self) -> None:
+        _ip("-n", self.network, "neigh", "del", self.to, "dev", "wire")
+
+
+@dataclass(frozen=True)
 class Machines:
     address: str  # of the Ray cluster
     wires: Sequence[Wire]  # of all machines but the head
+    roads: Sequence[OneWayRoad]  # between any two machines
     environment: Mapping[str, str]  # for a deployment on them
     mark: str
 
@@ -71,7 +88,9 @@ def machines(*nodes: Resources) -> Iterator[Machines]:
         stack.enter_context(_inside(networks[0]))
         for number, node in enumerate(nodes):
             stack.enter_context(_ray_node(networks[number], number, node, {**environment, MARK: mark}))
-        yield Machines(f"{_address(0)}:{_PORT}", wires[1:], environment, mark)
+        pairs = permutations(range(len(networks)), 2)
+        roads = [OneWayRoad(networks[sender], _address(to)) for sender, to in pairs]
+        yield Machines(f"{_address(0)}:{_PORT}", wires[1:], roads, environment, mark)
 
 
 def _address(number: int) -> str:

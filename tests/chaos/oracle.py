@@ -2,8 +2,8 @@
 
     python -m tests.chaos.oracle HISTORY...    anomalies with the lines that show them; exit code 1 where there are any
 
-A history has a JSON object on each line, written as things happen. `at` is the steady clock of the clients' machine,
-`is` says what happened, and `id` to which call it belongs:
+A history has an event on each line, a JSON object, written as it happens. `at` is its time on the steady clock of the
+clients' machine, `is` its kind, and `id` the number of the call that it belongs to. The kinds, and their other fields:
 
     call   a client asks: key, method, path; for tokens: question (it has one right answer), max_tokens, ignore_eos,
            stream; of a file: sha256, lines (the question of each line of a batch); for a batch: input (its file)

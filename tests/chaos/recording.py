@@ -36,7 +36,7 @@ class Recorder:
                 self.write("limit", key=entry["name"], **limits)
 
     def write(self, what: str, **fields: object) -> None:
-        """Write an event, now."""
+        """Write an event of this kind: it happens now."""
         with self._lock:  # faults are noted by other threads
             self._file.write(json.dumps({"at": time.monotonic(), "is": what, **fields}) + "\n")
 
@@ -44,6 +44,7 @@ class Recorder:
         self.write("hurt", part=part)
 
     def call(self, **asked: object) -> int:
+        """Write that a client asks; return the number of the call."""
         self.write("call", id=(id := next(self._ids)), **asked)
         return id
 

@@ -22,14 +22,19 @@ from tests.chaos.faults import (
     FillMemory,
     Freeze,
     Hang,
+    HungRay,
     Kill,
     KillLauncher,
     KillRedis,
     LoseNode,
+    NoFork,
+    OneWay,
     SlowDisk,
     StepClock,
+    TornWrite,
 )
 from tests.chaos.networks import machines
+from tests.chaos.no_fork import ProcessRoom
 from tests.chaos.parts import Parts
 from tests.chaos.recording import KEYS
 from tests.cluster.conftest import clustered
@@ -65,6 +70,7 @@ class Scenario:
     flags: tuple[str, ...] = ()
     redis: bool = False  # whether jobs are kept there, and not on a small disk
     hangs: bool = False  # whether parts hang beside being killed, and clocks do not step
+    rests: bool = True  # whether clients get tokens before some of the faults
     setting: Callable[[Scenario, ExitStack], Stage] = field(kw_only=True)
 
     @contextmanager
@@ -96,6 +102,9 @@ class _Means:
     def clock(self) -> WallClock | None:
         return self._try(lambda: WallClock(self.folder))
 
+    def room(self) -> ProcessRoom | None:
+        return self._try(lambda: ProcessRoom(self.folder))
+
     def power(self, disk: SmallDisk) -> Power | None:
         return self._try(lambda: Power(disk.folder, self.folder / "power"))
 
@@ -114,6 +123,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     redis = means.redis() if scenario.redis else None
     disk = None if scenario.redis else means.disk("disk", _DISK)
     power = None if disk is None or scenario.hangs else means.power(disk)
+    room = None if scenario.hangs else means.room()
     memory = None if "colocated" in scenario.topology else means.disk("memory", _SHARED_MEMORY)
     store = ("--jobs-store", redis.url) if redis is not None else ()
     deployment = stack.enter_context(
@@ -122,7 +132,7 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
             topology=scenario.topology,
             memory=None if memory is None else memory.folder,
             environment={
-                **_preloading(*(each.environment for each in (clock, power) if each is not None)),
+                **_preloading(*(each.environment for each in (clock, power, room) if each is not None)),
                 **({} if disk is None else {"ALIGNEDSERVE_JOBS_DIRECTORY": str(disk.folder / "jobs")}),
             },
             measured=True,
@@ -134,7 +144,8 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
     faults += [] if scenario.hangs else [KillLauncher(deployment)]
     faults += [] if clock is None else [StepClock(clock)]
     faults += [] if disk is None else [FillDisk(disk)]
-    faults += [] if power is None else [SlowDisk(power)]
+    faults += [] if power is None else [SlowDisk(power), TornWrite(power, parts)]
+    faults += [] if room is None else [NoFork(room, parts)]
     faults += [] if memory is None else [FillMemory(memory, parts)]
     faults += [] if redis is None else [KillRedis(redis)]
     return Stage(deployment, parts, faults, means.absent)
@@ -157,8 +168,8 @@ def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
     )
     parts = Parts(deployment.processes)
     steps = [] if clock is None else [StepClock(clock)]
-    freezes = Hang(parts) if scenario.hangs else Freeze(parts)
-    return Stage(deployment, parts, [Kill(parts), freezes, *steps], means.absent)
+    others = [Hang(parts)] if scenario.hangs else [Freeze(parts), HungRay(parts)]
+    return Stage(deployment, parts, [Kill(parts), *others, *steps], means.absent)
 
 
 def _watched(scenario: Scenario) -> tuple[str, ...]:
@@ -181,7 +192,8 @@ def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
     )
     parts = Parts(lambda: deployment.processes() | nodes.processes())
     steps = [] if clock is None else [StepClock(clock)]
-    return Stage(deployment, parts, [Kill(parts), Freeze(parts), LoseNode(nodes, 1, _DECODES), *steps], means.absent)
+    hurts = [Kill(parts), Freeze(parts), HungRay(parts), LoseNode(nodes, 1, _DECODES)]
+    return Stage(deployment, parts, [*hurts, *steps], means.absent)
 
 
 def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
@@ -192,7 +204,7 @@ def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
     )
     parts = Parts(lambda: deployment.processes() | network.processes())
     cuts = [CutWire(wire) for wire in network.wires]
-    return Stage(deployment, parts, [Kill(parts), Freeze(parts), *cuts], [])
+    return Stage(deployment, parts, [Kill(parts), Freeze(parts), HungRay(parts), OneWay(network.roads), *cuts], [])
 
 
 SCENARIOS = [

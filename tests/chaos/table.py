@@ -17,7 +17,7 @@ _SUMMED = (
 )
 _KINDS = (
     *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
-    *("launcher kills", "hangs"),
+    *("launcher kills", "hangs", "torn writes", "no forks", "hung Ray", "one-way cuts"),
 )
 
 

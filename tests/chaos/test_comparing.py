@@ -1,4 +1,4 @@
-"""Tests of which other answers count as near ties: the reference alone says so, and of no answer that lacks its end."""
+"""Tests of near ties: only the reference says what is one, and an answer that lacks its end is none."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def unlimited(events: Events) -> None:
 
 
 def refused(for_s: float, times: int) -> Callable[[Events], None]:
-    """Return what hurts a part and refuses everybody for so long, so many times with an answer between."""
+    """Return what adds `times` answers, each followed by `for_s` seconds of hurt parts and refusals for everybody."""
 
     def mutate(events: Events) -> None:
         story, at = Story(), events[-1]["at"]

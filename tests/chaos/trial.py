@@ -29,7 +29,7 @@ CLIENTS = 8
 CHATS = 6
 LINES = 12
 OF_PARTS = ("kills", "freezes", "hangs")  # kinds of faults that hurt a part
-APART_S = 0.7  # from fault to fault, in the mean, and longer where clients wait for tokens first:
+APART_S = 0.7  # from fault to fault, in the mean, and longer where clients wait for tokens first, if there are rests:
 CALM, FLOWING = 0.5, 60  # how often they do, and for how many tokens
 ENDS_OF_HANGS = (": this process ends, and starts again", "it is ended, and starts again", "was ended by SIGPROF")
 PART_OF_LINE = re.compile(r"alignedserve: ([a-z]+[\w-]*) |[\d-]+ [\d:,]+ ERROR ([\w-]+): ")
@@ -50,7 +50,7 @@ class Row:
     hung: Counter[str] = field(default_factory=Counter)  # by role, place and way
     noticed_s: float = 0.0  # the longest that any hung
     false_alarms: int = 0  # ends of parts that did not hang
-    streams: int = 0  # answers, of which lines of batches
+    streams: int = 0  # answers, lines of batches too
     tokens: int = 0
     wrong: int = 0  # answers that are not the undisturbed ones
     near_ties: int = 0  # answers that are not, and excused by the reference (tests/reference.py)
@@ -70,7 +70,7 @@ def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
         with scenario.staged() as stage:
             row.absent += stage.absent
             recorder = Recorder(logs / f"{scenario.name}-{seed}.history.jsonl")
-            trial = _Trial(stage, row, seed, recorder)
+            trial = _Trial(stage, row, seed, recorder, scenario.rests)
             try:
                 asyncio.run(trial.run(seconds))
             except Exception:
@@ -114,7 +114,8 @@ def num_ended_as_hung(log: str) -> int:
 
 
 class _Trial:
-    def __init__(self, stage: Stage, row: Row, seed: int, recorder: Recorder) -> None:
+    def __init__(self, stage: Stage, row: Row, seed: int, recorder: Recorder, rests: bool = True) -> None:
+        self._rests = rests
         self._deployment, self._parts, self._faults = stage.deployment, stage.parts, stage.faults
         self.row, self._draw, self.recorder = row, Random(seed), recorder
         self._parts.note = recorder.hurt
@@ -208,7 +209,7 @@ class _Trial:
             if fault.kind in OF_PARTS or fault not in lasting:
                 strikes[asyncio.create_task(self._strike(fault))] = fault
             await asyncio.sleep(self._draw.expovariate(1 / APART_S))
-            if self._draw.random() < CALM:
+            if self._rests and self._draw.random() < CALM:
                 await self._flow(client)
         await asyncio.gather(*strikes)
 

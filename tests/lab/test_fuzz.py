@@ -36,7 +36,16 @@ from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member, Output
 from alignedserve.scheduling.policy import Policy
-from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault, Resize, StoreAway
+from alignedserve.simulator.machines.faults import (
+    HungRay,
+    Kill,
+    LinkFault,
+    MemberFault,
+    NoFork,
+    Resize,
+    SlowDisk,
+    StoreAway,
+)
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
@@ -68,7 +77,8 @@ def all_drawn() -> list[Scenario]:
 def test_the_seeds_are_of_every_kind() -> None:
     scenarios = all_drawn()
     faults = Counter(type(fault) for scenario in scenarios for fault in scenario.faults)
-    assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize, StoreAway}
+    others = {Resize, StoreAway, SlowDisk, NoFork, HungRay}
+    assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), *others}
     assert min(faults.values()) > NUM_DRAWN / 5
     jobs = [job for scenario in scenarios for job in scenario.jobs]
     assert NUM_DRAWN / 4 < len(jobs) < NUM_DRAWN

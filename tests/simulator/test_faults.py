@@ -41,6 +41,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.wire import Envelope, decode
 from alignedserve.simulator.machines.clock import Agenda, Priority
+from alignedserve.simulator.machines.fault_drawing import draw_faults
 from alignedserve.simulator.machines.faults import (
     DropFrames,
     Duplicate,
@@ -50,17 +51,19 @@ from alignedserve.simulator.machines.faults import (
     FullLink,
     HangLoop,
     HangStep,
+    HungRay,
     Kill,
     LinkFault,
     LowMemory,
     MemberFault,
     Mute,
+    NoFork,
+    OneWay,
     Reorder,
     Resize,
     Skew,
     Slow,
     SlowWorker,
-    draw_faults,
 )
 from alignedserve.simulator.machines.process import Frame, ProcessClock
 from alignedserve.simulator.machines.trouble import Trouble
@@ -113,7 +116,10 @@ def schedules(of: Settings) -> st.SearchStrategy[tuple[Fault, ...]]:
     skew = st.builds(Skew, st.one_of(st.just(0.0), times), names, st.floats(-10.0, 10.0))
     clocks = st.one_of(slow_worker, low_memory, skew)
     hang = st.one_of(*(st.builds(kind, times, names, st.floats(0.1, 8.0)) for kind in (HangLoop, HangStep)))
-    return st.lists(st.one_of(kill, drop, slow, freeze, double, reorder, mute, clocks, hang), max_size=6).map(tuple)
+    one_way = st.builds(OneWay, times, names, st.booleans(), st.floats(0.1, 8.0))
+    outage = st.one_of(one_way, *(st.builds(kind, times, st.floats(0.1, 8.0)) for kind in (NoFork, HungRay)))
+    kinds = st.one_of(kill, drop, slow, freeze, double, reorder, mute, clocks, hang, outage)
+    return st.lists(kinds, max_size=6).map(tuple)
 
 
 def check(of: Settings) -> Summary:
@@ -305,20 +311,55 @@ class TestHangs:
         assert self.lives("decode-0", HangStep(1.0, "decode-0", 6.0)) == (1, 1), "nobody has come by then"
 
     def lives(self, member: str, *faults: Fault) -> tuple[int, int]:
-        """Return which life a member has while it hangs, and which at the end of a run in which all holds."""
-        of = replace(deployment(1, "1+1"), workload=Workload(num_requests=15, rate=25.0), faults=faults)
-        simulation, lives = Simulation(of), list[int]()
+        return lives_of(member, 8.1, *faults)
 
-        def look() -> None:
-            process = simulation.world.alive(member)
-            assert process is not None
-            lives.append(process.member.incarnation)
 
-        simulation.world.agenda.at(8.1, Priority.TIMER, look)
-        summary = simulation.run()
-        assert (summary.problems, summary.num_unfinished) == ((), 0)
-        look()
-        return lives[0], lives[-1]
+def lives_of(member: str, at: float, *faults: Fault) -> tuple[int, int]:
+    """Return which life a member has at this time, 0 without one, and which at the end of a run in which all holds."""
+    of = replace(deployment(1, "1+1"), workload=Workload(num_requests=15, rate=25.0), faults=faults)
+    simulation, lives = Simulation(of), list[int]()
+
+    def look() -> None:
+        process = simulation.world.alive(member)
+        lives.append(0 if process is None else process.member.incarnation)
+
+    simulation.world.agenda.at(at, Priority.TIMER, look)
+    summary = simulation.run()
+    assert (summary.problems, summary.num_unfinished) == ((), 0)
+    look()
+    return lives[0], lives[-1]
+
+
+class TestLongOutages:
+    """What lasts longer than the router waits for a silent member, 3 s."""
+
+    @pytest.mark.parametrize("member", ["decode-0", "pool-0", *map(rarely, ("prefill-0", "gateway-0"))])
+    def test_a_member_that_is_not_heard_but_hears_ends_and_comes_back(self, member: str) -> None:
+        assert lives_of(member, 5.0, OneWay(2.2, member, leaves=True, for_s=6.0)) == (1, 2)
+
+    @pytest.mark.parametrize("member", ["decode-0", "pool-0", *map(rarely, ("prefill-0", "gateway-0"))])
+    def test_one_that_is_heard_but_hears_nothing_goes_on_afterwards(self, member: str) -> None:
+        assert lives_of(member, 5.0, OneWay(2.2, member, leaves=False, for_s=6.0)) == (1, 1)
+
+    @pytest.mark.parametrize("leaves", [False, True])
+    def test_one_way_of_the_router(self, leaves: bool) -> None:
+        check(replace(deployment(1, "1+1"), faults=(OneWay(2.2, ROUTER, leaves, 6.0),)))
+
+    @pytest.mark.parametrize("kind", [NoFork, HungRay])
+    @pytest.mark.parametrize("member", ["decode-0", "pool-0", ROUTER, *map(rarely, ("prefill-0", "gateway-0"))])
+    def test_what_ends_comes_back_when_processes_can_begin(self, kind: type[NoFork | HungRay], member: str) -> None:
+        faults = kind(2.1, 6.0), Kill(2.2, member, 0.3)
+        assert lives_of(member, 8.0, *faults) == (0, 2)
+        assert lives_of(member, 8.2, *faults) == (2, 2)
+
+    def test_the_router_hears_of_an_end_once_ray_answers(self) -> None:
+        of = replace(deployment(1, "2+1"), faults=(HungRay(2.1, 2.0), Kill(2.2, "prefill-0", 9.0)))
+        without = [
+            sent.at
+            for sent in sent_in(of)
+            if isinstance(sent.message, Members) and "prefill-0" not in {each.name for each in sent.message.members}
+        ]
+        assert 4.1 < min(at for at in without if at > 2.2) < 4.2
 
 
 def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
@@ -371,10 +412,11 @@ def test_forged_frames_change_nothing(seed: int) -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    # A seed that draws LowMemory, Forge, FullLink (a third of seeds each), BreakTransfer (half), Resize and both hangs
-    # (a fifth each).
+    # A seed that draws LowMemory, Forge, FullLink (a third of seeds each), BreakTransfer (half), Resize, both hangs and
+    # the long outages (a fifth each).
     faults = draw_faults(3690, names, 2000, FROM_S, TO_S)
-    assert {type(fault) for fault in faults} == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
+    kinds = {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize, NoFork, HungRay}
+    assert {type(fault) for fault in faults} == kinds
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(
         permutations(names, 2)
     )

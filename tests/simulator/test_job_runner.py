@@ -21,7 +21,7 @@ from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.simulator.machines import event_loop
 from alignedserve.simulator.machines.clock import Agenda
 from alignedserve.simulator.machines.event_loop import VirtualLoop
-from alignedserve.simulator.machines.faults import JOBS, Fault, Freeze, Kill, StoreAway
+from alignedserve.simulator.machines.faults import JOBS, Fault, Freeze, Kill, SlowDisk, StoreAway
 from alignedserve.store.job import JobStatus
 from tests.rare import rarely
 from tests.simulator.planted import Plant
@@ -65,6 +65,14 @@ def test_whatever_dies_every_line_is_answered_once(member: str) -> None:
 @pytest.mark.parametrize("after_s", [0.2, rarely(0.0), rarely(0.4)])
 def test_a_store_that_is_away(after_s: float, for_s: float, hangs: bool, applies: bool) -> None:
     assert failure_of(with_jobs(StoreAway(_JOBS_AT + after_s, for_s, hangs, applies))) is None
+
+
+@pytest.mark.parametrize("use_s", [3.0, rarely(0.3)])
+def test_a_slow_disk_and_a_runner_that_dies_as_it_writes(use_s: float) -> None:
+    deaths = (Kill(_JOBS_AT + at, JOBS, 0.2) for at in (1.0, 4.0, 7.5))
+    scenario = with_jobs(SlowDisk(_JOBS_AT, use_s, 9.0), *deaths)
+    assert failure_of(scenario) is None
+    assert statuses(scenario) == {JobStatus.COMPLETED}
 
 
 def test_what_was_begun_under_a_lease_that_was_lost_answers_nothing_under_the_next(

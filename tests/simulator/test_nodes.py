@@ -15,7 +15,7 @@ from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads.workload.visit import Arrival
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.simulator.machines.faults import draw_faults
+from alignedserve.simulator.machines.fault_drawing import draw_faults
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from tests.conftest import SOAK

@@ -73,7 +73,7 @@ class _Work:
         return f"{kind}-{self.name}-{self.num_steps}"
 
     def tell(self, mark: str, thing: str, state: str) -> None:
-        os.write(self._told, f"{mark} {thing} {state}\n".encode())
+        os.write(self._told, f"\n{mark} {thing} {state}".encode())  # the line before may be torn
 
     @contextmanager
     def change(self, states: Mapping[str, str]) -> Iterator[None]:

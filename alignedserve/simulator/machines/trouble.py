@@ -12,12 +12,16 @@ from alignedserve.simulator.machines.faults import (
     Duplicate,
     Fault,
     FullLink,
+    HungRay,
     LowMemory,
     Mute,
+    NoFork,
+    OneWay,
     Poison,
     Reorder,
     Skew,
     Slow,
+    SlowDisk,
     SlowWorker,
     StoreAway,
 )
@@ -46,6 +50,9 @@ class Trouble:
         self._slow_work: dict[str, _Until] = {}
         self._low_memory: dict[str, _Until] = {}
         self._mute: dict[str, float] = {}  # member -> until when
+        self._one_way: dict[tuple[str, bool], float] = {}  # member, whether what it sends is lost -> until when
+        self._slow_disk = _NOT
+        self.starts_at = self.ends_are_told_at = 0.0  # when processes can begin again; when a launcher hears of ends
         self._poisons: list[Poison] = []
         self._ahead_s: dict[str, float] = {}
         self.has_begun = False  # False as long as there was no fault: the world then need not ask
@@ -74,6 +81,15 @@ class Trouble:
                 self._low_memory[member] = (at + for_s, most_tokens)
             case Mute(at, member, for_s):
                 self._mute[member] = at + for_s
+            case OneWay(at, member, leaves, for_s):
+                self._one_way[member, leaves] = at + for_s
+            case SlowDisk(at, use_s, for_s):
+                self._slow_disk = (at + for_s, use_s)
+            case NoFork(at, for_s):
+                self.starts_at = max(self.starts_at, at + for_s)
+            case HungRay(at, for_s):
+                self.starts_at = max(self.starts_at, at + for_s)
+                self.ends_are_told_at = max(self.ends_are_told_at, at + for_s)
             case Skew(_, member, ahead_s):
                 self._ahead_s[member] = ahead_s
             case Poison():
@@ -104,9 +120,19 @@ class Trouble:
         """Return whether the next frame is lost; count it."""
         link = (sender, to)
         is_full = now < self._full_until.get(link, 0.0) and not _use_up(self._room, link)
-        if is_lost := is_full or (bool(self._drops) and _use_up(self._drops, link)):
+        is_cut = self.is_cut(sender, to, now)
+        if is_lost := is_cut or is_full or (bool(self._drops) and _use_up(self._drops, link)):
             self.lost_at[link] = now
         return is_lost
+
+    def is_cut(self, sender: str, to: str, now: float) -> bool:
+        """Return whether all that goes this way is lost."""
+        return now < max(self._one_way.get((sender, True), 0.0), self._one_way.get((to, False), 0.0))
+
+    def store_slow_s(self, now: float) -> float:
+        """Return how much longer a use of the store of jobs takes that begins now."""
+        until, use_s = self._slow_disk
+        return use_s if now < until else 0.0
 
     def store_away(self, now: float) -> StoreAway | None:
         """Return the fault of the store of jobs, if it has one now."""

@@ -145,6 +145,9 @@ class World:
     def _start(self, name: str) -> None:
         if name in self._retired or name in self._alive:
             return
+        if self.agenda.now < self.trouble.starts_at:
+            self.agenda.at(self.trouble.starts_at, Priority.FAULT, lambda: self._start(name))
+            return
         role, make, node, transport, lends = self._makers[name]
         incarnation = self._begin_life(name, role)
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
@@ -179,7 +182,8 @@ class World:
             return
         again = self.agenda.now + self._network.heartbeat_s
         self.agenda.at(again, Priority.TIMER, partial(self._beat, process, beat))
-        if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now):
+        name, now = process.member.name, self.agenda.now
+        if process.is_frozen or self.trouble.mutes(name, now) or self.trouble.is_cut(name, ROUTER, now):
             return
         self._reach_router(lambda router: router.arrive(beat))
 
@@ -294,7 +298,11 @@ class World:
         member = process.member
         self.transfers.died(member.holder)
         if seen and member.role is not Role.ROUTER:
-            self._say_to_router(Died(member.name, member.incarnation))
+            died = partial(self._say_to_router, Died(member.name, member.incarnation))
+            if self.agenda.now < self.trouble.ends_are_told_at:
+                self.agenda.at(self.trouble.ends_are_told_at, Priority.FAULT, died)
+            else:
+                died()
         if name in self._retired:
             self.on_gone(name)
         else:
