@@ -100,6 +100,8 @@ class Keeper(ABC):
         address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
         self._signs = SignInbox(address, self._keys.parts, self._events.put)
         self._starts = Starts(config.launch.quiet_s, time.monotonic(), config.launch.still_s)
+        if left is not None and left.record.has_served:
+            self._starts.open()
         self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
         self._orders_to_stop: list[HeardOrder] = []  # their connections end with this process
         self._drains = False  # whether it stops by request, with requests that go on
@@ -237,6 +239,7 @@ class Keeper(ABC):
                 self._scale(event)
             case Ready(greeting) if self._kept and not self._drains:
                 self._starts.open()
+                self.remember()
                 self._screen.clear()
                 print(greeting, flush=True)
             case Sign():

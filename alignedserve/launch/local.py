@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import TypeAlias
@@ -205,7 +206,8 @@ class OnThisMachine(Keeper):
         specs = tuple(spec for spec in self._specs if spec.worker not in self._retiring)
         found = {name: Process.of(part.pid) for name, part in self._processes.items() if part.pid and not part.is_over}
         processes = {name: process for name, process in found.items() if process is not None}
-        self._record.write(Record(me, self._reloading.asked, self._keys, self._newest, specs, processes))
+        record = Record(me, self._reloading.asked, self._keys, self._newest, specs, processes)
+        self._record.write(replace(record, has_served=self._starts.is_open))
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:

@@ -86,6 +86,7 @@ class Record:
     specs: tuple[PartSpec, ...]  # the parts that are to run
     processes: Mapping[str, Process]  # of the newest lives
     version: int = VERSION  # of the wire, between parts of which some are this launcher's
+    has_served: bool = False  # whether the deployment has taken requests: it outlasts deaths of its parts then
 
     @property
     def living(self) -> dict[str, Process]:

@@ -70,6 +70,7 @@ class WasteWatch:
         copies_s = scenario.num_pages * scenario.costs.page_s  # of answers, which are copied after their ends
         self._grace_s = CALM_GRACE_S + copies_s if self._is_calm else GRACE_S
         self._may_start: set[Attempt] = set()  # attempts that are lost, as their owners have heard, or asked for
+        self._charged: set[str] = set()  # requests that have had a worker that died
         self._has_prefix: set[Attempt] = set()  # attempts for which a pool holds the beginning of the prompt
         self._without_prefix: set[Attempt] = set()  # attempts whose beginning it has taken back
         self._pulled: dict[tuple[str, str, int], Attempt] = {}  # (holder that pulls, name that sends, number) ->
@@ -91,13 +92,16 @@ class WasteWatch:
                 self._need_not_come.add((command.to, (request, attempt)))
             case AttemptLost(request, attempt) | Resend(request, attempt):
                 self._may_start.add((request, attempt + 1))
+                if isinstance(command.message, AttemptLost) and command.message.died:
+                    self._charged.add(request)
             case Prefix(request, attempt, pages):
                 if pages:
                     self._has_prefix.add((request, attempt))
                 elif (request, attempt) in self._has_prefix:
                     self._without_prefix.add((request, attempt))
             case Submit(request) if request.attempt:
-                has_cause = (request.id, request.attempt) in self._may_start
+                runs_alone = request.is_suspect and request.id in self._charged  # of a death that was known late
+                has_cause = runs_alone or (request.id, request.attempt) in self._may_start
                 if not has_cause or (self._is_calm and (request.id, request.attempt - 1) not in self._without_prefix):
                     self._breaks(f"{_said((request.id, request.attempt))} starts without cause")
                 if request.is_suspect:  # its owner may acquit it at any token, and starts the next attempt then

@@ -23,6 +23,7 @@ def test_parts_are_found_however_they_were_started_and_nothing_else() -> None:
     parts = {("router", 1), ("prefill-0", 2), ("decode-0", 4), ("gateway-0", 5)}
     assert {found.choose(Random(seed)) for seed in range(80)} == parts
     assert found.choose(Random(1), ("pool",)) is None
+    assert found.running().items() == {(pid, part) for part, pid in parts}
 
 
 def test_a_part_is_hurt_again_and_again_as_soon_as_it_has_a_process() -> None:
@@ -32,3 +33,9 @@ def test_a_part_is_hurt_again_and_again_as_soon_as_it_has_a_process() -> None:
     found.note = noted.append
     assert [found.choose(draw) for _ in range(5)] == [("decode-0", pid) for pid in range(1, 6)]
     assert noted == ["decode-0"] * 5
+
+
+def test_servers_are_found_by_their_programs() -> None:
+    commands = ["/ray/gcs/gcs_server --port=1", "/ray/raylet/raylet --name raylet", "ray::decode-0.run()", "sh raylet"]
+    found = Parts(lambda: dict(enumerate(commands)))
+    assert found.servers(("gcs_server", "raylet")) == {0: "gcs_server", 1: "raylet"}

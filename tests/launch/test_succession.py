@@ -21,6 +21,7 @@ from alignedserve.launch import succession
 from alignedserve.launch.succession import Left, Process, Record, RecordFile, inputs
 from alignedserve.protocol.messages import Life
 from alignedserve.shell.clock import ClockOrigin
+from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import PartSpec
 from tests.launch.keepers import ScriptedKeeper, specs_of
@@ -253,3 +254,27 @@ def test_the_next_launcher_keeps_lives_that_run_and_starts_the_others_anew() -> 
     kept.run()
     assert {spec.name: spec.incarnation for spec in kept.started} == dict.fromkeys(lives, 4) | {"decode-0": 5}
     assert all(spec.keys == keys.parts for spec in kept.started)
+
+
+@pytest.mark.parametrize(("has_served", "code"), [(True, ExitCode.STOPPED), (False, ExitCode.BROKEN)])
+def test_the_next_launcher_of_a_deployment_that_has_served_does_not_end_it_for_deaths_before_it_serves(
+    has_served: bool, code: ExitCode
+) -> None:
+    """Three quick deaths end a deployment that never took a request, and no other."""
+    config = load({"topology": "1+1"}, {}, None)
+    specs = tuple(specs_of(config))
+    lives = {spec.name: Life(spec.name, spec.acts_as, 4) for spec in specs}
+    record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {}, has_served=has_served)
+
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == "router":
+            kept.die(spec)
+        if kept.lives("router")[-1:] == [9]:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert ScriptedKeeper(config, on_start, Left(record, {})).run() == code
+
+
+def test_a_record_says_whether_the_deployment_has_served() -> None:
+    (file := RecordFile(PORT)).write(record := replace(record_of(), has_served=True))
+    assert file.read() == record
