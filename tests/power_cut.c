@@ -27,6 +27,7 @@ static struct {
   int64_t end;             // of the whole notes: what follows was begun by a process that was killed
   volatile int64_t sync_ns;  // how long the disk takes to sync a file
   int64_t tear;              // of 1,000 bytes of the next write, those that its process writes before it is killed, or 0
+  int64_t victim;            // the process whose next write that is, or 0: of any process
   volatile int64_t torn_by;  // the last process that was killed so
 } * header;
 static const char *folder, *log_path;
@@ -181,7 +182,7 @@ static ssize_t write_noted(int fd, const void* data, size_t size, off_t at) {
   struct stat found;
   int noted = is_on_disk(fd, &found), tears = 0;
   if (noted) begin_turn();
-  if (noted && size > 1 && header->tear) {
+  if (noted && size > 1 && header->tear && (!header->victim || header->victim == getpid())) {
     size = 1 + (size - 2) * header->tear / 1000, tears = 1;
     header->tear = 0, header->torn_by = getpid();
   }

@@ -26,8 +26,8 @@ from typing import TypeAlias
 import pytest
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_HEADER = struct.Struct("=4q4064x")  # as in power_cut.c
-_SYNC, _TEAR, _TORN_BY = 8, 16, 24  # where its fields are
+_HEADER = struct.Struct("=5q4056x")  # as in power_cut.c
+_SYNC, _TEAR, _VICTIM, _TORN_BY = 8, 16, 24, 32  # where its fields are
 _NOTE = struct.Struct("=5q")  # kind, file, folder, place, bytes that follow
 _SHARES = (0.0, 0.5, 1.0)  # of the writes that were not synced, those that a disk keeps
 
@@ -187,7 +187,7 @@ class Power:
         """The folder is there, and what it has is synced. What this needs goes to `beside`, which is made."""
         beside.mkdir()
         self.folder, self._notes = folder.resolve(), beside / "notes"
-        self._notes.write_bytes(_HEADER.pack(_HEADER.size, 0, 0, 0))
+        self._notes.write_bytes(_HEADER.pack(_HEADER.size, 0, 0, 0, 0))
         self._disk = Disk(self.folder)
         self.environment: Mapping[str, str] = {
             "LD_PRELOAD": str(_library()),
@@ -199,10 +199,11 @@ class Power:
         """Let each sync of a file take this many seconds from now on."""
         self._tell(_SYNC, int(sync_s * 1e9))
 
-    def tear(self, share: float) -> None:
-        """Kill the process that writes next, once it has written this share of its bytes."""
+    def tear(self, share: float, victim: int = 0) -> None:
+        """Kill this process, or the one that writes next, once it has written this share of the bytes of a write."""
         with self.no_turn():
             self._tell(_TORN_BY, 0)
+            self._tell(_VICTIM, victim)
             self._tell(_TEAR, 1 + int(share * 999))
 
     def tear_nothing(self) -> None:
@@ -212,7 +213,7 @@ class Power:
     @property
     def torn_by(self) -> int:
         """The process that was killed since the last `tear`, or 0."""
-        return self._header()[3]
+        return self._header()[4]
 
     def _tell(self, field: int, value: int) -> None:
         with self._notes.open("r+b", buffering=0) as file:

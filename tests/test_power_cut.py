@@ -112,6 +112,8 @@ def test_a_slow_disk_keeps_those_waiting_who_sync(power: Power) -> None:
 
 
 def test_a_process_may_be_killed_in_the_middle_of_a_write(power: Power) -> None:
+    power.tear(0.5, victim=1)
+    run(power, "import os; os.write(os.open('new', os.O_CREAT | os.O_WRONLY), b'another process')")
     power.tear(0.5)
     writes = "; ".join(f"os.write(file, {data!r})" for data in (b"1", b"23456789", b"x"))
     code = f"import os; file = os.open('old', os.O_RDWR); {writes}"

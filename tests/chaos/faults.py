@@ -203,7 +203,7 @@ class SlowDisk:
 
 
 class TornWrite:
-    """Kill the process that writes next to the disk with files and jobs, in the middle of that write."""
+    """Kill a gateway or the job runner in the middle of a write to the disk with files and jobs."""
 
     kind, weight = "torn writes", 2.0
 
@@ -211,17 +211,19 @@ class TornWrite:
         self._power, self._parts = power, parts
 
     async def strike(self, draw: Random) -> str:
-        self._power.tear(share := draw.random())
-        parts, until = dict[int, str](), time.monotonic() + TEAR_S
+        chosen = await asyncio.to_thread(self._parts.choose, draw, ("gateway", "jobs"))
+        if chosen is None:
+            return ""
+        (part, pid), share, until = chosen, draw.random(), time.monotonic() + TEAR_S
+        self._power.tear(share, pid)
         try:
-            while not (pid := self._power.torn_by) and time.monotonic() < until:
-                parts |= await asyncio.to_thread(self._parts.running)
-                await asyncio.sleep(0.1)
+            while not self._power.torn_by and time.monotonic() < until and _runs(pid):
+                await asyncio.sleep(0.05)
         finally:
             self._power.tear_nothing()
-        if not pid:
+        if not self._power.torn_by:
             return ""
-        self._parts.note(part := parts.get(pid, "gateway or job runner"))
+        self._parts.note(part)
         return f"{part} in a write, {share:.0%} of it is there"
 
 

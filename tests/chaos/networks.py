@@ -144,10 +144,16 @@ def _ray_node(network: str, number: int, node: Resources, environment: Mapping[s
         *(f"--object-store-memory={STORE_BYTES}", "--disable-usage-stats"),
     ]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
-    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    process = start(command, env={**inherited, **environment, "SPT_NOENV": "1"})
+    set_for_all = {**inherited, **environment, "SPT_NOENV": "1"}
+    start = partial(subprocess.Popen, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = start(env=set_for_all)
     try:
-        _wait_until_it_runs(process)
+        try:
+            _wait_until_it_runs(process)
+        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is at the time
+            process.communicate(timeout=STOP_S)
+            process = start(env=set_for_all)
+            _wait_until_it_runs(process)
         yield
     finally:
         process.terminate()
