@@ -1,5 +1,5 @@
-"""The commands that talk to a server or look after its store: chat, status, explain, stop, scale, reload, batch, bench,
-store. Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
+"""The commands that talk to a server or look after its store: chat, status, explain, stop, scale, reload, restart,
+batch, bench, store. Each imports what it needs when it runs; the flags of most are declared in remote/options.py."""
 
 from __future__ import annotations
 
@@ -73,13 +73,18 @@ def _explain(args: argparse.Namespace) -> int:
     return run(flags_of(args, ExplainOptions))
 
 
-# --- stop, scale, reload
+# --- stop, scale, reload, restart
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Stops the deployment that you serve on this machine, as Ctrl-C would: open requests go on for server.drain_s. "
         "On a cluster run it on the head."
+    )
+    parser.add_argument(
+        "--launcher",
+        action="store_true",
+        help="end the launcher alone: what it started serves on for 20 s, and `serve` goes on with that",
     )
     _add_port(parser)
     parser.set_defaults(run=_stop, parser=parser)
@@ -108,6 +113,22 @@ def add_reload(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_reload, parser=parser)
 
 
+def add_restart(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Replaces the processes of the deployment that you serve on this machine one after another, while the others "
+        "serve. A gateway and a worker end when the next one runs and nothing is left there, or after server.drain_s: "
+        "no stream of that length breaks. The others end and come again, and streams go on. Ctrl-C ends it after the "
+        "process in turn; exits with 2 where not all are replaced. On a cluster run it on the head."
+    )
+    parser.add_argument(
+        "--in-place",
+        action="store_true",
+        help="end each worker before the next one starts, where there is no memory for both: streams wait meanwhile",
+    )
+    _add_port(parser)
+    parser.set_defaults(run=_restart, parser=parser)
+
+
 def _add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port",
@@ -120,6 +141,8 @@ def _add_port(parser: argparse.ArgumentParser) -> None:
 def _stop(args: argparse.Namespace) -> int:
     from alignedserve.shell.control import ControlError, LauncherOrder
 
+    if args.launcher:
+        return _say_all(args.port, LauncherOrder(leave=True))
     try:
         return _say_all(args.port, LauncherOrder(stop=True))
     except ControlError:
@@ -145,13 +168,24 @@ def _reload(args: argparse.Namespace) -> int:
     return _say_all(args.port, LauncherOrder(reload=True))
 
 
-def _say_all(port: int, order: LauncherOrder) -> int:
+def _restart(args: argparse.Namespace) -> int:
+    from alignedserve.shell.control import RESTARTED, LauncherOrder
+
+    order = LauncherOrder(restart=True, in_place=args.in_place)
+    return _say_all(args.port, order, RESTARTED)
+
+
+def _say_all(port: int, order: LauncherOrder, last: str = "") -> int:
+    """Print the answer; raise a ControlError where it is an error, or ends without this last line."""
     from alignedserve.shell.control import ControlError, ask
 
+    line = ""
     for line in ask(port, order):
         if line.startswith("error: "):
             raise ControlError(line.removeprefix("error: "))
         print(line, flush=True)
+    if not line.startswith(last):
+        raise ControlError("the launcher has ended meanwhile: not all is done")
     return 0
 
 

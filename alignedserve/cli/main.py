@@ -19,6 +19,7 @@ from alignedserve.cli.clients import (
     add_chat,
     add_explain,
     add_reload,
+    add_restart,
     add_scale,
     add_status,
     add_stop,
@@ -126,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     add_explain(commands.add_parser("explain", help="tell what happened to a request, and why"))
     add_scale(commands.add_parser("scale", help="change how many workers a deployment has, while it serves"))
     add_reload(commands.add_parser("reload", help="take new keys, certificates and settings, while it serves"))
+    add_restart(commands.add_parser("restart", help="replace all processes one by one, while it serves"))
     add_stop(commands.add_parser("stop", help="stop what is served on this machine"))
     add_batch(commands.add_parser("batch", help="submit batch jobs, follow them, download their results"))
     add_bench(commands.add_parser("bench", help="put a load on any OpenAI-compatible server, and measure it"))

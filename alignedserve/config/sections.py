@@ -71,7 +71,7 @@ class ServerConfig:
         None, "YAML file with the hashes of API keys, which `alignedserve key` writes", reloads=True
     )
     allow_anonymous: bool = setting(False, "serve without keys at an address that other machines can reach")
-    gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
+    gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=63)
     cors_origins: str | None = setting(
         None,
         "origins whose pages may call the API from a browser, separated by commas; * allows all; by default none may. "

@@ -9,6 +9,7 @@ explaining.py  The route of a request's timeline.
 files.py       The routes of /v1/files: the files that batch jobs read and write.
 exchanges.py   Answers a body while its client waits: as a stream of events, or whole.
 generation.py  Runs the requests of one body and reads their tokens as they are delivered.
+handover.py    Hands the listening socket to the gateway that replaces this one.
 messaging.py   The routes of /v1/messages, Anthropic's interface.
 openapi.py     Our own OpenAPI document: every route (routes.yaml) with its parameters, body and answers.
 pages.py       Small pages for browsers: / and /docs.

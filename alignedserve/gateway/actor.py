@@ -33,6 +33,7 @@ from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.dashboard import Dashboard, OpenJobs
 from alignedserve.gateway.files import FileRoutes, HttpRoute
+from alignedserve.gateway.handover import Handover, handed_on
 from alignedserve.gateway.http.connections import GatewayConnection, raise_file_limit
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings, body_limit_bytes
@@ -110,10 +111,11 @@ class Gateway:
         server: ServerConfig,
         keys_file: KeysFile,
         budgets: Budgets,
+        handover: Handover,
     ) -> None:
         self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
-        self._has_siblings = server.gateways > 1
+        self._handover = handover
         self._certificate, self._budgets = _certificate(server), budgets
         self._server = HttpServer(http_settings(app, self._certificate))
         self._dashboard: Dashboard = app.state.dashboard
@@ -133,6 +135,10 @@ class Gateway:
         run_loop(self._serve(), watch)
 
     async def _serve(self) -> None:
+        with self._handover.offered():
+            await self._serve_http()
+
+    async def _serve_http(self) -> None:
         async with self._siblings.listening(), self._pictures.listening(), self._budgets.kept():
             followed = [_follow(self._keys_file.read, "the keys are")]
             if self._certificate is not None:
@@ -148,14 +154,17 @@ class Gateway:
         """Leave connections to the other gateways at this port until this one knows workers, or is to stop. If it knows
         none for long, it listens, and answers why requests are refused."""
         ends_at = time.monotonic() + MOST_UNREADY_S
-        while self._has_siblings and not (self._owner.ready or self._app.state.draining):
+        while self._handover.has_others and not (self._owner.ready or self._app.state.draining):
             if time.monotonic() >= ends_at:
                 return
             await asyncio.sleep(READY_LOOK_S)
 
     async def _drain(self) -> None:
         await self._halt.wait()
-        self._app.state.draining = True
+        if self._handover.is_done:
+            self._leave_connections()
+        else:
+            self._app.state.draining = True
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_until_idle(), self._drain_s)
         if self._owner.num_open:
@@ -166,8 +175,18 @@ class Gateway:
         self._dashboard.end()
         self._server.should_exit = True
 
+    def _leave_connections(self) -> None:
+        """Leave new connections to the gateway that replaces this one, and end each that there is with its next answer.
+        One that is idle ends after a time, as always."""
+        for server in getattr(self._server, "servers", ()):  # it may not listen yet
+            server.close()
+        state, closes = self._server.server_state, (b"connection", b"close")
+        self._server.config.encoded_headers.append(closes)  # from the next second on
+        state.default_headers = [*state.default_headers, closes]
+        self._dashboard.end()
+
     async def _wait_until_idle(self) -> None:
-        while self._owner.num_open:
+        while self._owner.num_open or (self._handover.is_done and self._server.server_state.connections):
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
@@ -215,7 +234,7 @@ def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
     # A next launcher binds the port too, while this gateway goes on (launch/succession.py).
     is_shared = server.gateways > 1 or part.spec.outlive_s > 0
-    listener = bind(server.host, server.port, is_shared)
+    listener = handed_on(part.spec) or bind(server.host, server.port, is_shared)
     model, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, model))
@@ -255,7 +274,8 @@ def run(part: Part, on_start: OnStart) -> None:
     app.state.scrapes.owners = others.ask_all
     pictures = request_pictures(part, app.state.metrics.log, owner.now)
     dashboard.all_requests = pictures.of_all
-    gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets)
+    handover = Handover(part.spec, listener, has_others=server.gateways > 1 or bool(part.spec.replaces))
+    gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets, handover)
     on_start(gateway)
     for each in (settings, gateway):
         part.live.on_change(each.reload)

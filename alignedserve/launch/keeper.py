@@ -1,5 +1,5 @@
 """The keeper of a deployment: it starts the parts, starts a part again that has ended, adds and retires workers, and
-stops all parts in the end.
+stops all parts in the end. orders.py has what users order meanwhile.
 
 All launchers do the same when a part ends; each launcher says how a part is started and ended.
 """
@@ -17,7 +17,7 @@ from functools import partial
 
 from alignedserve.cli.terminal.interrupt import RemembersCtrlC
 from alignedserve.config.choices import LogFormat
-from alignedserve.config.config import Config, dump, parse, reloaded
+from alignedserve.config.config import Config
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.bounded_calls import NoAnswer
@@ -25,7 +25,7 @@ from alignedserve.launch.keeper_events import KeeperEvent, KeeperEvents, PartEnd
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.reloading import Reloading, hears_hangup
-from alignedserve.launch.scaling import change, check
+from alignedserve.launch.restarting import PartChange, PartIsOver, PartLeftOut, PartRuns
 from alignedserve.launch.start_screen import StartScreen
 from alignedserve.launch.starts import Starts
 from alignedserve.launch.succession import Left
@@ -123,6 +123,13 @@ class Keeper(ABC):
     @abstractmethod
     def end(self, part: str) -> None:
         """End the part now, whatever it is doing; do nothing if it has ended already."""
+
+    @abstractmethod
+    def _obey(self, asked: HeardOrder) -> None:
+        """Do what a user has ordered while it serves."""
+
+    def _changed(self, change: PartChange) -> None:  # noqa: B027  (who obeys no order need not hear it)
+        """Hear that a part runs, has ended or is left out."""
 
     def forget(self, part: str) -> None:
         """Free what was kept for a part that has ended for good."""
@@ -233,15 +240,15 @@ class Keeper(ABC):
             case HeardOrder() if self._drains or not self._kept:
                 event.answer("error: it stops")
                 event.done()
-            case HeardOrder() if event.order.reload:
-                self._reload(event)
             case HeardOrder():
-                self._scale(event)
+                self._obey(event)
             case Ready(greeting) if self._kept and not self._drains:
                 self._starts.open()
                 self.remember()
                 self._screen.clear()
                 print(greeting, flush=True)
+                for replaced in [spec.replaces for spec in self._specs if spec.replaces in self._lives]:
+                    self._retire(replaced)  # a launcher before this one was killed while it restarted parts
             case Sign():
                 self._hear_sign(event)
             case TimeToLook() | Ready():
@@ -251,7 +258,9 @@ class Keeper(ABC):
             case PartTask():
                 self._act(event)
             case PartEnded():
-                return self._is_over(event)
+                code = self._is_over(event)
+                self._changed(PartIsOver(event.part))
+                return code
         return None
 
     def _act(self, task: PartTask) -> None:
@@ -270,6 +279,7 @@ class Keeper(ABC):
         if sign.stage is Stage.RUNS and life is not None and life.spec.incarnation == sign.incarnation:
             life.ran_at = min(life.ran_at, now)
             self._added.discard(life.spec.worker)
+            self._changed(PartRuns(life.spec.name))
 
     def _is_over(self, ended: PartEnded) -> int | None:
         """React to the end of a part; return an exit code if the deployment ends with it."""
@@ -344,68 +354,33 @@ class Keeper(ABC):
         """Go on without an added worker that cannot run."""
         why, worker = ended.failure or "it does not stay up; see its log above", life.spec.worker
         say(f"{worker} is left out: {why}")
+        self._changed(PartLeftOut(worker, why))
         others = self.goes_with(worker)
         self._forget(worker, ended.incarnation)
         for other in others:
             self._retiring[other] = None
             self._end_retiring(other)
 
-    def _reload(self, asked: HeardOrder) -> None:
-        """Take new keys, certificates and settings, or none of them."""
-        try:
-            new, lines = self._reloading.read()
-        except AlignedServeError as error:
-            lines = [f"error: {error}"]
+    def _retire(self, part: str, asked: HeardOrder | None = None) -> None:
+        """Let a part end that is not to come back, as soon as nothing is left there; `asked` is answered then."""
+        spec = self._lives[part].spec
+        self._retiring[part] = asked
+        self.remember()
+        if part in self._paused or self._lives[part].began_at == math.inf:  # it still waits for a place
+            self._end_retiring(part)
+        elif spec.role in WORKERS:
+            self._to_router.say(Retire(part, spec.incarnation))
+            self._end_after(spec, self._config.server.drain_s)
         else:
-            self._config = reloaded(self._config, new)
-            set_up(self._config.log, LAUNCHER, "alignedserve.launch")
-            tree = dump(reloaded(parse(self._specs[0].config), new))
-            self._specs = [replace(spec, config=tree) for spec in self._specs]
-            for name, life in self._lives.items():
-                life.spec = replace(life.spec, config=tree)
-                if name in self._alive:
-                    lines += self._not_handed_on(life.spec)
-            self.remember()
-        for line in lines:
-            say(f"reload: {line}")
-            asked.answer(line)
-        asked.done()
+            self._end_softly(spec)
 
-    def _not_handed_on(self, spec: PartSpec) -> list[str]:
-        """Give a part its new settings; return a line where that fails, as on a full machine."""
-        try:
-            self.hand_on(spec)
-        except Exception as error:
-            return [f"error: {spec.name} keeps the old settings until it starts again: {error}"]
-        return []
+    def _end_softly(self, spec: PartSpec) -> None:
+        """Have the part stop by itself; end it if it does not."""
+        self.ask_to_stop({spec.name})
+        self._end_after(spec, GRACE_S + (self._config.server.drain_s if spec.role in OWNERS else 0.0))
 
-    def _scale(self, asked: HeardOrder) -> None:
-        """Start and retire workers as an order says."""
-        workers = [(spec.role, spec.name) for spec in self._specs if spec.role in WORKERS and not spec.rank]
-        try:
-            check(self._config, asked.order)
-            changed = change(workers, self._retiring, asked.order)
-            places = [(name, self.make_place(name)) for name in changed.new]
-        except Exception as error:  # Ray raises errors of many kinds
-            asked.answer(f"error: {error}")
-            return asked.done()
-        if asked.order.why:
-            say(f"scales by itself: {asked.order.why}")
-        for name, place in places:
-            for part in (*place.pools, name):
-                self._add(part)
-                asked.answer(place.lacks or f"{part} starts")
-        for name in changed.retiring:
-            spec = self._lives[name].spec
-            self._retiring[name] = asked
-            self.remember()
-            if name in self._paused or self._lives[name].began_at == math.inf:  # it still waits for a place
-                self._end_retiring(name)
-                continue
-            asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
-            self._to_router.say(Retire(name, spec.incarnation))
-            self.after(self._config.server.drain_s, PartTask(name, spec.incarnation, partial(self.end, name)))
-        return asked.done() if not changed.retiring else None
+    def _end_after(self, spec: PartSpec, seconds: float) -> None:
+        self.after(seconds, PartTask(spec.name, spec.incarnation, partial(self.end, spec.name)))
 
     def _end_retiring(self, part: str) -> None:
         """End a part that is not to come back. During a pause it has ended already."""
@@ -415,11 +390,12 @@ class Keeper(ABC):
         else:
             self.end(part)
 
-    def _add(self, worker: str) -> None:
-        """Start a worker, or a pool, that was not planned."""
+    def _add(self, worker: str, replaces: str = "") -> None:
+        """Start a worker, or another part, that was not planned; it may replace another of its role."""
         role = Role(worker.partition("-")[0])
-        like = next(spec.worker for spec in self._specs if spec.role is role)
-        ranks = [replace(spec, name=f"{worker}{rank_suffix(spec.rank)}") for spec in self._ranks(like)]
+        like = replaces or next(spec.worker for spec in self._specs if spec.role is role)
+        named = partial(replace, replaces=replaces)
+        ranks = [named(spec, name=f"{worker}{rank_suffix(spec.rank)}") for spec in self._ranks(like)]
         self._specs += ranks if self._machine is None else map(self._machine.place, ranks)
         self._added.add(worker)
         self._start(worker, quick_deaths=0)
@@ -439,7 +415,7 @@ class Keeper(ABC):
         """Drop a worker that has ended for good."""
         self._end_worker(worker)
         ranks = self._ranks(worker)
-        self._specs = [spec for spec in self._specs if spec.worker != worker]
+        self._specs = [_without(worker, spec) for spec in self._specs if spec.worker != worker]
         self._added.discard(worker)
         self._to_router.say(Died(worker, incarnation))
         for rank in ranks:
@@ -533,6 +509,11 @@ class Keeper(ABC):
             except AlignedServeError as error:  # nothing can be started any more
                 say(str(error))
                 self._kept = frozenset()
+
+
+def _without(gone: str, spec: PartSpec) -> PartSpec:
+    """Return the spec of a part that replaces one that has gone as that of any other part."""
+    return replace(spec, replaces="") if spec.replaces == gone else spec
 
 
 def _ending(how: object) -> str:

@@ -17,7 +17,8 @@ from alignedserve.config.config import Config
 from alignedserve.core import WORKERS, Role
 from alignedserve.launch import start
 from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
-from alignedserve.launch.keeper import GRACE_S, Keeper, say
+from alignedserve.launch.keeper import GRACE_S, say
+from alignedserve.launch.orders import CommandedKeeper
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.reloading import Reloading
 from alignedserve.launch.succession import Left, LeftProcess, Process, Record, RecordFile
@@ -100,7 +101,7 @@ class _PartProcess:
         return process is not None
 
 
-class OnThisMachine(Keeper):
+class OnThisMachine(CommandedKeeper):
     """Keeps every part as a child process."""
 
     def __init__(
@@ -120,6 +121,10 @@ class OnThisMachine(Keeper):
         self._servers = dict(servers or {})
         self._adopts = bool(servers)
         self._processes: dict[str, _PartProcess] = {}
+
+    @property
+    def may_be_followed(self) -> bool:
+        return self._record is not None and self._record.is_kept
 
     def start(self, spec: PartSpec) -> None:
         part = _PartProcess(spec, self.ended)
@@ -203,7 +208,8 @@ class OnThisMachine(Keeper):
         me = Process.of(os.getpid())
         if self._record is None or not self._record.is_kept or me is None:
             return
-        specs = tuple(spec for spec in self._specs if spec.worker not in self._retiring)
+        # What a retiring worker has goes on elsewhere; a gateway's streams do not.
+        specs = tuple(spec for spec in self._specs if spec.role is Role.GATEWAY or spec.worker not in self._retiring)
         found = {name: Process.of(part.pid) for name, part in self._processes.items() if part.pid and not part.is_over}
         processes = {name: process for name, process in found.items() if process is not None}
         record = Record(me, self._reloading.asked, self._keys, self._newest, specs, processes)

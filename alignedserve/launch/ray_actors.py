@@ -31,9 +31,10 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_ended
 from alignedserve.launch.bounded_calls import BoundedCalls, NoAnswer
 from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
-from alignedserve.launch.keeper import Keeper, NewPlace, say
+from alignedserve.launch.keeper import NewPlace, say
 from alignedserve.launch.keeper_events import PartTask
 from alignedserve.launch.node_types import NodeType, may_come
+from alignedserve.launch.orders import CommandedKeeper
 from alignedserve.launch.part_actor import PartActor
 from alignedserve.launch.placing import ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import LaunchMachine
@@ -79,7 +80,7 @@ class _NodePlace:
     needs: Resources
 
 
-class OnRay(Keeper):
+class OnRay(CommandedKeeper):
     """Keeps every part as an actor: on a Ray of the deployment's own, on this machine, or on the nodes of a cluster."""
 
     def __init__(

@@ -25,9 +25,9 @@ Say: TypeAlias = Callable[[bytes], Awaitable[bytes]]  # the answer to a question
 def siblings(part: Part, say: Say, topic: str = "", answer_s: float = ANSWER_S) -> Siblings:
     """Return the owners of this part's deployment, itself among them; each topic has its own sockets."""
     config = part.config
-    names = [f"gateway-{number}" for number in range(config.server.gateways)]
-    names += ["jobs-0"] if is_on(config.jobs) else []
-    sockets = {name: private_socket(f"{part.spec.deployment}-{name}{topic}") for name in names}
+    names = {part.spec.name, *(f"gateway-{number}" for number in range(config.server.gateways + 1))}  # and a spare
+    names |= {"jobs-0"} if is_on(config.jobs) else set()
+    sockets = {name: private_socket(f"{part.spec.deployment}-{name}{topic}") for name in sorted(names)}
     return Siblings(part.spec.name, sockets, say, answer_s)
 
 

@@ -1,4 +1,5 @@
-"""The socket by which a user commands a running deployment: `alignedserve stop`, `scale`, `reload`.
+"""The socket by which a user commands a running deployment: `alignedserve stop`, `scale`, `reload`,
+`restart`.
 
 The launcher listens at a socket in the file system, in a folder that only its user can open. A connection carries one
 line of JSON, the order, and lines of text, the answer. It ends when the order is done; after `stop`, with the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import tempfile
 import threading
@@ -21,6 +23,7 @@ from pathlib import Path
 from alignedserve.errors import AlignedServeError
 from alignedserve.locks import NotPrivate, private_folder
 
+RESTARTED = "all parts are new"  # the answer to a restart that is done begins so
 _MOST_BYTES = 4096  # of an order
 _CONNECT_S = 5.0
 _PAUSE_S = 0.5  # where no connection can be accepted: files may be free again then
@@ -37,6 +40,9 @@ class LauncherOrder:
 
     stop: bool = False
     reload: bool = False  # read the settings again
+    restart: bool = False  # replace all parts, one after another
+    in_place: bool = False  # end each worker before the next one starts
+    leave: bool = False  # end the launcher alone
     prefill: int | None = None
     decode: int | None = None
     why: str = ""  # the reason, where the router orders it
@@ -52,6 +58,15 @@ class HeardOrder:
         if self._connection is not None:
             with suppress(OSError):  # the other end may have gone
                 self._connection.sendall(line.encode() + b"\n")
+
+    @property
+    def has_gone(self) -> bool:
+        """Return whether the command that gave the order has ended: it says nothing more until then."""
+        if self._connection is None:
+            return False
+        ends = select.poll()
+        ends.register(self._connection, select.POLLIN)
+        return bool(ends.poll(0))
 
     def done(self) -> None:
         if self._connection is not None:

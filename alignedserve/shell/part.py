@@ -59,6 +59,7 @@ class PartSpec:
     ranks_at: str = ""  # host:port where the ranks of this worker meet
     door: str = ""  # address of the launcher, for parts that ask for more or fewer workers (control.py)
     outlive_s: float = 0.0  # how long the part goes on without a launcher (launch/succession.py)
+    replaces: str = ""  # the part that ends when this one runs; a gateway takes its connections over
     lends: bool = False  # whether this prefill worker decodes too: to other parts it is a decode worker
     is_private: bool = False  # whether inboxes are sockets that only this user can open (inboxes.py), and no ports
 

@@ -17,10 +17,10 @@ GOES_ON = "it goes on with what a launcher that was killed has left"
 
 
 @contextmanager
-def followed(outlive_s: float = BACK_S) -> Iterator[Deployment]:
+def followed(*flags: str, outlive_s: float = BACK_S) -> Iterator[Deployment]:
     """Yield a deployment whose parts outlive its launcher for so long: a busy machine needs time to start the next."""
     plant = f"from alignedserve.launch import launch\nlaunch.OUTLIVE_S = {outlive_s}"
-    with deployed("--port", str(free_port()), topology="1+1", plant=plant) as deployment:
+    with deployed("--port", str(free_port()), *flags, topology="1+1", plant=plant) as deployment:
         yield deployment
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS
-from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.keeper_events import KeeperEvent
+from alignedserve.launch.orders import CommandedKeeper
 from alignedserve.launch.plan import LOOPBACK, parts_of
 from alignedserve.launch.reloading import Reloading
 from alignedserve.launch.succession import Left
@@ -29,14 +29,15 @@ def specs_of(config: Config) -> list[PartSpec]:
     ]
 
 
-class ScriptedKeeper(Keeper):
+class ScriptedKeeper(CommandedKeeper):
     """Note the lives that start and the pauses before them; a pause is over at once, unless `on_pause` takes it."""
 
     def __init__(
         self, config: Config, on_start: Callable[[ScriptedKeeper, PartSpec], None], left: Left | None = None
     ) -> None:
         self.asked = config  # the settings, for the next reload
-        super().__init__(config, specs_of(config), Reloading(config, lambda: self.asked), left=left)
+        specs = specs_of(config) if left is None else left.record.specs
+        super().__init__(config, specs, Reloading(config, lambda: self.asked), left=left)
         self.started: list[PartSpec] = []
         self.told: list[PartSpec] = []  # with new settings
         self.pauses_s: list[float] = []

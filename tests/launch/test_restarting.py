@@ -1,0 +1,230 @@
+"""Tests of `alignedserve restart`: which part is replaced next, and what the launcher does for it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.config.config import Config, load
+from alignedserve.core import Role
+from alignedserve.launch import keeper
+from alignedserve.launch.plan import parts_of
+from alignedserve.launch.restarting import Act, PartIsOver, PartLeftOut, PartRuns, Restart, Step
+from alignedserve.launch.succession import Left, Record
+from alignedserve.protocol.messages import Life
+from alignedserve.shell.control import RESTARTED, HeardOrder, LauncherOrder
+from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.link_keys import DeploymentKeys
+from alignedserve.shell.part import PartSpec
+from tests.launch.keepers import ScriptedKeeper, specs_of
+from tests.launch.test_keeper import stop
+from tests.launch.test_succession import ASKED, ended_process
+
+SPLIT: Config = load({"topology": "1+1", "server.gateways": 2}, {}, None)
+pytestmark = pytest.mark.usefixtures("own_door")
+PARTS = ["router", "pool-0", "prefill-0", "decode-0", "gateway-0", "gateway-1", "jobs-0"]
+
+
+# --- What comes next
+
+
+def restart_of(*parts: tuple[Role, str], in_place: bool = False) -> Restart:
+    return Restart(parts, 0.0, in_place)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.GATEWAY])
+def test_a_spare_runs_before_its_part_is_retired(role: Role) -> None:
+    restart = restart_of((role, "old"))
+    assert restart.next() == Step(Act.START_SPARE, "old")
+    restart.spare_is("new")
+    assert restart.hear(PartRuns("old")) is None, "its signs of life come all the time"
+    assert restart.hear(PartIsOver("old")) is None, "it has died, and starts again"
+    assert restart.hear(PartRuns("new")) == Step(Act.RETIRE, "old")
+    assert restart.hear(PartRuns("new")) is None
+    assert restart.hear(PartIsOver("new")) is None
+    assert restart.hear(PartIsOver("old")) == Step(Act.FINISH)
+
+
+@pytest.mark.parametrize(
+    ("role", "in_place"),
+    [(Role.ROUTER, False), (Role.POOL, False), (Role.JOBS, False), (Role.DECODE, True), (Role.PREFILL, True)],
+)
+def test_a_part_without_a_spare_ends_and_its_next_life_runs_before_another_part_ends(
+    role: Role, in_place: bool
+) -> None:
+    restart = restart_of((role, "part"), in_place=in_place)
+    assert restart.next() == Step(Act.END, "part")
+    assert restart.hear(PartRuns("part")) is None, "a sign of the life that ends"
+    assert restart.hear(PartIsOver("other")) is None
+    assert restart.hear(PartIsOver("part")) is None
+    assert restart.hear(PartRuns("other")) is None
+    assert restart.hear(PartRuns("part")) == Step(Act.FINISH)
+
+
+def test_parts_go_in_an_order_and_none_is_forgotten() -> None:
+    restart, order = restart_of(*reversed(parts_of(SPLIT)), in_place=True), list[str]()
+    step = restart.next()
+    while step.act is not Act.FINISH:
+        order.append(step.part)
+        if step.act is Act.START_SPARE:
+            restart.spare_is("new")
+            restart.hear(PartRuns("new"))
+            after = restart.hear(PartIsOver(step.part))
+        else:
+            restart.hear(PartIsOver(step.part))
+            after = restart.hear(PartRuns(step.part))
+        assert after is not None
+        step = after
+    assert sorted(order) == sorted(PARTS)
+    assert order[:4] == PARTS[:4]
+
+
+def test_a_spare_that_cannot_run_ends_it() -> None:
+    restart = restart_of((Role.DECODE, "old"), (Role.DECODE, "other"))
+    restart.next()
+    restart.spare_is("new")
+    assert restart.hear(PartLeftOut("other", "of scale")) is None
+    assert restart.hear(PartLeftOut("new", "no memory")) == Step(Act.GIVE_UP, "old", "no memory")
+
+
+# --- What the launcher does
+
+
+class Commanded(ScriptedKeeper):
+    """A deployment that gets commands one after the other once it serves, and then stops."""
+
+    def __init__(self, *commands: LauncherOrder, config: Config = SPLIT, left: Left | None = None) -> None:
+        super().__init__(config, lambda _, spec: self.on_start(spec), left)
+        self.commands, self.answers = commands, list[list[str]]()
+        self.on_start: Callable[[PartSpec], None] = lambda _: None
+        self.greets = True
+        self.command: Callable[[], None] = self._command
+
+    def announce(self, announce: Callable[[str], None]) -> None:
+        if self.greets:
+            announce("it serves")
+        threading.Thread(target=lambda: self.command()).start()
+
+    def _command(self) -> None:
+        for order in self.commands:
+            self.answers.append(self.answer(order))
+        stop()
+
+    def answer(self, order: LauncherOrder) -> list[str]:
+        ours, theirs = socket.socketpair()
+        self.order(HeardOrder(order, ours))
+        with theirs, theirs.makefile() as lines:
+            return lines.read().splitlines()
+
+    def there(self) -> set[str]:
+        return {spec.name for spec in self._specs}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Commanded], None]:
+    def run(kept: Commanded) -> None:
+        monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: kept.announce(announce))
+        assert kept.run() == ExitCode.STOPPED
+
+    return run
+
+
+RESTART = LauncherOrder(restart=True)
+
+
+def test_every_part_is_replaced_and_names_come_back(run: Callable[[Commanded], None]) -> None:
+    run(kept := Commanded(RESTART, RESTART))
+    first, second = kept.answers
+    assert first[-1].startswith(RESTARTED)
+    assert second[-1].startswith(RESTARTED)
+    assert [line.partition(" ")[0] for line in first if " starts" in line or "starts again" in line] == [
+        *("router", "pool-0", "prefill-1", "decode-1", "gateway-2", "gateway-0", "jobs-0")
+    ]
+    assert "gateway-2 starts, in place of gateway-0" in first
+    assert "gateway-0 starts, in place of gateway-1" in first
+    assert {spec.name: spec.replaces for spec in kept.started if spec.replaces}.items() >= {
+        ("gateway-2", "gateway-0"),
+        ("decode-1", "decode-0"),
+    }
+    assert kept.there() == {"router", "pool-0", "prefill-0", "decode-0", "gateway-1", "gateway-2", "jobs-0"}
+    assert all(not spec.replaces for spec in kept._specs), "what is gone is replaced by nobody"
+    assert kept.lives("router") == kept.lives("jobs-0") == [1, 2, 3]
+
+
+def test_all_ranks_are_replaced(run: Callable[[Commanded], None]) -> None:
+    config = load({"topology": "colocated", "engine.tensor_parallel_size": 2, "jobs.store": "off"}, {}, None)
+    run(kept := Commanded(RESTART, config=config))
+    assert kept.answers[0][-1].startswith(RESTARTED)
+    assert kept.there() == {"router", "pool-0", "decode-1", "decode-1-rank-1", "gateway-1"}
+
+
+def test_in_place_no_worker_has_a_spare(run: Callable[[Commanded], None]) -> None:
+    run(kept := Commanded(LauncherOrder(restart=True, in_place=True)))
+    assert kept.answers[0][-1].startswith(RESTARTED)
+    assert kept.there() == {*PARTS, "gateway-2"} - {"gateway-1"}
+    assert kept.lives("decode-0") == kept.lives("prefill-0") == [1, 2]
+
+
+def test_a_spare_without_memory_leaves_its_worker_and_the_error_says_what_else_can_be_done(
+    run: Callable[[Commanded], None],
+) -> None:
+    kept = Commanded(RESTART, LauncherOrder(decode=1))
+    kept.on_start = lambda spec: kept.die(spec, "no memory") if spec.name == "decode-1" else None
+    kept.runs = lambda spec: spec.name != "decode-1"
+    run(kept)
+    assert kept.answers[0][-1] == (
+        "error: decode-0 is not replaced: no memory; --in-place ends a worker before the next one starts"
+    )
+    assert kept.lives("decode-0") == [1]
+    assert kept.there() == {*PARTS, "prefill-1"} - {"prefill-0"}
+    assert kept.answers[1] == [], "other commands are taken again"
+
+
+def test_there_is_one_at_a_time_and_an_interrupted_one_ends_between_two_parts(
+    run: Callable[[Commanded], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, (ours, theirs) = Commanded(), socket.socketpair()
+    refused = list[list[str]]()
+
+    def command() -> None:
+        kept.order(HeardOrder(RESTART, ours))
+        refused.extend(kept.answer(order) for order in (RESTART, LauncherOrder(decode=2)))
+
+    kept.command = command
+    kept.on_start = lambda spec: theirs.close() if spec.name == "decode-1" else None
+    kept.on_forget = lambda part: stop() if part == "decode-0" else None
+    run(kept)
+    assert refused == [["error: a restart goes on: wait until it has ended, or interrupt it"]] * 2
+    assert "restart: error: it was interrupted, and ends before gateway-0\n" in capsys.readouterr().err
+    assert kept.there() == {*PARTS, "prefill-1", "decode-1"} - {"prefill-0", "decode-0"}
+
+
+def test_before_it_serves_nothing_is_restarted(run: Callable[[Commanded], None]) -> None:
+    kept = Commanded(RESTART)
+    kept.greets = False
+    run(kept)
+    assert kept.answers == [["error: it still starts: wait until it serves"]]
+
+
+def test_a_restart_that_its_launcher_did_not_survive_leaves_no_part_twice(run: Callable[[Commanded], None]) -> None:
+    specs = specs_of(SPLIT)
+    like = {spec.name: spec for spec in specs}
+    spares = {"gateway-2": "gateway-1", "decode-1": "decode-0"}
+    specs += [replace(like[old], name=spare, replaces=old) for spare, old in spares.items()]
+    lives = {spec.name: Life(spec.name, spec.acts_as, 1) for spec in specs}
+    record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, tuple(specs), {})
+    running: Mapping[str, object] = dict.fromkeys(lives)
+    kept, gone = Commanded(left=Left(record, running)), set[str]()  # pyrefly: ignore[bad-argument-type]
+
+    def on_forget(part: str) -> None:
+        gone.add(part)
+        if gone == set(spares.values()):
+            stop()
+
+    kept.command, kept.on_forget = lambda: None, on_forget
+    run(kept)
+    assert kept.there() == {*PARTS, *spares} - gone
