@@ -102,12 +102,12 @@ class Commanded(ScriptedKeeper):
         self.commands, self.answers = commands, list[list[str]]()
         self.on_start: Callable[[PartSpec], None] = lambda _: None
         self.greets = True
-        self.command: Callable[[], None] = self._command
+        self.command: Callable[[], None] = threading.Thread(target=self._command, daemon=True).start
 
     def announce(self, announce: Callable[[str], None]) -> None:
         if self.greets:
             announce("it serves")
-        threading.Thread(target=lambda: self.command()).start()
+        self.command()
 
     def _command(self) -> None:
         for order in self.commands:
@@ -115,10 +115,14 @@ class Commanded(ScriptedKeeper):
         stop()
 
     def answer(self, order: LauncherOrder) -> list[str]:
+        with self.ordered(order) as theirs, theirs.makefile() as lines:
+            return lines.read().splitlines()
+
+    def ordered(self, order: LauncherOrder) -> socket.socket:
+        """Give an order, and return the connection on which it is answered."""
         ours, theirs = socket.socketpair()
         self.order(HeardOrder(order, ours))
-        with theirs, theirs.makefile() as lines:
-            return lines.read().splitlines()
+        return theirs
 
     def there(self) -> set[str]:
         return {spec.name for spec in self._specs}
@@ -187,18 +191,14 @@ def test_a_spare_without_memory_leaves_its_worker_and_the_error_says_what_else_c
 def test_there_is_one_at_a_time_and_an_interrupted_one_ends_between_two_parts(
     run: Callable[[Commanded], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept, (ours, theirs) = Commanded(), socket.socketpair()
-    refused = list[list[str]]()
-
-    def command() -> None:
-        kept.order(HeardOrder(RESTART, ours))
-        refused.extend(kept.answer(order) for order in (RESTART, LauncherOrder(decode=2)))
-
-    kept.command = command
-    kept.on_start = lambda spec: theirs.close() if spec.name == "decode-1" else None
+    kept, commands = Commanded(), list[socket.socket]()
+    kept.command = lambda: commands.extend(map(kept.ordered, (RESTART, RESTART, LauncherOrder(decode=2))))
+    kept.on_start = lambda spec: commands[0].close() if spec.name == "decode-1" else None
     kept.on_forget = lambda part: stop() if part == "decode-0" else None
     run(kept)
-    assert refused == [["error: a restart goes on: wait until it has ended, or interrupt it"]] * 2
+    for refused in commands[1:]:
+        with refused, refused.makefile() as lines:
+            assert lines.read() == "error: a restart goes on: wait until it has ended, or interrupt it\n"
     assert "restart: error: it was interrupted, and ends before gateway-0\n" in capsys.readouterr().err
     assert kept.there() == {*PARTS, "prefill-1", "decode-1"} - {"prefill-0", "decode-0"}
 
