@@ -87,6 +87,7 @@ class Keeper(ABC):
         self._to_router = Pulse(LAUNCHER, 0, Started(()), router, interval_s, self._keys.launcher)
         self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
         self._left: set[str] = set()  # parts of which another launcher has started the newest life, which goes on
+        self._replaces_left = left is not None and left.is_other_version
         if left is not None:
             self._newest |= left.record.lives
             self._left |= left.processes.keys()
@@ -249,6 +250,9 @@ class Keeper(ABC):
                 print(greeting, flush=True)
                 for replaced in [spec.replaces for spec in self._specs if spec.replaces in self._lives]:
                     self._retire(replaced)  # a launcher before this one was killed while it restarted parts
+                if self._replaces_left:
+                    say("the parts that it goes on with are of a version with other settings: they are replaced")
+                    self._events.put(HeardOrder(LauncherOrder(restart=True)))
             case Sign():
                 self._hear_sign(event)
             case TimeToLook() | Ready():

@@ -22,7 +22,7 @@ from alignedserve.launch.keeper import say
 from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import LaunchMachine, check_open_files, plan
 from alignedserve.launch.reloading import Reloading
-from alignedserve.launch.succession import OUTLIVE_S, Left, RecordFile, may_outlive
+from alignedserve.launch.succession import OUTLIVE_S, Left, RecordFile, asks_the_same, may_outlive, with_settings_of
 from alignedserve.protocol.wire import VERSION
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
@@ -62,10 +62,14 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
 def _left(record: RecordFile, reloading: Reloading) -> Left | None:
     """Return what a launcher that was killed has left at this port, if it was asked for the same; else end it."""
     found = record.read()
-    if found is not None and found.version == VERSION and found.asked == reloading.asked:
+    if found is not None and found.version == VERSION and asks_the_same(found.asked, asked := reloading.asked):
         claimed = record.claim()
         left = Left.taken_over(claimed) if claimed is not None else None
-        return left if left is not None and left.processes else None
+        if left is None or not left.processes:
+            return None
+        if found.asked == asked:
+            return left
+        return replace(left, record=with_settings_of(left.record, asked), is_other_version=True)
     if num_ended := record.end_left():
         say(f"a launcher that was killed had left {num_ended} processes with other settings: they are ended")
     return None

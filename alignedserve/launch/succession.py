@@ -5,8 +5,9 @@
     part, whose input ends ──▶ listens for a next launcher for OUTLIVE_S, and then ends
 
 A next launcher that is asked for the same settings goes on with these parts: no weights are loaded again, and no stream
-breaks. Otherwise it ends them, and starts its own. The record has the keys of the deployment's links: it lies beside
-the launcher's own socket (shell/control.py), in a folder that only its user can open.
+breaks. Parts of a version that has other settings are then replaced one after another. A launcher that is asked for
+other values ends what was left, and starts its own parts. The record has the keys of the deployment's links: it lies
+beside the launcher's own socket (shell/control.py), in a folder that only its user can open.
 """
 
 from __future__ import annotations
@@ -93,6 +94,39 @@ class Record:
         return {name: process for name, process in self.processes.items() if process.lives}
 
 
+def asks_the_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether both have the same value for each setting that both versions know."""
+    old, new = _flat(before), _flat(now)
+    return all(old[path] == new[path] for path in old.keys() & new.keys())
+
+
+def with_settings_of(record: Record, asked: Mapping[str, Any]) -> Record:
+    """Return the record of another version with the settings that this version knows: those that are new as asked."""
+    known = _flat(asked)
+
+    def adapted(spec: PartSpec) -> PartSpec:
+        return replace(spec, config=_nested(known | {p: v for p, v in _flat(spec.config).items() if p in known}))
+
+    return replace(record, specs=tuple(map(adapted, record.specs)))
+
+
+def _flat(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    found = dict[tuple[str, ...], Any]()
+    for name, value in tree.items():
+        found |= _flat(value, (*above, name)) if isinstance(value, Mapping) else {(*above, name): value}
+    return found
+
+
+def _nested(flat: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    tree = dict[str, Any]()
+    for (*above, name), value in flat.items():
+        section = tree
+        for each in above:
+            section = section.setdefault(each, {})
+        section[name] = value
+    return tree
+
+
 class RecordFile:
     """The record of the deployment at a port. Nothing is written of one that no launcher could find again."""
 
@@ -162,6 +196,7 @@ class Left:
 
     record: Record
     processes: dict[str, LeftProcess] = field(default_factory=dict)
+    is_other_version: bool = False  # with other settings: such parts would refuse what this launcher hands to them
 
     @classmethod
     def taken_over(cls, record: Record) -> Left:

@@ -228,3 +228,16 @@ def test_a_restart_that_its_launcher_did_not_survive_leaves_no_part_twice(run: C
     kept.command, kept.on_forget = lambda: None, on_forget
     run(kept)
     assert kept.there() == {*PARTS, *spares} - gone
+
+
+def test_parts_of_a_version_with_other_settings_are_replaced(run: Callable[[Commanded], None]) -> None:
+    specs = tuple(specs_of(SPLIT))
+    lives = {spec.name: Life(spec.name, spec.acts_as, 1) for spec in specs}
+    running: Mapping[str, object] = dict.fromkeys(lives)
+    record = Record(ended_process(), ASKED, DeploymentKeys.new(), lives, specs, {})
+    left = Left(record, running, is_other_version=True)  # pyrefly: ignore[bad-argument-type]
+    kept = Commanded(left=left)
+    kept.command = lambda: None
+    kept.on_start = lambda _: stop() if kept.lives("jobs-0") == [1, 2] else None
+    run(kept)
+    assert kept.there() == {"router", "pool-0", "prefill-1", "decode-1", "gateway-2", "gateway-0", "jobs-0"}

@@ -12,13 +12,22 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from alignedserve.config.config import load
+from alignedserve.config.config import dump, load, parse
 from alignedserve.core import Role
 from alignedserve.launch import succession
-from alignedserve.launch.succession import Left, Process, Record, RecordFile, inputs
+from alignedserve.launch.succession import (
+    Left,
+    Process,
+    Record,
+    RecordFile,
+    asks_the_same,
+    inputs,
+    with_settings_of,
+)
 from alignedserve.protocol.messages import Life
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.exit_code import ExitCode
@@ -278,3 +287,28 @@ def test_the_next_launcher_of_a_deployment_that_has_served_does_not_end_it_for_d
 def test_a_record_says_whether_the_deployment_has_served() -> None:
     (file := RecordFile(PORT)).write(record := replace(record_of(), has_served=True))
     assert file.read() == record
+
+
+class TestAnotherVersion:
+    """A version that has one setting more than the version before, and one less."""
+
+    NOW = dump(load({"server.drain_s": 9.0}, {}, None))
+
+    def of_before(self, drain_s: float = 9.0) -> dict[str, Any]:
+        without = {name: value for name, value in self.NOW["server"].items() if name != "cors_origins"}
+        return self.NOW | {"server": without | {"drain_s": drain_s, "gone_s": 1.0}, "old": {"gone": True}}
+
+    def test_what_both_know_has_to_be_asked_alike(self) -> None:
+        assert asks_the_same(self.of_before(), self.NOW)
+        assert not asks_the_same(self.of_before(drain_s=8.0), self.NOW)
+
+    def test_parts_get_the_settings_of_the_next_version_and_keep_what_was_planned(self) -> None:
+        planned = self.of_before() | {"model": "/planned"}
+        before = replace(record_of(), specs=(replace(spec_of("decode-0"), config=planned),))
+        (spec,) = with_settings_of(before, self.NOW | {"server": self.NOW["server"] | {"cors_origins": "*"}}).specs
+        config = parse(spec.config)
+        assert (config.model, config.server.drain_s, config.server.cors_origins) == ("/planned", 9.0, "*")
+
+    def test_within_a_version_nothing_changes(self) -> None:
+        before = replace(record_of(), specs=(replace(spec_of("decode-0"), config=self.NOW),))
+        assert with_settings_of(before, self.NOW) == before
