@@ -24,7 +24,7 @@
     ├── TransportError        KV cannot go from worker to worker in the configured way: a flag's or the machine's fault
     ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
     │   ├── StoreFull         no space is left for them
-    │   ├── StoreTooNew       a later version of AlignedServe has changed the store
+    │   ├── StoreUnfit        a later version of AlignedServe has changed the store, or its address is of another kind
     │   ├── BytesGone         a file has its record, but not its bytes: they were removed by other means
     │   ├── Conflict          the record was changed since it was read: read it again
     │   └── Fenced            another job runner has the lease: this runner writes no more
@@ -151,8 +151,8 @@ class StoreTaken(StoreError):
     """A deployment with another model or other keys has the store."""
 
 
-class StoreTooNew(StoreError):
-    pass
+class StoreUnfit(StoreError):
+    """The store is there, and this deployment cannot use it as it is named."""
 
 
 class Conflict(StoreError):

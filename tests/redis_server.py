@@ -8,8 +8,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import redis
 
 _UNPACKED = Path(__file__).resolve().parents[1] / "build" / "redis" / "usr"
 _START_S = 120.0
+_REPLICATED = ("--save", "", "--repl-diskless-sync-delay", "0")
 
 
 class RedisServer:
@@ -50,50 +51,20 @@ class RedisServer:
         self._process.wait()
 
 
-class RedisTrio:
-    """A master and two replicas that three Sentinels watch; they choose another master within about five seconds."""
-
-    SERVICE = "jobs"
+class Servers:
+    """A master, two replicas and others, each at a port. They choose another master within about five seconds."""
 
     def __init__(self, folder: Path) -> None:
-        program, env = _program()
-        self._env = env
-        ports = free_ports(6)
+        self._folder = folder
+        self._program, self._env = _program()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.servers, self.sentinels = ports[:3], ports[3:]
-        for port in self.servers:
-            of = [] if port == self.servers[0] else ["--replicaof", f"127.0.0.1 {self.servers[0]}"]
-            self._start(folder, program, port, "--save", "", "--repl-diskless-sync-delay", "0", *of)
-        for port in self.sentinels:
-            conf = folder / f"{port}.conf"
-            conf.write_text(
-                f"sentinel monitor {self.SERVICE} 127.0.0.1 {self.servers[0]} 2\n"
-                f"sentinel down-after-milliseconds {self.SERVICE} 2000\n"
-                f"sentinel failover-timeout {self.SERVICE} 10000\n"
-            )
-            self._start(folder, program, port, conf=conf)
-        self._wait_until_they_know_each_other()
-        self.url = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{self.SERVICE}/0"
+        self.servers: list[int] = []  # the master, its replicas
+        self.url = ""
 
-    def _wait_until_they_know_each_other(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while any(self._known_to(port) != (2, 2) for port in self.sentinels):
-            assert time.monotonic() < deadline, "the Sentinels do not find each other"
-            time.sleep(0.05)
-
-    def _known_to(self, port: int) -> tuple[int, int]:
-        """Return how many replicas and other Sentinels a Sentinel knows."""
-        try:
-            with redis.Redis(port=port) as client:
-                known: Any = client.sentinel_master(self.SERVICE)
-        except redis.ConnectionError:
-            return 0, 0
-        return known["num-slaves"], known["num-other-sentinels"]
-
-    def _start(self, folder: Path, program: str, port: int, *options: str, conf: Path | None = None) -> None:
-        own = folder / str(port)
+    def _start(self, port: int, *options: str, conf: Path | None = None) -> None:
+        own = self._folder / str(port)
         own.mkdir()
-        command = [program, *([str(conf), "--sentinel"] if conf else [])]
+        command = [self._program, *([str(conf), "--sentinel"] if conf else [])]
         command += ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(own), *options]
         self._processes[port] = subprocess.Popen(
             command, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -115,13 +86,110 @@ class RedisTrio:
             self._processes[port].send_signal(signal.SIGCONT)
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now; none of them is given twice."""
+class RedisTrio(Servers):
+    """A master and two replicas that three Sentinels watch."""
+
+    SERVICE = "jobs"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        ports = free_ports(6)
+        self.servers, self.sentinels = ports[:3], ports[3:]
+        for port in self.servers:
+            of = [] if port == self.servers[0] else ["--replicaof", f"127.0.0.1 {self.servers[0]}"]
+            self._start(port, *_REPLICATED, *of)
+        for port in self.sentinels:
+            conf = folder / f"{port}.conf"
+            conf.write_text(
+                f"sentinel monitor {self.SERVICE} 127.0.0.1 {self.servers[0]} 2\n"
+                f"sentinel down-after-milliseconds {self.SERVICE} 2000\n"
+                f"sentinel failover-timeout {self.SERVICE} 10000\n"
+            )
+            self._start(port, conf=conf)
+        _wait_until(
+            "the Sentinels find each other", lambda: {self._known_to(port) for port in self.sentinels} == {(2, 2)}
+        )
+        self.url = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{self.SERVICE}/0"
+
+    def _known_to(self, port: int) -> tuple[int, int]:
+        """Return how many replicas and other Sentinels a Sentinel knows."""
+        try:
+            with redis.Redis(port=port) as client:
+                known: Any = client.sentinel_master(self.SERVICE)
+        except redis.ConnectionError:
+            return 0, 0
+        return known["num-slaves"], known["num-other-sentinels"]
+
+
+class RedisCluster(Servers):
+    """A cluster of three masters: the first has two replicas and nearly all slots, the second has one replica."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        ports = free_ports(6, with_bus=True)
+        self.servers, (self.other, replica, third) = ports[:3], ports[3:]
+        masters = {self.servers[0]: range(200, 16_384), self.other: range(100), third: range(100, 200)}
+        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-migration-barrier", "9")
+        for port in ports:
+            self._start(port, *_REPLICATED, *options)
+        _wait_until("all servers answer", lambda: all(self._answers(port) for port in ports))
+        for port in ports:
+            self.ask(port, "MEET", "127.0.0.1", ports[0])
+        for port, slots in masters.items():
+            self.ask(port, "ADDSLOTS", *slots)
+        _wait_until("all servers know each other", lambda: all("cluster_known_nodes:6" in self._info(p) for p in ports))
+        for port, of in ((self.servers[1], ports[0]), (self.servers[2], ports[0]), (replica, self.other)):
+            self.ask(port, "REPLICATE", self.ask(of, "MYID"))
+        _wait_until("the cluster is whole", lambda: all("cluster_state:ok" in self._info(port) for port in ports))
+        self.url = f"redis+cluster://127.0.0.1:{self.other},127.0.0.1:{third}"
+
+    def ask(self, port: int, *words: Any) -> Any:
+        with redis.Redis(port=port, decode_responses=True) as client:
+            return client.execute_command("CLUSTER", *words)
+
+    def _info(self, port: int) -> str:
+        return str(self.ask(port, "INFO"))
+
+    def _answers(self, port: int) -> bool:
+        with suppress(redis.ConnectionError):
+            return bool(self._info(port))
+        return False
+
+    def move_slot(self, slot: int) -> Iterator[None]:
+        """Move a slot from the first master to the second, a key at each step."""
+        old, new = self.servers[0], self.other
+        old_id, new_id = self.ask(old, "MYID"), self.ask(new, "MYID")
+        self.ask(new, "SETSLOT", slot, "IMPORTING", old_id)
+        self.ask(old, "SETSLOT", slot, "MIGRATING", new_id)
+        while keys := self.ask(old, "GETKEYSINSLOT", slot, 1):
+            yield
+            with redis.Redis(port=old) as client:
+                client.migrate("127.0.0.1", new, keys, 0, 5_000)
+        yield
+        for port in (new, old):
+            self.ask(port, "SETSLOT", slot, "NODE", new_id)
+
+
+def _wait_until(what: str, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"it is not so that {what}"
+        time.sleep(0.05)
+
+
+def free_ports(count: int, with_bus: bool = False) -> list[int]:
+    """Return ports that are free now; none of them is given twice. Servers of a cluster also need 10,000 above each."""
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(found) < count:
+            first, bus = (stack.enter_context(socket.socket()) for _ in range(2))
+            with suppress(OSError, OverflowError):
+                first.bind(("127.0.0.1", 0))
+                port = first.getsockname()[1]
+                if with_bus:
+                    bus.bind(("127.0.0.1", port + 10_000))
+                found.append(port)
+    return found
 
 
 def _program() -> tuple[str, dict[str, str]]:

@@ -25,7 +25,7 @@ def check_together(config: Config) -> None:
     _check_ray(config)
     _check_named("reasoning_parser", config.reasoning_parser, (AUTO, NONE, *REASONING_FAMILIES))
     _check_named("tool_call_parser", config.tool_call_parser, (AUTO, *sorted(CALL_FORMATS)))
-    if not re.match(r"(sqlite|off)$|rediss?://|redis\+sentinel://|unix://", config.jobs.store):
+    if not re.match(r"(sqlite|off)$|rediss?(\+cluster)?://|redis\+sentinel://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
         )

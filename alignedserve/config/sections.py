@@ -407,7 +407,9 @@ class JobsConfig:
     """Files and batch jobs."""
 
     store: str = common(
-        "sqlite", "where jobs are kept: sqlite, a redis:// or redis+sentinel:// URL, or off for no files and batches"
+        "sqlite",
+        "where jobs are kept: sqlite, a redis://, redis+sentinel:// or redis+cluster:// URL, or off for no files and "
+        "batches",
     )
     directory: str | None = setting(
         None, "data folder of sqlite and files; by default $XDG_DATA_HOME/alignedserve/jobs/MODEL-PORT"

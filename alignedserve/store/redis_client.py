@@ -1,70 +1,167 @@
-"""The connection to Redis: to one server, or to the master that Sentinels name.
+"""The connection to Redis: to one server, to the master that Sentinels name, or to the one that a Redis Cluster names.
 
     redis://HOST:6379/0                                    also rediss:// and unix://
     redis+sentinel://:PASSWORD@HOST,HOST:26379,HOST/SERVICE/0
+    redis+cluster://:PASSWORD@HOST,HOST:6379,HOST/NAME     also rediss+cluster://, with the options of rediss://
 
-Behind Sentinels a write is acknowledged when replicas have it too: a master that dies takes nothing with it, and one
-that is cut off from its replicas acknowledges nothing.
+Behind Sentinels and in a cluster a write is acknowledged when replicas have it too: a master that dies takes nothing
+with it, and one that is cut off from its replicas acknowledges nothing.
+
+All keys of a deployment lie in one slot of a cluster, so that the store speaks to one server there as elsewhere: the
+master of this slot. Whatever says that it is another server now (MOVED), or that none takes this slot now (ASK,
+TRYAGAIN, CLUSTERDOWN), ends the connection; the next one asks the cluster for the master again. ASK is never followed:
+on the server that a slot is moving to, a script would find the keys gone that have not moved yet, and begin new ones.
 """
 
 from __future__ import annotations
 
+import random
+import weakref
 from typing import Any, cast
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.crc import key_slot
+from redis.exceptions import AskError, ClusterDownError, ConnectionError, ResponseError, TimeoutError, TryAgainError
 
-from alignedserve.errors import StoreError
+from alignedserve.errors import StoreError, StoreUnfit
 
 ANSWER_S = 5.0  # of a command
-TRIES, FAILOVER_TRIES = 6, 15  # the pauses between all tries take about 6 s, and 24 s, in which Sentinels choose
+TRIES, FAILOVER_TRIES = 6, 15  # the pauses between all tries take about 6 s, and 24 s, in which a new master is chosen
 REPLICA_MS = 2000  # until a replica has a write
 SENTINEL, SENTINEL_PORT = "redis+sentinel", 26379
+CLUSTER, TLS_CLUSTER, PORT = "redis+cluster", "rediss+cluster", 6379
+ONCE: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
+
+Address = tuple[str, int]
 
 
 class MasterConnection(SentinelManagedConnection):
     async def connect_check_health(self, check_health: bool = True, retry_socket_connect: bool = True) -> None:
         """Connect to the server that is the master now.
 
-        A command that is tried again would else connect to the address that it had, whatever the Sentinels say."""
+        A command that is tried again would else connect to the address that it had, whoever is the master."""
         if not self.is_connected:
             self.host, self.port = await self.connection_pool.get_master_address()
             await super().connect_check_health(check_health, retry_socket_connect=False)
 
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        """Return an answer; raise ConnectionError, after which a command is tried again, if this is no master now."""
+        try:
+            return await super().read_response(*args, **options)
+        except ResponseError as error:
+            # A master that becomes a replica ends a WAIT with UNBLOCKED.
+            if isinstance(error, (AskError, TryAgainError, ClusterDownError)) or str(error).startswith("UNBLOCKED"):
+                await self.disconnect()
+                raise ConnectionError(f"{self.host}:{self.port} is not the master now ({error})") from error
+            raise
 
-def is_by_sentinels(url: str) -> bool:
-    return url.startswith(f"{SENTINEL}://")
+
+class MasterTlsConnection(MasterConnection, SSLConnection):
+    pass
 
 
-def connect(url: str) -> Redis:
-    by_sentinels = is_by_sentinels(url)
+class ClusterPool(ConnectionPool):
+    """Connections to the master of a slot, for which any server of the cluster is asked."""
+
+    is_master, check_connection = True, False  # as SentinelManagedConnection asks
+
+    def __init__(self, servers: list[Address], slot: int, is_tls: bool, **options: Any) -> None:
+        super().__init__(connection_class=MasterTlsConnection if is_tls else MasterConnection, **options)
+        self._asking: dict[str, Any] = {**options, **ONCE, "connection_class": SSLConnection if is_tls else Connection}
+        self.connection_kwargs["connection_pool"] = weakref.proxy(self)
+        self._named, self._known, self._slot = servers, list[Address](), slot
+
+    async def get_master_address(self) -> Address:
+        why, asked = "", [*self._named, *self._known]
+        random.shuffle(asked)  # any may be cut off from the others, and not know better
+        for host, port in asked:
+            try:
+                ranges = await self._ranges(host, port)
+            except (ConnectionError, TimeoutError, ClusterDownError) as error:
+                why = str(error)
+                continue
+            why, found = f"{host}:{port} knows no master of slot {self._slot}", list[Address]()
+            master: Address | None = None
+            for first, last, *servers in ranges:
+                # A server that does not know its own name says none, or "?".
+                names = [(host if name in (None, "", "?") else name, own) for name, own, *_ in servers]
+                found += names
+                if first <= self._slot <= last:
+                    master = names[0]
+            if master is not None:
+                self._known = found
+                return master
+        raise ConnectionError(why)
+
+    async def _ranges(self, host: str, port: int) -> list[Any]:
+        """Return what a server says of slots: first, last, and the master and replicas that have them."""
+        async with Redis.from_pool(ConnectionPool(host=host, port=port, **self._asking)) as redis:
+            try:
+                return cast("list[Any]", await redis.execute_command("CLUSTER", "SLOTS"))
+            except ResponseError as error:
+                if "cluster support disabled" not in str(error):
+                    raise
+                raise StoreUnfit(f"{host}:{port} is in no Redis Cluster: name it redis:// with --jobs-store") from error
+
+
+def is_replicated(url: str) -> bool:
+    """Return whether another server takes over from a master that dies."""
+    return urlsplit(url).scheme in (SENTINEL, CLUSTER, TLS_CLUSTER)
+
+
+def key_prefix(url: str, prefix: str) -> str:
+    """Return what all keys begin with. A cluster has no databases, so that NAME keeps deployments apart.
+
+    The braces make Redis Cluster choose a slot by what they enclose."""
+    split = urlsplit(url)
+    name = split.path.strip("/") if split.scheme in (CLUSTER, TLS_CLUSTER) else ""
+    return f"{{{prefix}}}" if name in ("", "0") else f"{{{prefix}/{name}}}"
+
+
+def connect(url: str, prefix: str) -> Redis:
     options: dict[str, Any] = {
         "decode_responses": True,
         "socket_timeout": ANSWER_S,
         "socket_connect_timeout": ANSWER_S,
-        "retry": Retry(ExponentialBackoff(cap=2.0, base=0.05), FAILOVER_TRIES if by_sentinels else TRIES),
+        "retry": Retry(ExponentialBackoff(cap=2.0, base=0.05), FAILOVER_TRIES if is_replicated(url) else TRIES),
         "retry_on_error": [ConnectionError, TimeoutError],
     }
-    return _master(url, options) if by_sentinels else Redis.from_url(url, **options)
-
-
-def _master(url: str, options: dict[str, Any]) -> Redis:
-    """Return a client that asks the Sentinels for the master each time that it connects."""
     split = urlsplit(url)
+    if split.scheme == SENTINEL:
+        return _named_by_sentinels(split, options)
+    if split.scheme in (CLUSTER, TLS_CLUSTER):
+        return _named_by_cluster(split, key_slot(prefix.encode()), options)
+    return Redis.from_url(url, **options)
+
+
+def _named_by_sentinels(split: SplitResult, options: dict[str, Any]) -> Redis:
+    """Return a client that asks the Sentinels for the master each time that it connects."""
     login, _, hosts = split.netloc.rpartition("@")
     user, _, password = map(unquote, login.partition(":"))
     service, _, database = split.path.strip("/").partition("/")
     if not service or not (database or "0").isdigit():
         where = f"{SENTINEL}://{hosts}{split.path}"
         raise StoreError(f"{where} must end with the name of the service: /SERVICE or /SERVICE/0")
-    parts = [each.partition(":") for each in hosts.split(",")]
-    addresses = [(host, int(port or SENTINEL_PORT)) for host, _, port in parts]
     given: dict[str, Any] = {name: value for name, value in (("username", user), ("password", password)) if value}
-    once = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}  # then the next one
-    sentinel = cast(Any, Sentinel)(addresses, sentinel_kwargs=once, **options)
+    sentinel = cast(Any, Sentinel)(_addresses(hosts, SENTINEL_PORT), sentinel_kwargs=ONCE, **options)
     master = sentinel.master_for(service, db=int(database or 0), connection_class=MasterConnection, **given)
     return cast(Redis, master)
+
+
+def _named_by_cluster(split: SplitResult, slot: int, options: dict[str, Any]) -> Redis:
+    """Return a client that asks the cluster for the master of the slot each time that it connects."""
+    login, at, hosts = split.netloc.rpartition("@")
+    given: dict[str, Any] = dict(parse_url(f"redis://{login}{at}cluster?{split.query}"))
+    del given["host"]
+    is_tls = split.scheme == TLS_CLUSTER
+    return Redis.from_pool(ClusterPool(_addresses(hosts, PORT), slot, is_tls, **options, **given))
+
+
+def _addresses(hosts: str, port: int) -> list[Address]:
+    parts = [each.partition(":") for each in hosts.split(",")]
+    return [(host, int(own or port)) for host, _, own in parts]

@@ -2,7 +2,7 @@
 
 Every operation that reads and then writes is a function of redis.lua, so it is atomic. It can be sent again if its
 answer was lost with the connection: it then finds its write done and says so. All keys begin with {prefix}, braces
-included: in a Redis Cluster they lie on the same node, which scripts need.
+included: in a Redis Cluster they lie in the same slot, which scripts need (redis_client.py).
 
     files, jobs          id -> record            files:OWNER, jobs:OWNER   ids in order of arrival
     revisions            job -> revision         open                      jobs that have not ended, in the same order
@@ -30,11 +30,11 @@ from itertools import accumulate
 from typing import Any, TypeVar, cast
 
 import msgspec
-from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, MovedError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
-from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
+from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull, StoreUnfit
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
-from alignedserve.store.redis_client import REPLICA_MS, connect, is_by_sentinels
+from alignedserve.store.redis_client import REPLICA_MS, connect, is_replicated, key_prefix
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
@@ -83,12 +83,13 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 class RedisStore:
     def __init__(self, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-        self.redis, self._has_replicas = connect(url), is_by_sentinels(url)
+        self._prefix = key_prefix(url, prefix)
+        self.redis, self._has_replicas = connect(url, self._prefix), is_replicated(url)
         self._num_following = 1  # replicas of the master, when it last said so
-        self._prefix, self._migrations = f"{{{prefix}}}", migrations
+        self._migrations = migrations
         self._where = without_password(url)
         self._operations: Any = self.redis.register_script(_OPERATIONS)
-        self._version = ""
+        self._version, self._is_alone_in_cluster = "", False
 
     @classmethod
     async def open(cls, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> RedisStore:
@@ -111,6 +112,8 @@ class RedisStore:
         policy = str(memory.get("maxmemory_policy", "unknown"))
         if policy.startswith("allkeys"):
             warnings += (f"maxmemory-policy {policy} lets Redis drop jobs when its memory is full: set noeviction",)
+        if self._is_alone_in_cluster:
+            warnings += (f"{self._where} is in a Redis Cluster: redis+cluster:// finds the jobs where they move to",)
         return StoreDescription("Redis", self._version, len(self._migrations), guarantees, warnings)
 
     # --- Files
@@ -306,7 +309,9 @@ class RedisStore:
     # --- Internal
 
     async def _check_version(self) -> None:
-        self._version = str((await self._ask(self.redis.info("server")))["redis_version"])
+        server = await self._ask(self.redis.info("server"))
+        self._version = str(server["redis_version"])
+        self._is_alone_in_cluster = server.get("redis_mode") == "cluster" and not self._has_replicas
         if tuple(map(int, self._version.split(".")[:2])) < OLDEST:
             raise StoreError(f"{self._where} is Redis {self._version}: {'.'.join(map(str, OLDEST))} or newer is needed")
 
@@ -370,23 +375,30 @@ class RedisStore:
         return str(await self._ask(self._operations(keys=[self._prefix], args=[*values, operation])))
 
     async def _replicated(self, operation: str, *values: Any) -> str:
-        """Return the answer when all replicas that follow have what was written, or one of them after REPLICA_MS:
-        Sentinels may choose a replica by what it had seconds ago, so that one is not enough. Another replica may have
+        """Return the answer when all replicas that follow have what was written, or one of them after REPLICA_MS: the
+        next master may be one that has what it had seconds ago, so that one is not enough. Another replica may have
         come meanwhile: then it is sent again, and its first answer counts, since the second finds it done."""
         first: str | None = None
+
+        def keep_first(answer: str) -> str:
+            """Keep the first answer also where the connection ends amid a WAIT, and the client sends all again."""
+            nonlocal first
+            first = answer if first in (None, "over") else first  # "over" wrote nothing, and now there may be room
+            return first
+
         while True:
             both = self.redis.pipeline(transaction=False)
+            both.response_callbacks = cast(Any, {"EVAL": keep_first})
             # Whole: a new master knows no script by its hash.
             both.eval(_OPERATIONS, 1, self._prefix, *values, operation)
             both.execute_command("ROLE")
             both.execute_command("WAIT", self._num_following, REPLICA_MS)
             answer, role, num_replicas = await self._ask(both.execute())
-            first = str(answer) if first is None else first
             if not num_replicas:
                 raise StoreError(f"{self._where} has no replica that answers: what only its master has may be lost")
             waited_for, self._num_following = self._num_following, max(1, len(role[2]))
             if self._num_following <= waited_for:
-                return first
+                return str(answer)
 
     async def _ask(self, answer: Any) -> Any:
         try:
@@ -395,6 +407,9 @@ class RedisStore:
             raise StoreFull(f"{self._where} has no memory left: give Redis more, or delete files") from error
         except (ConnectionError, TimeoutError) as error:
             raise StoreError(f"{self._where} is not reached: {_one_line(error)}") from error
+        except MovedError as error:
+            named = "is in a Redis Cluster: name it redis+cluster:// with --jobs-store"
+            raise StoreUnfit(f"{self._where} {named}") from error
         except (ResponseError, RedisError) as error:
             kind = StoreFull if "MISCONF" in str(error) or "No space" in str(error) else StoreError
             raise kind(f"{self._where} refuses: {_one_line(error)}") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.errors import StoreError, StoreFull, StoreTaken, StoreTooNew
+from alignedserve.errors import StoreError, StoreFull, StoreTaken, StoreUnfit
 from alignedserve.store.blobs import Blobs, Writing, check_writable, sync_path
 from alignedserve.store.sqlite_store import ANSWER_S, SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
@@ -201,7 +201,7 @@ async def _look(jobs: JobsConfig, model: str) -> None:
         await asyncio.wait_for(look(), LOOK_S)
     except StoreTaken:
         raise
-    except StoreTooNew as error:
+    except StoreUnfit as error:
         log.warning("%s; batch jobs wait until then, chats do not", error)
     except (StoreError, asyncio.TimeoutError) as error:
         why = str(error) or f"the store {_shown(jobs)} did not answer within {LOOK_S:g} s"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from alignedserve.errors import AlignedServeError, StoreTooNew
+from alignedserve.errors import AlignedServeError, StoreUnfit
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
 
@@ -89,10 +89,10 @@ class StoreDescription:
 
 
 def check_schema(where: object, found: int, known: int) -> None:
-    """Raise StoreTooNew where a later version has changed the store."""
+    """Raise StoreUnfit where a later version has changed the store."""
     if found > known:
         what = f"{where} has schema {found}, this AlignedServe knows up to {known}"
-        raise StoreTooNew(
+        raise StoreUnfit(
             f"{what}: serve with a later version, or name another store with --jobs-directory or --jobs-store"
         )
 

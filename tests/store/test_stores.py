@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from alignedserve.errors import Conflict, Fenced, StoreTooNew
+from alignedserve.errors import Conflict, Fenced, StoreUnfit
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult, Problem
 from alignedserve.store.response import StoredResponse
@@ -444,9 +444,7 @@ def test_an_older_schema_is_migrated_and_a_newer_schema_refused(kind: Kind) -> N
 
     kind.run(lambda store: store.add_file(stored(1)))
     assert asyncio.run(migrate()) == asyncio.run(migrate()) == len(newer)
-    with pytest.raises(
-        StoreTooNew, match=f"schema {len(newer)}, .* up to {len(newer) - 1}: serve with a later version"
-    ):
+    with pytest.raises(StoreUnfit, match=f"schema {len(newer)}, .* up to {len(newer) - 1}: serve with a later version"):
         kind.run(lambda store: store.describe())
 
 
