@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from redis.crc import key_slot
 
-from alignedserve.errors import StoreUnfit
+from alignedserve.errors import StoreError, StoreUnfit
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.store import Listing, ListPage
+from tests.gateway.test_certificate import PEMS
 from tests.redis_server import RedisCluster, RedisServer, free_ports
 from tests.store.loading import Load, opened
 from tests.store.test_stores import ME, ids, stored
@@ -74,6 +76,29 @@ def test_names_in_a_cluster_keep_deployments_apart(cluster: RedisCluster) -> Non
             await each.close()
 
     asyncio.run(check())
+
+
+def test_a_cluster_of_one_server_with_tls_and_a_password_acknowledges_nothing(tmp_path: Path) -> None:
+    (port,) = free_ports(1, with_bus=True)
+    pem = str(PEMS / "first.pem")  # certificate and key
+    tls = f"--tls-port {port} --tls-cert-file {pem} --tls-key-file {pem} --tls-ca-cert-file {pem} --tls-auth-clients no"
+    clustered = "--cluster-enabled yes --tls-cluster yes --requirepass sécret"
+    server = RedisServer(tmp_path, *tls.split(), *clustered.split())
+
+    async def check() -> None:
+        by_socket = Redis.from_url(server.url, password="sécret")
+        await by_socket.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+        await by_socket.aclose()
+        url = f"rediss+cluster://:s%C3%A9cret@127.0.0.1:{port}?ssl_cert_reqs=none"
+        store = await RedisStore.open(url, "p")
+        with pytest.raises(StoreError, match=r"rediss\+cluster://127.* has no replica that answers"):
+            await store.add_file(stored(1))
+        await store.close()
+
+    try:
+        asyncio.run(check())
+    finally:
+        server.kill()
 
 
 def test_an_address_of_the_wrong_kind_is_told(cluster: RedisCluster, tmp_path: Path) -> None:
