@@ -24,6 +24,7 @@ import msgspec
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
+from alignedserve.store.sqlite_schema import MIGRATIONS
 from alignedserve.store.store import (
     MOST_TOGETHER,
     Holder,
@@ -41,55 +42,11 @@ from alignedserve.store.store import (
 
 BUSY_S = 10.0  # how long a write waits for another process's write
 ANSWER_S = 30.0  # for any use, with what waits before it: a disk may hang
+LOG_PAGES = 1000  # after which a commit copies the log into the file: SQLite's own default
 _AGAIN_S = 0.01  # between two tries to open a file that another process is opening
 ROWS = 100  # results that are read together
 _COUNTS = tuple(asdict(LineCounts()))  # columns of line counts
 T = TypeVar("T")
-
-# The steps from each version of the schema to the next; a file's version is the number of steps that it has taken. In
-# an upgrade the version before writes on to the file after a step: a step adds tables, and columns that have defaults.
-MIGRATIONS = (
-    """
-    CREATE TABLE files (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, purpose TEXT NOT NULL,
-        bytes INTEGER NOT NULL, expires_at INTEGER, record TEXT NOT NULL);
-    CREATE INDEX files_of_owner ON files (owner, number);
-    CREATE INDEX files_by_expiry ON files (expires_at) WHERE expires_at IS NOT NULL;
-    CREATE TABLE jobs (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
-        is_open INTEGER NOT NULL, revision INTEGER NOT NULL, record TEXT NOT NULL, forecast TEXT);
-    CREATE INDEX jobs_of_owner ON jobs (owner, number);
-    CREATE INDEX open_jobs ON jobs (number) WHERE is_open;
-    CREATE TABLE results (
-        job TEXT NOT NULL, line INTEGER NOT NULL, record TEXT NOT NULL, PRIMARY KEY (job, line)) WITHOUT ROWID;
-    CREATE TABLE counts (
-        job TEXT PRIMARY KEY, completed INTEGER NOT NULL, failed INTEGER NOT NULL, input_tokens INTEGER NOT NULL,
-        cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL) WITHOUT ROWID;
-    CREATE TABLE lease (
-        one INTEGER PRIMARY KEY CHECK (one = 1), number INTEGER NOT NULL, holder TEXT, life INTEGER, until REAL);
-    INSERT INTO lease VALUES (1, 0, NULL, NULL, NULL);
-    """,
-    """
-    CREATE TABLE begun (id TEXT PRIMARY KEY, holder TEXT NOT NULL, life INTEGER NOT NULL, at REAL NOT NULL)
-        WITHOUT ROWID;
-    """,
-    # Jobs that ended under older versions are kept for 30 days more.
-    """
-    ALTER TABLE jobs ADD COLUMN kept_until INTEGER;
-    UPDATE jobs SET kept_until = strftime('%s', 'now') + 2592000 WHERE NOT is_open;
-    CREATE INDEX ended_jobs ON jobs (kept_until) WHERE kept_until IS NOT NULL;
-    """,
-    """
-    CREATE TABLE responses (
-        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, bytes INTEGER NOT NULL,
-        expires_at INTEGER NOT NULL, record TEXT NOT NULL);
-    CREATE INDEX responses_of_owner ON responses (owner, number, bytes);
-    CREATE INDEX responses_by_expiry ON responses (expires_at);
-    """,
-    "ALTER TABLE counts ADD COLUMN reasoning_tokens INTEGER NOT NULL DEFAULT 0;",
-    "ALTER TABLE lease ADD COLUMN model TEXT;",
-    "ALTER TABLE lease ADD COLUMN keys TEXT NOT NULL DEFAULT '';",
-)
 
 
 class SqliteStore:
@@ -311,6 +268,9 @@ class SqliteStore:
             now = time.time()
             number, name, life, until = self._execute("SELECT number, holder, life, until FROM lease").fetchone()
             is_held = name not in (None, holder.name) and now < until <= now + for_s  # later: the clock was set back
+            # Before SQLite 3.51.3 commits could be lost where one process copied the log that another had just copied
+            # (its WAL-reset bug). One that alone copies, after its own commits, never finds all of it copied.
+            self._execute(f"PRAGMA wal_autocheckpoint = {0 if is_held else LOG_PAGES}")
             if is_held:
                 return None
             number = int(number) + ((name, life) != (holder.name, holder.life))
@@ -354,6 +314,7 @@ class SqliteStore:
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._connection = connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")  # the holder of the lease does it
         _use_wal(connection)
         self._migrate()
 

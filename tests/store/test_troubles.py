@@ -169,6 +169,25 @@ def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+def test_only_who_has_the_lease_copies_the_log_into_the_file(tmp_path: Path) -> None:
+    """In SQLite before 3.51.3 two processes that do so at once could lose what was committed."""
+    path = tmp_path / "jobs.sqlite"
+
+    async def check() -> None:
+        gateway, runner, other = [await SqliteStore.open(path) for _ in range(3)]
+        size = path.stat().st_size
+        for number in range(400):
+            await gateway.add_file(stored(number))
+        await other.add_file(stored(400))
+        assert (path.with_name("jobs.sqlite-wal").stat().st_size > 4_200_000, path.stat().st_size) == (True, size)
+        assert await runner.lease(Holder("runner", 1), 1_000)
+        assert path.stat().st_size > size
+        for store in (gateway, runner, other):
+            await store.close()
+
+    asyncio.run(check())
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be kept in .*file/data: Not a directory"):
