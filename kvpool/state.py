@@ -28,6 +28,7 @@ from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.figures import PagesFor
+from alignedserve.protocol.last_words import working_on
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -349,9 +350,10 @@ class PoolCore:
         return [Send(worker, Batch(entries, is_pinned, is_dynamic))] if entries else []
 
     def _hand_out(self, waiting: WaitingEntry, worker: str) -> Entry:
-        entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.pages_of(waiting.id))
-        self.rewriting.waits_no_longer(waiting.id)
-        self._out[waiting.id] = (worker, entry)
+        with working_on(waiting.entry.request):
+            entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.pages_of(waiting.id))
+            self.rewriting.waits_no_longer(waiting.id)
+            self._out[waiting.id] = (worker, entry)
         return entry
 
     def _hold_prefix(self, worker: str, ask: AskPrefix) -> Prefix:

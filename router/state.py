@@ -23,6 +23,7 @@ from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
+from alignedserve.protocol.last_words import working_on
 from alignedserve.protocol.messages import (
     Acquit,
     AskDecisions,
@@ -566,10 +567,11 @@ class RouterCore:
         for opened in self._most_urgent_first(now):
             if opened.request.deaths and not self._suspects.may_run(opened.request):
                 continue
-            ahead = self._placement.ahead_of(opened.request, self._roll.pools, now)
-            if ahead.worker is None or (worker := self._roll.get(ahead.worker)) is None:
-                break
-            commands.append(self._place_on(worker, opened, ahead, now))
+            with working_on(opened.request):
+                ahead = self._placement.ahead_of(opened.request, self._roll.pools, now)
+                if ahead.worker is None or (worker := self._roll.get(ahead.worker)) is None:
+                    break
+                commands.append(self._place_on(worker, opened, ahead, now))
         return commands
 
     def _place_at_once(self, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
@@ -592,7 +594,8 @@ class RouterCore:
         suspect, worker = run
         for opened in [opened for opened in self._open if opened.at == worker.name]:
             commands += self._give_up(opened)
-        self._move(suspect, worker, Fact.PLACED, now)
+        with working_on(suspect.request):
+            self._move(suspect, worker, Fact.PLACED, now)
         return [*commands, Send(worker.name, Prefill(suspect.request))]
 
     def _most_urgent_first(self, now: float) -> list[OpenRequest]:

@@ -1,4 +1,4 @@
-"""Faults that tests and benchmarks plant into a deployment from outside: poison, hangs, and logs that are lost."""
+"""Faults that tests plant into a deployment from outside: hangs, and logs that are lost. tests/poison has poison."""
 
 from __future__ import annotations
 
@@ -7,132 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-# A request of such a temperature ends its worker, or holds it up, at this place of a step; or a core fails that hears
-# of it.
-TEMPERATURES = {"prompt": 0.661, "decode": 0.662, "sampling": 0.663, "end": 0.664, "hang": 0.665}
-CORES = {"router": 0.666, "worker": 0.667, "owner": 0.668}
-TEMPERATURES |= CORES
-_MOST_TOKENS = 12
 HUNG_S = 5.0  # the limit of a step of a planted launcher, where it is not known what steps take
-_SPOIL = """
-import os, signal, time
-
-SIXTH, LAST, DEATHS = 5, {last}, {deaths!r}
-
-
-def die(how):
-    with open(DEATHS, "a") as file:
-        file.write(f"{{how}}\\n")
-    while how == {hang}:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def spoil(engine):
-    begin = engine.begin
-
-    def begin_or_die(self, plan):
-        parts = [part for part in (*plan.chunks, *plan.decodes) if part.sampling is not None]
-        for part in parts:
-            how = part.sampling.temperature
-            is_decode = part in plan.decodes and part.index >= SIXTH
-            if how == {prompt} or (how in ({decode}, {hang}) and is_decode):
-                die(how)
-        begun = begin(self, plan)
-        for part in parts:
-            how = part.sampling.temperature
-            if (how == {sampling} and part.index >= SIXTH) or (how == {end} and part.index == LAST):
-                die(how)
-        return begun
-
-    engine.begin = begin_or_die
-"""
-_LOADED = f"""
-from alignedserve.engine.engine import Engine
-from alignedserve.executor import worker_process
-
-spoil(Engine)
-worker_process.UNKNOWN_S = {HUNG_S}
-
-from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.owner.core import OwnerCore
-from alignedserve.router.state import RouterCore
-
-
-def fail(core, temperature):
-    handle = core.handle
-
-    def handle_or_fail(self, event, now):
-        said = getattr(event, "message", event)
-        said = getattr(said, "entry", said)
-        declared = getattr(said, "requests", ())
-        for request in (getattr(said, "request", None), *(declared if isinstance(declared, tuple) else ())):
-            if getattr(getattr(request, "sampling", None), "temperature", None) == temperature:
-                with open(DEATHS, "a") as file:
-                    file.write(core.__name__ + chr(10))
-                raise ZeroDivisionError("planted")
-        return handle(self, event, now)
-
-    core.handle = handle_or_fail
-
-
-for core, temperature in zip((RouterCore, DecodeCore, OwnerCore), {tuple(CORES.values())}):
-    fail(core, temperature)
-"""
-_WHEN_LOADED = """
-import importlib.abc, importlib.util, sys
-
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "alignedserve.engine.engine":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        execute = spec.loader.exec_module
-
-        def exec_module(module):
-            execute(module)
-            spoil(module.Engine)
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, Finder())
-"""
-
-
-class Poison:
-    """Makes workers fall for the requests of `poisonous`: by `plant`, which a launcher that has loaded everything runs,
-    or by a folder before all others on the path of Python."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._deaths = folder, folder / "deaths"  # a line for each
-        self._spoil = _SPOIL.format(deaths=str(self._deaths), last=_MOST_TOKENS - 1, **TEMPERATURES)
-
-    @property
-    def plant(self) -> str:
-        return self._spoil + _LOADED
-
-    @property
-    def environment(self) -> dict[str, str]:
-        (self._folder / "sitecustomize.py").write_text(self._spoil + _WHEN_LOADED)
-        path = [str(self._folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {"PYTHONPATH": os.pathsep.join(path)}
-
-    @property
-    def num_deaths(self) -> int:
-        return len(self._deaths.read_text().splitlines()) if self._deaths.exists() else 0
-
-
-def poisonous(model: str, how: str) -> dict[str, Any]:
-    """Return the body of a chat that ends its worker at this place."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": _MOST_TOKENS}
-    return {**asked, "temperature": TEMPERATURES[how], "ignore_eos": True}
-
 
 # Where a part can hang: in a turn of its core, in a step, in a copy, in a use of the store, or in its event loop; and
 # how: it sleeps, computes in Python, or keeps Python's lock in code that is not Python.

@@ -88,9 +88,8 @@ class DeviceQueue:
                 return
             try:
                 work()
-            except Exception as error:
-                self._broken = error
-                post(error)
+            except BaseException as error:  # also what a library in Rust raises where it panics
+                self._break(error, post)
 
         self._worker.submit(guarded)
 
@@ -99,13 +98,16 @@ class DeviceQueue:
         try:
             with noticing_loss(self._device):
                 result = begun.result()
-        except Exception as error:  # a lost device is noticed here
-            self._broken = error
-            post(error)
+        except BaseException as error:  # a lost device is noticed here
+            self._break(error, post)
             return
         now = perf_counter()
         seconds, self._read_at = now - max(began, self._read_at), now
         post(StepDone(result, seconds))
+
+    def _break(self, error: BaseException, post: Post) -> None:
+        self._broken = error if isinstance(error, Exception) else RuntimeError(f"a library has failed: {error!r}")
+        post(self._broken)
 
     def _await_steps(self) -> None:
         if self._reading is not None:

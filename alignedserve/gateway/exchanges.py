@@ -34,6 +34,7 @@ from alignedserve.gateway.streaming import (
     json_response,
     unless_gone,
 )
+from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
 
@@ -63,7 +64,9 @@ class Exchange(ABC):
         try:
             async for part in self._events():
                 yield part
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             if not isinstance(error, AlignedServeError):
                 _log.exception("a stream failed")
             self._meter.finish("error")

@@ -12,6 +12,7 @@ from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
+from alignedserve.shell.event_loop import ENDS
 from alignedserve.tracing.traces import Follow
 
 Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
@@ -165,6 +166,8 @@ class Generation:
             async with self._places, aclosing(source) as pieces:
                 async for numbered in pieces:
                     self._arrived.put_nowait(numbered)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             ended = error
         self._arrived.put_nowait(ended)

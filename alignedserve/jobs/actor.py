@@ -78,7 +78,7 @@ from alignedserve.owner.shell import Halt, Owner
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
-from alignedserve.shell.event_loop import run_loop
+from alignedserve.shell.event_loop import ENDS, run_loop
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.job import Job, JobStatus, LineResult, Problem
 from alignedserve.store.storage import Storage, check_shared, data_folder, holder_of, open_storage
@@ -230,7 +230,9 @@ class JobRunner:
         except StoreError as error:
             self._log_trouble(error)
             self._report_failure(job)
-        except Exception:
+        except ENDS:
+            raise
+        except BaseException:
             log.exception("%s failed", job.id if job is not None else "a forecast")
             self._report_failure(job)
 
@@ -301,6 +303,17 @@ class JobRunner:
     # --- Lines
 
     async def _run_line(self, command: RunLine) -> None:
+        try:
+            await self._answer_line(command)
+        except ENDS:
+            raise
+        except BaseException:
+            log.exception("line %d of %s failed", command.line, command.job.id)
+            text = error_line(None, "internal_error", f"line {command.line}: the server fails at it: see its log")
+            failed = LineResult(command.line, False, text)
+            self._deliver(LineEnded(command.job.id, command.line, LineOutcome.FAILED, failed))
+
+    async def _answer_line(self, command: RunLine) -> None:
         job, number = command.job, command.line
         try:
             line = await asyncio.to_thread(self._read_line, job, number)
@@ -323,7 +336,9 @@ class JobRunner:
         except KeyLimited as error:
             limited = LineEnded(job.id, number, LineOutcome.LIMITED, retry_after_s=error.retry_after_s)
             return self._deliver(limited)
-        except Exception as error:
+        except ENDS:
+            raise
+        except BaseException as error:
             if isinstance(error, Overloaded) and not isinstance(error, GivenUp):
                 refused = LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=error.retry_after_s)
                 return self._deliver(refused)
@@ -492,7 +507,7 @@ def _file_gone(job: Job, message: str) -> JobChecked:
     return JobChecked(job.id, 0, None, (Problem("file_not_found", message, param="input_file_id"),))
 
 
-def _line_fault(error: Exception) -> tuple[LineOutcome, ApiError]:
+def _line_fault(error: BaseException) -> tuple[LineOutcome, ApiError]:
     """Return whether another try may succeed, and the error for the error file if there is no other try."""
     if isinstance(error, AlignedServeError):
         return LineOutcome.FAILED if isinstance(error, GivenUp) else LineOutcome.DONE, api_error(error)

@@ -6,7 +6,8 @@ that hears of it is soon given up, and no other is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from alignedserve.core import Request
 from alignedserve.protocol.commands import Command, Send
@@ -14,12 +15,31 @@ from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import ROUTER, Attempt, AttemptLost, Declare, Progress, Tokens
 
 
-def last_words(me: str, event: Event) -> list[Command]:
-    """Return what this part, whose core has failed at the event, is to say."""
-    attempts, alone = attempts_of(event), len(attempts_of(event)) == 1
-    if me != ROUTER:
-        return [Send(ROUTER, Progress(felled=attempts))] if attempts else []
-    return [Send(each.owner, AttemptLost(each.id, each.attempt, died=True, alone=alone)) for each in _requests(event)]
+class FailedAt(Exception):
+    """A core has failed while it worked on this request, which need not be that of the event that it heard."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(f"at request {request.id}, attempt {request.attempt}")
+        self.request = request
+
+
+@contextmanager
+def working_on(request: Request) -> Iterator[None]:
+    """Say which request it was where the block fails: an event may have a core go on with any."""
+    try:
+        yield
+    except Exception as error:
+        raise FailedAt(request) from error
+
+
+def last_words(me: str, event: Event, error: Exception | None = None) -> list[Command]:
+    """Return what this part, whose core has failed at the event with the error, is to say."""
+    requests = (error.request,) if isinstance(error, FailedAt) else _requests(event)
+    if me == ROUTER:
+        alone = len(requests) == 1
+        return [Send(each.owner, AttemptLost(each.id, each.attempt, died=True, alone=alone)) for each in requests]
+    attempts = tuple((each.id, each.attempt) for each in requests) or attempts_of(event)
+    return [Send(ROUTER, Progress(felled=attempts))] if attempts else []
 
 
 def attempts_of(event: Event) -> tuple[Attempt, ...]:

@@ -10,6 +10,10 @@ from typing import Any
 from alignedserve.fallbacks import fell_back
 from alignedserve.shell.loop_watch import LoopWatch
 
+# What ends a task, or the process. All else that is raised is an error, also where it is no Exception: so libraries in
+# Rust end where they panic, such as the tokeniser.
+ENDS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+
 
 def run_loop(main: Coroutine[Any, Any, None], watch: LoopWatch | None = None) -> None:
     """Run the coroutine to its end, under this watch."""

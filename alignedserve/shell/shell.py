@@ -102,7 +102,7 @@ class Shell(TurnLoop):
             raise error
         commands = self._give_up_on(event)
         if commands is None:
-            self.perform(last_words(self._links.name, event))
+            self.perform(last_words(self._links.name, event, error))
             raise error
         log.error("%s has failed at an event of one request, and gives it up", self._links.name, exc_info=error)
         return commands
@@ -135,6 +135,6 @@ class Shell(TurnLoop):
             self._links.send(to, message)
         except LinkFull as error:
             log.error("%s", error)  # the receiver sees the gap in the numbers of its frames: LinkGap
-        except WireError as error:
-            log.error("%s", error)
+        except Exception as error:  # a WireError, or what no part of the message should have made possible
+            log.error("%s", error, exc_info=None if isinstance(error, WireError) else error)
             self._deliver(Unsent(to, message, str(error)))

@@ -15,6 +15,8 @@ import pytest
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.actor import HttpServer, http_settings
 from alignedserve.gateway.http.bodies import LONG_BYTES
+from alignedserve.gateway.openai.reading import AnswerReader
+from alignedserve.shell import bounded_threads
 from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
@@ -187,3 +189,49 @@ def test_a_thread_that_works_soon_gives_the_lock_of_python_to_the_event_loop(tex
     server.should_exit = True  # as soon as it has begun
     asyncio.run(server.serve([]))
     assert sys.getswitchinterval() <= 0.001
+
+
+def test_work_that_never_ends_is_given_up_and_others_go_on(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, ids = Held(), TextModel.prompt_ids
+
+    def held_back(self: TextModel, said: str, with_special: bool = True) -> list[int]:
+        if said == "endless":
+            held.hold(said)
+        return ids(self, said, with_special)
+
+    monkeypatch.setattr(TextModel, "prompt_ids", held_back)
+    monkeypatch.setattr(bounded_threads, "WORK_S", 0.1)
+
+    async def work(ask: Ask) -> None:
+        for _ in range(3):  # more than there are threads
+            endless = await ask("ann", "/v1/completions", prompt="endless")
+            assert (endless.status_code, endless.json()["error"]["code"]) == (500, "body_takes_too_long")
+            assert endless.headers["x-should-retry"] == "false"
+        assert (await ask("ann", "/v1/completions", prompt="Hi")).status_code == 200
+        assert held.inside == 3
+        held.go_on.set()
+
+    ask_each(text, work)
+
+
+@pytest.mark.parametrize("place", [(TextModel, "prompt_ids"), (AnswerReader, "read")], ids=["thread", "answer"])
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stream": True}], ids=["whole", "choices", "stream"])
+def test_a_panic_of_a_library_is_an_error_of_its_request(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch, place: tuple[type, str], fields: dict[str, Any]
+) -> None:
+    """Libraries in Rust raise what is no Exception where they panic."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panics(*_: object) -> None:
+        raise PanicException
+
+    async def work(ask: Ask) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(*place, panics)
+            answer = await ask("ann", "/v1/completions", prompt="Hi", **fields)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        assert (await ask("ann", "/v1/completions", prompt="Hi")).status_code == 200
+
+    ask_each(text, work)

@@ -19,6 +19,7 @@ from openai.types.chat import ChatCompletion
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
+from alignedserve.jobs import actor
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import Answering
 from alignedserve.metrics.requests import RequestMetrics
@@ -119,6 +120,37 @@ class Sorted(FakeOwner):
     def steps_of(self, request: Any) -> tuple[Any, ...]:
         prompt = self._text.decode(request.prompt)
         return next((script for word, script in self._scripts.items() if word in prompt), self.steps)
+
+
+class Panic(BaseException):
+    """What libraries in Rust raise where they panic is no Exception."""
+
+
+@sqlite_only
+@pytest.mark.parametrize("place", ["read_checked_line", "answered_line"])
+@pytest.mark.parametrize("fault", [ZeroDivisionError, Panic])
+def test_a_line_at_which_the_job_runner_fails_fails_alone(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch, place: str, fault: Any
+) -> None:
+    service, works = Service(text, FakeOwner(hello), config), getattr(actor, place)
+
+    def fails_once(*given: Any) -> Any:
+        if "deadly" in repr(given):
+            raise fault
+        return works(*given)
+
+    monkeypatch.setattr(actor, place, fails_once)
+
+    async def check() -> None:
+        lines = [line("good"), line("deadly"), line("better")]
+        async with service.client() as client, service.running():
+            batch = await ended(client, (await submit(client, b"\n".join(lines)))["id"])
+            assert batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+            (failed,) = await rows(client, batch["error_file_id"])
+            assert failed["error"]["code"] == "internal_error"
+            assert "line 2" in failed["error"]["message"]
+
+    service.run(check)
 
 
 @sqlite_only

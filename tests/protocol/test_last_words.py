@@ -9,7 +9,7 @@ import pytest
 from alignedserve.core import Request
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import Event, Opened, TimerFired
-from alignedserve.protocol.last_words import attempts_of, last_words
+from alignedserve.protocol.last_words import FailedAt, attempts_of, last_words, working_on
 from alignedserve.protocol.messages import (
     ROUTER,
     AskPrefix,
@@ -62,3 +62,11 @@ def test_a_router_tells_the_owners_who_count_a_death() -> None:
         Send("jobs-0", AttemptLost("s", 0, died=True)),
     ]
     assert last_words(ROUTER, said("decode-0", AskPrefix("r", 4, ()))) == []
+
+
+def test_a_core_that_says_which_request_it_worked_on_charges_no_other() -> None:
+    with pytest.raises(FailedAt) as failed, working_on(FIRST):
+        raise ZeroDivisionError
+    event = said("gateway-0", Submit(SECOND))
+    assert last_words(ROUTER, event, failed.value) == [Send(FIRST.owner, AttemptLost("r", 2, died=True, alone=True))]
+    assert last_words("pool-0", event, failed.value) == [Send(ROUTER, Progress(felled=(("r", 2),)))]

@@ -11,6 +11,7 @@ from alignedserve.core import Rejection, Request, Role, ServiceClass, Slo
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.last_words import FailedAt
 from alignedserve.protocol.messages import (
     AskDecisions,
     AttemptLost,
@@ -26,6 +27,7 @@ from alignedserve.protocol.messages import (
     Submit,
 )
 from alignedserve.router.placing.admission import Bound, Queues
+from alignedserve.router.placing.placement import Placement
 from alignedserve.router.state import RouterCore
 from tests.calls import calls_of
 from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving, submit
@@ -100,6 +102,19 @@ class TestRoad:
         assert router.held["requests"] == 0
         met = router.handle(said("prefill-0", beat("prefill-0")), 3.2)
         assert not any(isinstance(command, Send) and isinstance(command.message, Prefill) for command in met)
+
+    def test_where_it_fails_to_place_a_request_it_names_that_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the request of whatever event it heard would be charged with its death."""
+        router = serving(("gateway-0", "pool-0", "decode-0"))
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+
+        def fails(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(Placement, "placed", fails)
+        with pytest.raises(FailedAt) as failed:
+            router.handle(said("prefill-0", beat("prefill-0")), 3.2)
+        assert failed.value.request == A
 
     def test_a_cancel_of_an_older_attempt_does_not_touch_the_next(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)

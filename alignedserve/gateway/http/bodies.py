@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TypeVar
 
@@ -38,6 +37,7 @@ from alignedserve.gateway.openai.errors import (
     too_many_bodies,
 )
 from alignedserve.gateway.openai.strict import LARGE_BYTES
+from alignedserve.shell.bounded_threads import BoundedThreads
 
 BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together, half of them by one key
 # An upload of a file may take FILE_S, and more by the time that its bytes so far take at this rate.
@@ -143,10 +143,9 @@ class BodyTurns:
         self._short, self._long = asyncio.Semaphore(SHORT_AT_ONCE), asyncio.Semaphore(LONG_AT_ONCE)
         self._large = asyncio.Semaphore(1)
         self._own: defaultdict[str, _CallerTurns] = defaultdict(_CallerTurns)  # by caller: there are no more than keys
-        self._tokenisers = ThreadPoolExecutor(_TOKENISERS, thread_name_prefix="tokenise")
-        self._long_tokeniser = ThreadPoolExecutor(1, thread_name_prefix="tokenise-long")
-        self._formers = ThreadPoolExecutor(_FORMERS, thread_name_prefix="form")
-        self._long_former = ThreadPoolExecutor(1, thread_name_prefix="form-long")
+        self._tokenisers, self._long_tokeniser = BoundedThreads(_TOKENISERS, "tokenise"), BoundedThreads(1, "long")
+        # Each trial has a limit of its own, and may wait for those of the other threads.
+        self._formers, self._long_former = (BoundedThreads(num, "form", times=5) for num in (_FORMERS, 1))
 
     @asynccontextmanager
     async def turn(self, caller: str, num_bytes: int) -> AsyncIterator[AsyncExitStack]:
@@ -164,17 +163,15 @@ class BodyTurns:
 
         A short body first gives its turn back. A long one keeps it, since few may be parsed at once; but of its caller
         there is no other, so it waits for none of its caller's trials."""
-        loop = asyncio.get_running_loop()
         if num_bytes > LONG_BYTES:
-            return await loop.run_in_executor(self._long_former, work)
+            return await self._long_former.do(work)
         await turn.aclose()
         async with self._own[caller].forms:
-            return await loop.run_in_executor(self._formers, work)
+            return await self._formers.do(work)
 
     async def do(self, caller: str, num_bytes: int, work: Callable[[], T]) -> T:
         """Do work on the texts of a body of this length in a thread."""
-        own, loop = self._own[caller], asyncio.get_running_loop()
         if num_bytes > LONG_BYTES:
-            return await loop.run_in_executor(self._long_tokeniser, work)
-        async with own.texts:
-            return await loop.run_in_executor(self._tokenisers, work)
+            return await self._long_tokeniser.do(work)
+        async with self._own[caller].texts:
+            return await self._tokenisers.do(work)

@@ -27,7 +27,7 @@ def message_error(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def error_response(error: Exception, path: str = "") -> JSONResponse:
+def error_response(error: BaseException, path: str = "") -> JSONResponse:
     answer = api_error(error)
     body = message_error(answer) if path.startswith(MESSAGES) else answer.body
     return JSONResponse(body, status_code=answer.status, headers=answer.headers)

@@ -25,6 +25,7 @@ from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
 from alignedserve.gateway.openai.errors import ClientGone, draining, no_key, no_key_for_page
 from alignedserve.metrics.meter import ABORT
 from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.shell.event_loop import ENDS
 
 _log = logging.getLogger("alignedserve.gateway")
 
@@ -78,9 +79,9 @@ class RequestMiddleware:
                 record.caller = tab.caller.id
                 tab.enter()
             await self._app(scope, receive, send)
-        except ClientGone:
+        except (ClientGone, *ENDS):
             raise
-        except Exception as error:
+        except BaseException as error:
             if not isinstance(error, AlignedServeError):
                 _log.exception("%s failed", record.id)
             if record.status is not None:

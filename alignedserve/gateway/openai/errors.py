@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull, StoreTaken
 from alignedserve.owner.client import Culprit, CutOff, GivenUp, Overloaded
+from alignedserve.shell.bounded_threads import WorkTooLong
 
 RETRY_AFTER_DRAINING_S = 5
 RETRY_AFTER_NO_RUNNER_S = 10
@@ -192,8 +193,8 @@ def no_token() -> ApiError:
     return ApiError(500, message, code="generation_failed")
 
 
-def culprit(why: str) -> ApiError:
-    return ApiError(500, why, code="request_ends_workers", headers={"x-should-retry": "false"})
+def culprit(why: str, code: str = "request_ends_workers") -> ApiError:
+    return ApiError(500, why, code=code, headers={"x-should-retry": "false"})
 
 
 def no_vector() -> ApiError:
@@ -205,7 +206,7 @@ def internal() -> ApiError:
     return ApiError(500, message, code="internal_error")
 
 
-def api_error(error: Exception) -> ApiError:
+def api_error(error: BaseException) -> ApiError:
     """Return an error as the client sees it; an unexpected error shows none of its text."""
     if isinstance(error, ApiError):
         return error
@@ -213,6 +214,8 @@ def api_error(error: Exception) -> ApiError:
         return draining()
     if isinstance(error, Culprit):
         return culprit(str(error))
+    if isinstance(error, WorkTooLong):
+        return culprit(f"{error}: do not send it again", "body_takes_too_long")
     if isinstance(error, Overloaded):
         why = error.why + (f" (see `alignedserve explain {error.request}`)" if error.request else "")
         status, code = (503, "server_is_overloaded") if isinstance(error, GivenUp) else (429, "rate_limit_exceeded")

@@ -28,7 +28,8 @@ from alignedserve.lab.benchmarks.common.serving import (
     serve,
     serve_command,
 )
-from tests.planted import LOST_LOGS, Poison, lost_log, poisonous
+from tests.planted import LOST_LOGS, lost_log
+from tests.poison.trial import Poison
 
 INNOCENTS, TOKENS = 20, 200
 MOST_DEATHS = 3
@@ -36,7 +37,7 @@ BACK_S = 240.0  # for a poisonous request to be given up, and for a part that wa
 REST_S = 6.0  # before each: a worker that has just been ended would wait longer and longer for its next start
 LOOK_S = 0.1
 TOPOLOGIES = ("colocated", "2xcolocated", "1+1")
-PLACES = ("prompt", "decode", "sampling", "end")
+PLACES = {"prompt": "first chunk", "decode": "sixth decode on", "sampling": "sampling", "end": "last decode"}
 SMALL = ("--pool-memory-mb", "256")  # half of the machine's memory would be filled at each start
 
 
@@ -76,7 +77,7 @@ async def is_ready(http: httpx.AsyncClient) -> bool:
 
 
 async def attacked(
-    deployment: ServedDeployment, poison: Poison, how: str, watch: Awaitable[object] | None = None
+    deployment: ServedDeployment, poison: Poison, place: str, way: str, watch: Awaitable[object] | None = None
 ) -> Harm:
     """Send a poisonous request beside chats that stream, and watch what happens meanwhile."""
 
@@ -87,14 +88,15 @@ async def attacked(
 
     async def given_up_s() -> float:
         began = perf_counter()
-        answer = await http.post("/v1/chat/completions", json=poisonous(NAME, how))
+        path, body = poison.arm(place, way, NAME)
+        answer = await http.post(path, json=body)
         return perf_counter() - began if answer.status_code == 500 else inf
 
     async with httpx.AsyncClient(base_url=deployment.url, timeout=BACK_S, trust_env=False) as http:
         while not await is_ready(http):
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(REST_S)
-        deaths, tokens = poison.num_deaths, await num_tokens()
+        deaths, tokens = poison.num_strikes, await num_tokens()
         chats = [asyncio.create_task(ask(deployment.url, [5 + at, 6, 7], TOKENS)) for at in range(INNOCENTS)]
         while await num_tokens() < tokens + INNOCENTS:
             await asyncio.sleep(0.02)
@@ -105,7 +107,7 @@ async def attacked(
         await asyncio.wait(chats, timeout=BACK_S)
         watching.cancel()
     served = [chat.result() for chat in chats if chat.done() and chat.exception() is None]
-    return Harm(poison.num_deaths - deaths, INNOCENTS - sum(is_whole(answer) for answer in served), took_s)
+    return Harm(poison.num_strikes - deaths, INNOCENTS - sum(is_whole(answer) for answer in served), took_s)
 
 
 def is_whole(answer: Answer) -> bool:
@@ -123,9 +125,9 @@ def report_harm(name: str, harm: Harm, before: Harm | None) -> None:
 def measure_poison(model: str) -> None:
     for topology in TOPOLOGIES:
         with poisoned(model, topology) as (deployment, poison):
-            for place in PLACES:
-                harm = asyncio.run(attacked(deployment, poison, place))
-                report_harm(f"poison, {place}, {topology}", harm, BEFORE.get((topology, place)))
+            for name, place in PLACES.items():
+                harm = asyncio.run(attacked(deployment, poison, place, "SIGKILL"))
+                report_harm(f"poison, {name}, {topology}", harm, BEFORE.get((topology, name)))
 
 
 def measure_hang(model: str) -> None:
@@ -134,7 +136,7 @@ def measure_hang(model: str) -> None:
     async def watch() -> None:
         nonlocal not_ready_s, ended_s
         worker = pid_of(deployment, "decode-0")
-        while not poison.num_deaths:
+        while not poison.num_strikes:
             await asyncio.sleep(LOOK_S)
         began = perf_counter()
         async with httpx.AsyncClient(base_url=deployment.url, timeout=BACK_S, trust_env=False) as http:
@@ -147,7 +149,7 @@ def measure_hang(model: str) -> None:
 
     with poisoned(model, "colocated") as (deployment, poison):
         before = BEFORE["colocated", "hang"]
-        harm = asyncio.run(attacked(deployment, poison, "hang", watch()))
+        harm = asyncio.run(attacked(deployment, poison, "sixth decode on", "sleeps", watch()))
         report("hang: until /ready is not 200", not_ready_s, "s", baseline=before.given_up_s, goal=10)
         report("hang: until the worker has ended itself", ended_s, "s", baseline=before.given_up_s, goal=15)
         report_harm("hang", harm, before)
