@@ -154,7 +154,7 @@ class Channel(ABC, Generic[T]):
             self._meeting.give_up(number + 1)
         except (BrokenGroup, NotOurs) as error:
             self._broke(error)
-        except Exception as error:  # our own fault must not end the thread
+        except BaseException as error:  # our own fault must not end the thread
             log.exception("%s: transfer %d", self.name, number)
             self._end.fault()
             self._broke(error)
@@ -180,7 +180,7 @@ class Channel(ABC, Generic[T]):
     @abstractmethod
     def _succeeded(self, transfer: T) -> Outcome: ...
 
-    def _broke(self, error: Exception) -> None:
+    def _broke(self, error: BaseException) -> None:
         self._drop_group()
         with self._changed:
             numbers = list(self._outstanding)

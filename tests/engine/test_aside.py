@@ -102,8 +102,18 @@ def test_a_copy_that_waits_for_its_turn_keeps_no_arena_open(engine: Engine, path
     copier.close()
 
 
-def test_a_copy_that_fails_is_reported_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
-    """The failure is told first, so that no plan uses a device that is lost."""
+@pytest.mark.parametrize("panics", [False, True], ids=["impossible", "panic"])
+def test_a_copy_that_fails_is_reported_before_it_is_answered(
+    engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch, panics: bool
+) -> None:
+    """The failure is told first, so that no plan uses a device that is lost. What a library in Rust raises where it
+    panics is no Exception."""
+
+    def panic(*_: object) -> None:
+        raise BaseException("a bug")
+
+    if panics:
+        monkeypatch.setattr(PageCopier, "pages_in", panic)
     copies, told = AsideCopies(PAGE_SIZE, CopyPace(), failed=lambda: told.append("failed")), list[object]()
     arena = arena_of(1)
     copies.attach(PageCopier(engine.cache, arena, PAGE_SIZE, verify=True), "pool-0.1")

@@ -237,6 +237,29 @@ def test_a_device_that_is_lost_ends_it_all(when: str) -> None:
     in_order.close()
 
 
+@pytest.mark.parametrize("when", ["begun", "read"])
+def test_a_panic_of_a_library_in_rust_ends_it_all(when: str) -> None:
+    """It is no Exception: unheard, its step would hang until its limit."""
+
+    class PanicException(BaseException):
+        def result(self) -> StepResult:
+            raise self
+
+        has_failed = False
+
+    def begin(_plan: StepPlan) -> PanicException:
+        if when == "begun":
+            raise PanicException("a bug")
+        return PanicException("a bug")
+
+    in_order, posts = DeviceQueue(CPU), Posts()
+    in_order.step(PLAIN, begin, posts)
+    posted = posts.next()
+    assert isinstance(posted, RuntimeError)
+    assert "a bug" in str(posted)
+    in_order.close()
+
+
 def test_hands_with_a_thread_do_all_in_it_and_meet_pools_between(folder_of: FolderOf, tmp_path: Path) -> None:
     engine = Engine(folder_of("gqa-untied"), num_blocks=20, block_size=4, dtype="float32")
     hands, posts = EngineHands(engine, tmp_path / "arena", 8, verify=False, look_ahead=1), Posts()

@@ -120,6 +120,18 @@ class Plant:
         return outer
 
 
+class _Loader(importlib.abc.Loader):
+    def __init__(self, inner: importlib.abc.Loader, done: Callable[[ModuleType], None]) -> None:
+        self._inner, self._done = inner, done
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        self._done(module)
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Calls `done` with each of these modules as soon as it is loaded."""
 
@@ -133,13 +145,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(name)
         assert spec is not None
         assert spec.loader is not None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._done(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec.loader = _Loader(spec.loader, self._done)
         return spec
 
 

@@ -128,7 +128,7 @@ class AsideCopies:
         try:
             ordered.go_behind()
             intact = self._perform(copy)
-        except Exception:  # an impossible plan: the thread lives on, and nothing of this copy is used
+        except BaseException:  # an impossible plan, or a panic in Rust: the thread lives on without this copy
             log.exception("copy %d has failed", copy.number)
             self._failed()
             intact = False
