@@ -102,10 +102,6 @@ class Joining:
             self._candidates.take(first)
             source = first.source or self._pool.member
             self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
-            if first.source is None and running.request.deaths:
-                # This request may end the process in its first step, before a frame gets out. So the router hears of
-                # it now, while its KV is being copied, and charges the death to it.
-                self._notes.note("joined", first.key)
             running.came_with_kv = True
             self._tag(first, running, now)
             if first.is_rt and first.evicted is None:
@@ -143,6 +139,9 @@ class Joining:
         """Copy the request's pages of the pool to its blocks, from the page that begins with token `start` on."""
         assert self._pool.member is not None, "entries are lost with their pool"
         number = self._here.begin_copy(running, State.JOINING)
+        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
+        # request now, and charges the death to it.
+        self._notes.note("joined", running.key)
         holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
         copy = CopyIn(number, holder, lacking, running.blocks, running.kept_tokens, start, self._memory.copies_beside)
         return [*self._memory.orders(), copy]
@@ -156,7 +155,6 @@ class Joining:
         if event.intact:
             self._here.move(running, State.RESIDENT)
             self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
-            self._notes.note("joined", running.key)
             self._memory.pages.publish(running)
             return self._holds.release(running.key) if running.num_lost else []  # the next copy is of other tokens
         self._here.move(running, State.GONE)
