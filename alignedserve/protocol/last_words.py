@@ -28,11 +28,13 @@ def working_on(request: Request) -> Iterator[None]:
     """Say which request it was where the block fails: an event may have a core go on with any."""
     try:
         yield
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         raise FailedAt(request) from error
 
 
-def last_words(me: str, event: Event, error: Exception | None = None) -> list[Command]:
+def last_words(me: str, event: Event, error: BaseException | None = None) -> list[Command]:
     """Return what this part, whose core has failed at the event with the error, is to say."""
     requests = (error.request,) if isinstance(error, FailedAt) else _requests(event)
     if me == ROUTER:

@@ -97,7 +97,7 @@ class Shell(TurnLoop):
                 raise posted
             yield posted
 
-    def _failed(self, event: Event, error: Exception) -> Iterable[Command]:
+    def _failed(self, event: Event, error: BaseException) -> Iterable[Command]:
         if isinstance(error, AlignedServeError):
             raise error
         commands = self._give_up_on(event)

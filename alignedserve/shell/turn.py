@@ -168,11 +168,13 @@ class TurnLoop(ABC):
             return
         try:
             commands = self.core.handle(event, self._clock.now())
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # also what a library in Rust raises where it panics
             commands = self._failed(event, error)
         self.perform(commands)
 
-    def _failed(self, event: Event, error: Exception) -> Iterable[Command]:
+    def _failed(self, event: Event, error: BaseException) -> Iterable[Command]:
         """Return what to do where the core has failed at an event, or end with the error."""
         raise error
 

@@ -122,8 +122,8 @@ def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> No
 
 
 def test_the_router_hears_of_a_request_before_its_kv_is_here(worker: DecodeCore) -> None:
-    """Its copy or its first step may end the process at once. A frame that is sent just before would be lost with it, and
-    the router would charge the death to others, or to nobody."""
+    """Its copy or its first step may end the process at once. A frame that is sent just before would be lost with it,
+    and the router would charge the death to others, or to nobody."""
     commands = worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
     assert Send(ROUTER, Progress(joined=(("a", 0),), free_blocks=6)) in commands
 

@@ -63,6 +63,10 @@ def _wanted(_: Any, _logits: Any, wanted: Any) -> Iterable[Any]:
     return (wanted,)
 
 
+def _placed(_core: Any, opened: Any, _to: Any, fact: Any, *_: Any) -> Iterable[Any]:
+    return (opened.request,) if fact.name == "PLACED" else ()
+
+
 def _running(running: Any, *_: Any) -> Iterable[Any]:
     return (running.request,)
 
@@ -115,7 +119,7 @@ PLACES = (
     _core("router: Submit", _ROUTER, "router", "Submit"),
     _core("router: Progress", _ROUTER, "router", "Progress"),
     _core("router: Cancel", _ROUTER, "router", "Cancel", body="leaves"),
-    Place("router: placing", "alignedserve.router.state:RouterCore._place_on", ends="router"),
+    Place("router: placing", "alignedserve.router.state:RouterCore._move", ends="router", when=_placed),
     Place("router: predicting", "alignedserve.router.prediction.length:PredictionOrders.opened", ends="router"),
     _core("worker: Prefill", _DECODE, "worker", "Prefill"),
     _core("worker: StepDone", _DECODE, "worker", "StepDone"),

@@ -150,20 +150,27 @@ class CoreFault(Exception):
     """What a core raises in these tests."""
 
 
-def failing_at(event: Event) -> Answer:
+class Panic(BaseException):
+    """What a library in Rust raises where it panics."""
+
+
+def failing_at(event: Event, fault: type[BaseException] = CoreFault) -> Answer:
     def answer(heard: Event) -> list[Command]:
         if heard == event:
-            raise CoreFault
+            raise fault
         return []
 
     return answer
 
 
-def test_a_part_whose_core_fails_ends_and_says_which_request_it_was(router: Links, worker: Links) -> None:
+@pytest.mark.parametrize("fault", [CoreFault, Panic])
+def test_a_part_whose_core_fails_ends_and_says_which_request_it_was(
+    router: Links, worker: Links, fault: type[BaseException]
+) -> None:
     router.send(worker.name, roll(worker))
     router.send(worker.name, Prefill(request()))
-    with pytest.raises(CoreFault):
-        Bench(worker, answer=failing_at(Received(ROUTER, Prefill(request()), 1))).run()
+    with pytest.raises(fault):
+        Bench(worker, answer=failing_at(Received(ROUTER, Prefill(request()), 1), fault)).run()
     assert wait_for(router, 1) == [Received("decode-0", Progress(felled=(("r", 0),)), 5)]
 
 
