@@ -89,7 +89,8 @@ class APart:
 
 
 def _part(reads: int, writes: int, spec: PartSpec, heard: Connection) -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # another test may have blocked it here
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # another test may have blocked it here, or taken it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.close(writes)
     os.dup2(reads, 0)
     for given in inputs(spec):
