@@ -119,9 +119,10 @@ class OnRay(CommandedKeeper):
             self._wait_for_room()
             return super().run()
         finally:
-            for held in {place.group.id: place.group for place in self._places.values()}.values():
-                self._ray.util.remove_placement_group(held)
-            self._clean()
+            with suppress(self._ray.exceptions.RayError):  # where Ray's head has gone, its groups have gone with it
+                for held in {place.group.id: place.group for place in self._places.values()}.values():
+                    self._ray.util.remove_placement_group(held)
+                self._clean()
 
     def _wait_for_room(self) -> None:
         """Reserve room for all groups, and say which of them wait for it."""

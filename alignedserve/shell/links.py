@@ -160,7 +160,9 @@ class Links:
     def _read(self, frame: bytes, is_launchers: bool = False) -> list[Received | LinkGap]:
         try:
             envelope = self._prompts.share(decode(frame, self._most_bytes))
-        except Exception as error:  # a WireError, or what no frame should have made possible
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a WireError, or what no frame should have made possible
             self._log_once(str(error) if isinstance(error, WireError) else f"a frame cannot be read: {error!r}")
             return []
         return self._heard.events(envelope, is_launchers)
