@@ -65,6 +65,10 @@ class Nodes:
     def kill(self, number: int) -> None:
         self._order(f"kill {number}")
 
+    def delete(self, number: int) -> None:
+        """End a node as Kubernetes ends a pod."""
+        self._order(f"delete {number}")
+
     def count(self) -> int:
         """Return the number of nodes, the head among them."""
         return sum(bool(re.search(r"/raylet/raylet ", command)) for command in self.processes().values())
@@ -99,7 +103,7 @@ class Nodes:
         """Return the next answer, and skip what Ray itself prints on standard output."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(("add ", "kill ")) or line[:1].isdigit():
+            if line.startswith(("add ", "kill ", "delete ")) or line[:1].isdigit():
                 return line.strip()
         raise AssertionError("the cluster has ended")
 
