@@ -4,8 +4,8 @@
                      ▲                └─ still not done after its limit: the thread is left behind, its place is free
                      └─────────────────────────┘
 
-Python cannot end a thread. So work that is given up goes on in a thread that nobody waits for; when MOST_LEFT threads
-have been left behind, the process ends, and starts again.
+Python cannot end a thread. So work that is given up goes on in a thread that nobody waits for. Where MOST_LEFT such
+threads still work, the process ends, and starts again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.shell.exit_code import ExitCode
@@ -35,15 +35,15 @@ class WorkTooLong(AlignedServeError):
 class BoundedThreads:
     def __init__(self, num: int, name: str, times: int = 1) -> None:
         """Do `num` works at once, each for WORK_S so many times at most."""
-        self._free, self._limit_s, self._num_left = asyncio.Semaphore(num), times * WORK_S, 0
+        self._free, self._limit_s = asyncio.Semaphore(num), times * WORK_S
+        self._left: list[Future[Any]] = []  # work that was given up
         self._threads = ThreadPoolExecutor(num + MOST_LEFT, thread_name_prefix=name)
 
     async def do(self, work: Callable[[], T]) -> T:
         """Do the work in a thread. Whoever waits for it may leave: its place is free when it has ended."""
         await self._free.acquire()
-        loop = asyncio.get_running_loop()
-        working = loop.run_in_executor(self._threads, work)
-        limit = loop.call_later(self._limit_s, self._give_up, working)
+        working = asyncio.wrap_future(thread := self._threads.submit(work))
+        limit = asyncio.get_running_loop().call_later(self._limit_s, self._give_up, thread, working)
         working.add_done_callback(lambda _: (limit.cancel(), self._free.release()))
         try:
             return await asyncio.shield(working)
@@ -54,10 +54,10 @@ class BoundedThreads:
                 ) from None
             raise
 
-    def _give_up(self, working: asyncio.Future[T]) -> None:
-        self._num_left += 1
+    def _give_up(self, thread: Future[T], working: asyncio.Future[T]) -> None:
+        self._left = [*(each for each in self._left if not each.done()), thread]
         log.error("work on a body has run for %.0f s: it is given up, and its thread is left behind", self._limit_s)
-        if self._num_left == MOST_LEFT:
-            log.error("%d threads were left behind: this process ends, and starts again", MOST_LEFT)
+        if len(self._left) == MOST_LEFT:
+            log.error("%d threads that were left behind still work: this process ends, and starts again", MOST_LEFT)
             os._exit(ExitCode.WORK_HUNG)
         working.cancel()
