@@ -65,6 +65,6 @@ def test_a_decode_worker_on_another_node_has_a_pool_there_and_takes_it_along() -
             assert nodes.home("pool-1") == nodes.home("decode-1") != nodes.home("pool-0")
             wanted = mixed(12, seed=32, outputs=(30, 80))
             check_greedy(wanted, serve_while(deployment, wanted, "scale", "--decode", "1"))
-            assert not parts(deployment) & {"pool-1", "decode-1"}
+            wait_until(lambda: not parts(deployment) & {"pool-1", "decode-1"}, BACK_S, deployment.log)
             wait_until(lambda: not any(map(nodes.pid, ("pool-1", "decode-1"))), BACK_S, deployment.log)
             assert "decode-1: ended request_id" in deployment.whole_log(), "it was used"

@@ -290,7 +290,7 @@ class TestWaste:
         ],
     )
     def test_each_is_found_in_a_run_without_faults(self, plant: Plant, said: str) -> None:
-        scenario = replace(_without_lending(3), faults=())
+        scenario = replace(_without_lending(0), faults=())
         assert attempt(scenario).failure is None
         with planted(plant):
             failure = attempt(scenario).failure
