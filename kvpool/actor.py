@@ -109,7 +109,8 @@ def run(part: Part, on_start: OnStart) -> None:
         for rank in range(ranks):
             arenas.append(_new_arena(part, room, rank))
         hands = _PoolProcessHands(directory, spec.deployment, ranks)
-        shell = part.shell(PoolCore(room.extents, config.engine.block_size, part.policy), hands)
+        core = PoolCore(room.extents, config.engine.block_size, part.policy, part.at_work)
+        shell = part.shell(core, hands)
         hands.post = shell.post
         on_start(shell)
         part.run(shell)

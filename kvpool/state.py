@@ -24,11 +24,11 @@ from alignedserve.forms.pool.table import pages_of, rewriting_of
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.grouping import WaitingEntry, waiters
 from alignedserve.kvpool.memory.pages import Pages
+from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.figures import PagesFor
-from alignedserve.protocol.last_words import working_on
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -68,9 +68,15 @@ class _PageAsk:
 
 
 class PoolCore:
-    def __init__(self, extents: Extents | int, block_size: int, policy: Policy = DEFAULT_POLICY) -> None:
+    def __init__(
+        self,
+        extents: Extents | int,
+        block_size: int,
+        policy: Policy = DEFAULT_POLICY,
+        at_work: AtWork | None = None,
+    ) -> None:
         """Start with these extents; a plain number is a number of pages, all of kind KV."""
-        self._policy = policy
+        self._policy, self._at_work = policy, at_work or AtWork()
         extents = Extents(extents) if isinstance(extents, int) else extents
         self._pages = pages_of(extents)
         # worker -> its ask for pages that could not be answered yet, in the order of arrival
@@ -133,6 +139,8 @@ class PoolCore:
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
                 commands += [self._holding(), Send(ROUTER, self._figures())]
+                if felled := self._at_work.left:
+                    commands.append(Send(ROUTER, Progress(felled=felled)))
             case Received(message=Inquire(attempts)):
                 commands += self._answer_inquiry(attempts)
             case Received(sender, Missed()):
@@ -350,10 +358,10 @@ class PoolCore:
         return [Send(worker, Batch(entries, is_pinned, is_dynamic))] if entries else []
 
     def _hand_out(self, waiting: WaitingEntry, worker: str) -> Entry:
-        with working_on(waiting.entry.request):
-            entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.pages_of(waiting.id))
-            self.rewriting.waits_no_longer(waiting.id)
-            self._out[waiting.id] = (worker, entry)
+        self._at_work.on((_attempt(waiting.entry),))
+        entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.pages_of(waiting.id))
+        self.rewriting.waits_no_longer(waiting.id)
+        self._out[waiting.id] = (worker, entry)
         return entry
 
     def _hold_prefix(self, worker: str, ask: AskPrefix) -> Prefix:

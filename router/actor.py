@@ -38,7 +38,7 @@ def run(part: Part, on_start: OnStart) -> None:
         capacity.limits.retention,
         config.lends,
     )
-    core = RouterCore(part.member, limits, part.clock.now())
+    core = RouterCore(part.member, limits, part.clock.now(), part.at_work)
     side = _side_process(part)
     shell = part.shell(core, _RouterHands(side, part.spec.door))
     if side is not None:

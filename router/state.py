@@ -21,9 +21,9 @@ from types import MappingProxyType
 from alignedserve.core import KEEPS_ALL, WORKERS, Estimate, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.policies.kinds import PolicyKind
+from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
-from alignedserve.protocol.last_words import working_on
 from alignedserve.protocol.messages import (
     Acquit,
     AskDecisions,
@@ -83,8 +83,8 @@ class RouterLimits:
 
 
 class RouterCore:
-    def __init__(self, me: Member, limits: RouterLimits, now: float) -> None:
-        self._limits = limits
+    def __init__(self, me: Member, limits: RouterLimits, now: float, at_work: AtWork | None = None) -> None:
+        self._limits, self._at_work = limits, at_work or AtWork()
         self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
         self._looks_at = now + limits.heartbeat_s  # for silent members
@@ -139,6 +139,7 @@ class RouterCore:
                 commands += self._hand_on(replace(figures, member=sender))
             case Received(sender, Declare(requests, is_last), incarnation) if self._alive(sender, incarnation):
                 for declared in requests:
+                    self._at_work.on(((declared.id, declared.attempt),))
                     commands += self._open_declared(declared, now)
                 if is_last:
                     self._recovery.heard_all(sender)
@@ -305,6 +306,8 @@ class RouterCore:
     # --- Requests
 
     def _open_request(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
+        if (request.id, request.attempt) in self._at_work.left:
+            return [self._charge(request)]
         told: list[Command] = []
         known, ahead = self._open.get(request.id), NOTHING_AHEAD
         if known is not None and known.request.attempt >= request.attempt:
@@ -347,7 +350,14 @@ class RouterCore:
         expect = Expect(answer.request, answer.attempt, answer.estimate)
         return [] if opened.is_waiting else [Send(opened.at, expect)]
 
+    def _charge(self, request: Request) -> Command:
+        """Charge an attempt at which the life before this one ended."""
+        alone = len(self._at_work.left) == 1
+        return Send(request.owner, AttemptLost(request.id, request.attempt, died=True, alone=alone))
+
     def _open_declared(self, request: Request, now: float) -> list[Command]:
+        if (request.id, request.attempt) in self._at_work.left:
+            return [self._charge(request)]
         known = self._open.get(request.id)
         if known is not None and known.request.attempt >= request.attempt:
             return []
@@ -452,9 +462,12 @@ class RouterCore:
             # A request that is unknown to a member may have moved on from there meanwhile.
             if opened is not None and (opened.at == member.name or key in progress.lost):
                 commands += self._give_up(opened)
-        for key in progress.felled:
-            if (opened := self._open.current(key)) is not None:
-                commands += self._give_up(opened, died=True, alone=len(progress.felled) == 1)
+        for request, attempt in progress.felled:
+            opened, alone = self._open.get(request), len(progress.felled) == 1
+            if opened is not None and opened.request.attempt == attempt:
+                commands += self._give_up(opened, died=True, alone=alone)
+            elif opened is not None:  # a pool that was killed says so in its next life: a later attempt has begun
+                commands.append(Send(opened.request.owner, AttemptLost(request, attempt, died=True, alone=alone)))
         return commands
 
     def _hear_ended(self, progress: Progress, now: float) -> list[Command]:
@@ -567,11 +580,11 @@ class RouterCore:
         for opened in self._most_urgent_first(now):
             if opened.request.deaths and not self._suspects.may_run(opened.request):
                 continue
-            with working_on(opened.request):
-                ahead = self._placement.ahead_of(opened.request, self._roll.pools, now)
-                if ahead.worker is None or (worker := self._roll.get(ahead.worker)) is None:
-                    break
-                commands.append(self._place_on(worker, opened, ahead, now))
+            self._at_work.on((opened.key,))
+            ahead = self._placement.ahead_of(opened.request, self._roll.pools, now)
+            if ahead.worker is None or (worker := self._roll.get(ahead.worker)) is None:
+                break
+            commands.append(self._place_on(worker, opened, ahead, now))
         return commands
 
     def _place_at_once(self, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
@@ -594,8 +607,8 @@ class RouterCore:
         suspect, worker = run
         for opened in [opened for opened in self._open if opened.at == worker.name]:
             commands += self._give_up(opened)
-        with working_on(suspect.request):
-            self._move(suspect, worker, Fact.PLACED, now)
+        self._at_work.on((suspect.key,))
+        self._move(suspect, worker, Fact.PLACED, now)
         return [*commands, Send(worker.name, Prefill(suspect.request))]
 
     def _most_urgent_first(self, now: float) -> list[OpenRequest]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
 from alignedserve.owner.explaining import Explanations
+from alignedserve.protocol.at_work import attempts_of
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
 from alignedserve.protocol.events import (
     Closed,
@@ -32,7 +33,6 @@ from alignedserve.protocol.events import (
     TimerFired,
     Unsent,
 )
-from alignedserve.protocol.last_words import attempts_of
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,

@@ -1,10 +1,10 @@
 """The messages between the parts of a deployment, and the events and commands between a shell and its core.
 
+at_work.py      Which requests a core is working on: those that its process may end at.
 cancelled.py    Remembers which attempts were cancelled, for messages about them that arrive later.
 commands.py     Orders of a core to its shell, in the imperative; they stay within one process.
 events.py       Facts that a shell tells its core, in the past tense; they stay within one process.
 figures.py      What parts report of themselves for metrics.
-last_words.py   What a part says of the requests of an event at which its core has failed.
 membership.py   What a process learns from its frames: members that came or went, frames that were lost.
 messages.py     The messages that parts send to each other.
 page_names.py   Names of KV pages: hashes of their tokens and of all tokens before them.

@@ -19,4 +19,5 @@ process.py       What the kernel says of this process, for metrics.
 shell.py         The turn loop of a real process: sockets, threads, and the results of work.
 signs.py         The way of signs of life from parts to their launcher.
 turn.py          The turn loop that real and simulated processes share: events in, commands out, timers, work.
+work_note.py     A note in shared memory of what a core is working on, which outlives its process.
 """

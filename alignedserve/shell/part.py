@@ -19,6 +19,7 @@ from alignedserve.architectures.families.model_config import ModelConfig, read_c
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.policies.guard import OwnPolicies
+from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
@@ -32,6 +33,7 @@ from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
+from alignedserve.shell.work_note import WorkNote
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.sizing.capacity import Capacity, capacity
 from alignedserve.sizing.model_folder import model_folder
@@ -160,6 +162,13 @@ class Part(Place):
         self.links = Links(spec.name, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
         self.member = Member(spec.name, spec.acts_as, spec.node, self.incarnation, self.links.address, lends=spec.lends)
 
+    @cached_property
+    def at_work(self) -> AtWork:
+        """Return the note of what the core is working on. Of a worker that ends its router charges all that it had."""
+        if self.spec.role in (Role.ROUTER, Role.POOL):
+            return WorkNote(self.shared_memory / f"{self.spec.deployment}-{self.spec.name}-work")
+        return AtWork()
+
     def shell(
         self,
         core: Core,
@@ -168,7 +177,7 @@ class Part(Place):
         give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
     ) -> Shell:
         lives, failures = self.spec.lives, self.policy.own.failures
-        return Shell(core, self.links, self.clock, hands, begin_aside, lives, failures, give_up_on)
+        return Shell(core, self.links, self.clock, hands, begin_aside, lives, failures, give_up_on, self.at_work)
 
     def run(
         self,

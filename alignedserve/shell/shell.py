@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.policies.guard import Failures
-from alignedserve.protocol.commands import Command
+from alignedserve.protocol.at_work import AtWork, attempts_of
+from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Post, Unsent
-from alignedserve.protocol.last_words import last_words
 from alignedserve.protocol.membership import membership_of
-from alignedserve.protocol.messages import Figures, Life, Member, Message
+from alignedserve.protocol.messages import ROUTER, Figures, Life, Member, Message, Progress
 from alignedserve.shell import journal
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
@@ -46,12 +46,13 @@ class Shell(TurnLoop):
         lives: Iterable[Life] = (),
         failures: Failures | None = None,
         give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
+        at_work: AtWork | None = None,
     ) -> None:
         """`lives` are those that the launcher had started when a router starts; `failures` those of own policies. What
         `give_up_on` returns is done where the core has failed at an event and goes on."""
         super().__init__(core, hands or NoHands(), membership_of(links.name, links.incarnation, lives), clock)
         self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess(failures)
-        self._give_up_on = give_up_on
+        self._give_up_on, self._at_work = give_up_on, at_work or AtWork()
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 
     def run(self, first: Iterable[Command] = (), turns: Callable[[], None] = lambda: None) -> None:
@@ -97,12 +98,19 @@ class Shell(TurnLoop):
                 raise posted
             yield posted
 
+    def _deliver(self, event: Event) -> None:
+        self._at_work.on(attempts_of(event))
+        super()._deliver(event)
+        self._at_work.on(())
+
     def _failed(self, event: Event, error: BaseException) -> Iterable[Command]:
         if isinstance(error, AlignedServeError):
+            self._at_work.on(())  # no request is its cause
             raise error
         commands = self._give_up_on(event)
         if commands is None:
-            self.perform(last_words(self._links.name, event, error))
+            if (felled := self._at_work.attempts) and self._links.name != ROUTER:
+                self.perform([Send(ROUTER, Progress(felled=felled))])
             raise error
         log.error("%s has failed at an event of one request, and gives it up", self._links.name, exc_info=error)
         return commands

@@ -22,8 +22,8 @@ TOPOLOGIES = thinned(["1+1", "colocated", "2xcolocated"], usual=1)
 KINDS = thinned(
     [
         *(("sixth decode on", "SIGKILL"), ("first chunk", "SIGSEGV"), ("sampling", "exit 0"), ("last decode", "panic")),
-        # Not "router: Submit": a router that has just started may lose its last words, and then a fourth one dies.
         *(("worker: StepDone", "error"), ("owner: Opened", "error")),
+        *(("router: Submit", "SIGKILL"), ("router: placing", "exit 0")),
         *(("frame out", "error"), ("detokeniser", "panic")),
     ],
     usual=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.core import Role
+from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import AttemptLost, Cancel, Figures, Heartbeat, Inquire, Members, Message, Submit
@@ -25,17 +26,19 @@ def beat(name: str, incarnation: int = 1) -> Message:
     return Heartbeat(member(name, incarnation))
 
 
-def recovering(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS) -> RouterCore:
+def recovering(
+    names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS, at_work: AtWork | None = None
+) -> RouterCore:
     """Return a router that has gathered these members, and asks each which requests it holds."""
-    router = RouterCore(ROUTER_MEMBER, limits, 0.0)
+    router = RouterCore(ROUTER_MEMBER, limits, 0.0, at_work)
     for name in names:
         assert router.handle(said(name, beat(name)), 0.1) == []
     router.handle(TimerFired("gathered"), GATHERED_AT)
     return router
 
 
-def serving(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS) -> RouterCore:
-    router = recovering(names, limits)
+def serving(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS, at_work: AtWork | None = None) -> RouterCore:
+    router = recovering(names, limits, at_work)
     assert router.handle(TimerFired("recovered"), RECOVERED_AT) == ([REBUILT] if "gateway-0" in names else [])
     return router
 

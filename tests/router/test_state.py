@@ -9,17 +9,20 @@ import pytest
 
 from alignedserve.core import Rejection, Request, Role, ServiceClass, Slo
 from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
-from alignedserve.protocol.last_words import FailedAt
 from alignedserve.protocol.messages import (
     AskDecisions,
+    Attempt,
     AttemptLost,
     Backlog,
     Cancel,
     Decisions,
+    Declare,
     Died,
     Infeasible,
+    Message,
     Prefill,
     Progress,
     Refused,
@@ -105,16 +108,36 @@ class TestRoad:
 
     def test_where_it_fails_to_place_a_request_it_names_that_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Else the request of whatever event it heard would be charged with its death."""
-        router = serving(("gateway-0", "pool-0", "decode-0"))
+        at_work = AtWork()
+        router = serving(("gateway-0", "pool-0", "decode-0"), at_work=at_work)
         router.handle(said("gateway-0", Submit(A)), 3.0)
 
         def fails(*_: object) -> None:
             raise ZeroDivisionError
 
         monkeypatch.setattr(Placement, "placed", fails)
-        with pytest.raises(FailedAt) as failed:
+        with pytest.raises(ZeroDivisionError):
             router.handle(said("prefill-0", beat("prefill-0")), 3.2)
-        assert failed.value.request == A
+        assert at_work.attempts == (("a", 0),)
+
+    @pytest.mark.parametrize("told", [Submit(A), Declare((A,))])
+    @pytest.mark.parametrize("others", [(), (("b", 0),)])
+    def test_an_attempt_at_which_its_earlier_life_ended_has_a_death_and_is_not_touched(
+        self, told: Message, others: tuple[Attempt, ...]
+    ) -> None:
+        at_work = AtWork()
+        at_work.left = (("a", 0), *others)
+        router = serving(at_work=at_work)
+        charge = Send("gateway-0", AttemptLost("a", 0, died=True, alone=not others))
+        assert router.handle(said("gateway-0", told), 3.0) == [charge]
+        assert router.held["requests"] == 0
+        assert router.handle(said("gateway-0", Submit(next_attempt(A))), 3.1)
+        assert router.held["requests"] == 1
+
+    def test_an_attempt_before_the_present_one_that_ended_a_pool_has_a_death(self, router: RouterCore) -> None:
+        router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)
+        charge = Send("gateway-0", AttemptLost("a", 0, died=True, alone=True))
+        assert router.handle(said("pool-0", Progress(felled=(("a", 0),))), 3.1) == [charge]
 
     def test_a_cancel_of_an_older_attempt_does_not_touch_the_next(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)

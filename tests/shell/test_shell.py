@@ -11,7 +11,8 @@ import pytest
 
 from alignedserve.core import Role, StepPlan, StepResult
 from alignedserve.errors import CastOut
-from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SendKv, SetTimer
+from alignedserve.protocol.at_work import AtWork
+from alignedserve.protocol.commands import Command, CopyOut, Deliver, RunStep, Send, SendKv, SetTimer
 from alignedserve.protocol.events import (
     Closed,
     CopiedOut,
@@ -30,6 +31,7 @@ from alignedserve.protocol.messages import (
     LAUNCHER,
     ROUTER,
     AskPages,
+    Attempt,
     Cancel,
     Died,
     Figures,
@@ -73,10 +75,11 @@ class Bench:
         begin_aside: BeginAside | None = None,
         lives: Sequence[Life] = (),
         give_up_on: Callable[[Event], list[Command] | None] = lambda _: None,
+        at_work: AtWork | None = None,
     ) -> None:
         self.happened: list[object] = []
         clock = Clock(ClockOrigin.read())
-        self.shell = Shell(self, links, clock, hands, begin_aside, lives, give_up_on=give_up_on)
+        self.shell = Shell(self, links, clock, hands, begin_aside, lives, give_up_on=give_up_on, at_work=at_work)
         self._last, self._answer = last, answer
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -172,6 +175,26 @@ def test_a_part_whose_core_fails_ends_and_says_which_request_it_was(
     with pytest.raises(fault):
         Bench(worker, answer=failing_at(Received(ROUTER, Prefill(request()), 1), fault)).run()
     assert wait_for(router, 1) == [Received("decode-0", Progress(felled=(("r", 0),)), 5)]
+
+
+def test_what_a_core_is_working_on_is_noted_until_its_commands_are_done(router: Links, worker: Links) -> None:
+    at_work, noted = AtWork(), list[tuple[Attempt, ...]]()
+
+    def answer(event: Event) -> list[Command]:
+        noted.append(at_work.attempts)
+        return [Deliver("r", (5,), None), AT_ONCE] if isinstance(event, Received) else []
+
+    class Noting(NoHands):
+        def perform(self, command: Command) -> Event | None:
+            noted.append(at_work.attempts)
+            return None
+
+    router.send(worker.name, roll(worker))
+    router.send(worker.name, Prefill(request()))
+    Bench(worker, answer=answer, hands=Noting(), at_work=at_work).run()
+    of_request = (("r", 0),)
+    assert noted[-3:] == [of_request, of_request, ()]
+    assert at_work.attempts == ()
 
 
 def test_a_core_that_gives_a_request_up_goes_on(router: Links, worker: Links) -> None:

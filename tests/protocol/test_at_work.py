@@ -1,4 +1,4 @@
-"""Which requests an event is about, and what a part whose core has failed there says of them."""
+"""Which requests an event is about."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Request
-from alignedserve.protocol.commands import Send
+from alignedserve.protocol.at_work import attempts_of
 from alignedserve.protocol.events import Event, Opened, TimerFired
-from alignedserve.protocol.last_words import FailedAt, attempts_of, last_words, working_on
 from alignedserve.protocol.messages import (
     ROUTER,
     AskPrefix,
-    AttemptLost,
     Commit,
     Declare,
     Missed,
@@ -43,30 +41,10 @@ SECOND: Request = replace(request("s"), owner="jobs-0")
             said("decode-0", Tokens((Output("r", 1, 0, (5,), None), Output("s", 0, 0, (5,), None)))),
             (("r", 1), ("s", 0)),
         ),
+        (said("decode-0", Progress(committed=(("r", 1),), ended=(("s", 0),))), (("r", 1), ("s", 0))),
         (said("decode-0", Missed()), ()),
         (TimerFired("r"), ()),
     ],
 )
 def test_an_event_is_about_the_attempts_that_it_names(event: Event, attempts: tuple[tuple[str, int], ...]) -> None:
     assert attempts_of(event) == attempts
-    told = [Send(ROUTER, Progress(felled=attempts))] if attempts else []
-    assert last_words("pool-0", event) == told
-
-
-def test_a_router_tells_the_owners_who_count_a_death() -> None:
-    assert last_words(ROUTER, said("gateway-0", Submit(FIRST))) == [
-        Send(FIRST.owner, AttemptLost("r", 2, died=True, alone=True))
-    ]
-    assert last_words(ROUTER, said("gateway-0", Declare((FIRST, SECOND)))) == [
-        Send(FIRST.owner, AttemptLost("r", 2, died=True)),
-        Send("jobs-0", AttemptLost("s", 0, died=True)),
-    ]
-    assert last_words(ROUTER, said("decode-0", AskPrefix("r", 4, ()))) == []
-
-
-def test_a_core_that_says_which_request_it_worked_on_charges_no_other() -> None:
-    with pytest.raises(FailedAt) as failed, working_on(FIRST):
-        raise ZeroDivisionError
-    event = said("gateway-0", Submit(SECOND))
-    assert last_words(ROUTER, event, failed.value) == [Send(FIRST.owner, AttemptLost("r", 2, died=True, alone=True))]
-    assert last_words("pool-0", event, failed.value) == [Send(ROUTER, Progress(felled=(("r", 2),)))]
