@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topologies", type=several(str, ALL), default=ALL, help=", ".join(ALL))
     parser.add_argument("--places", type=several(str, names), default=names, help="; ".join(names))
     parser.add_argument("--ways", type=several(str, WAYS), default=WAYS, help=", ".join(WAYS))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after this many minutes")
     parser.add_argument(
         "--times", type=int, default=1, help="trials of each kind in each topology, those before counted"
     )
@@ -91,10 +91,7 @@ def _try(given: argparse.Namespace) -> None:
 def kinds(topology: str, places: Iterable[str], ways: Sequence[str]) -> list[tuple[Place, str]]:
     """Return all kinds of a topology: first each place once, in one way or another, then all again in the next way."""
     there = [place for place in PLACES if place.name in places and topology in place.topologies]
-    shift = ALL.index(topology)
-    return [
-        (place, ways[(at + turn + shift) % len(ways)]) for turn in range(len(ways)) for at, place in enumerate(there)
-    ]
+    return [(place, ways[(PLACES.index(place) + turn) % len(ways)]) for turn in range(len(ways)) for place in there]
 
 
 def append(path: Path, row: Row) -> None:
