@@ -66,9 +66,16 @@ def open_private(path: Path) -> int:
     return fd
 
 
-def take(fd: int, path: Path, within_s: float, told_s: float = TOLD_S, lock: Lock = fcntl.flock) -> None:
+def take(
+    fd: int,
+    path: Path,
+    within_s: float,
+    told_s: float = TOLD_S,
+    lock: Lock = fcntl.flock,
+    waits: Callable[[], None] = lambda: None,
+) -> None:
     """Take the exclusive lock of an open file; raise LockHeld where another process keeps it for longer. A wait of
-    `told_s` is told in the log."""
+    `told_s` is told in the log, and `waits` is called again and again meanwhile."""
     began, is_told = time.monotonic(), False
     while True:
         try:
@@ -84,15 +91,18 @@ def take(fd: int, path: Path, within_s: float, told_s: float = TOLD_S, lock: Loc
         if waited_s >= told_s and not is_told:
             log.warning("waits for the lock %s, which another process has kept for %.0f s", path, waited_s)
             is_told = True
+        waits()
         time.sleep(_LOOK_S)
 
 
 @contextmanager
-def locked(path: Path, within_s: float, told_s: float = TOLD_S) -> Iterator[None]:
+def locked(
+    path: Path, within_s: float, told_s: float = TOLD_S, waits: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Hold the lock of this file of ours, which is made if it is missing."""
     fd = open_private(path)
     try:
-        take(fd, path, within_s, told_s)
+        take(fd, path, within_s, told_s, waits=waits)
         yield
     finally:
         os.close(fd)

@@ -139,8 +139,6 @@ class PoolCore:
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
                 commands += [self._holding(), Send(ROUTER, self._figures())]
-                if felled := self._at_work.left:
-                    commands.append(Send(ROUTER, Progress(felled=felled)))
             case Received(message=Inquire(attempts)):
                 commands += self._answer_inquiry(attempts)
             case Received(sender, Missed()):

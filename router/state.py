@@ -127,8 +127,8 @@ class RouterCore:
                 self._placement.reported(sender, report, now)
             case Received(message=Heartbeat(member, late_s)):
                 commands += [*self._hear_heartbeat(member, now), *self._suspects.hear_late(member, late_s)]
-            case Received(message=Died(name, incarnation)):
-                commands += self._declare_dead(name, incarnation, now, died=True)
+            case Received(message=Died(name, incarnation, felled)):
+                commands += [*self._declare_dead(name, incarnation, now, died=True), *self._charge_all(felled)]
             case Received(message=Retire() as retire):
                 commands += self._retire(retire)
             case Received(message=Cancel(request, attempt)):
@@ -462,11 +462,16 @@ class RouterCore:
             # A request that is unknown to a member may have moved on from there meanwhile.
             if opened is not None and (opened.at == member.name or key in progress.lost):
                 commands += self._give_up(opened)
-        for request, attempt in progress.felled:
-            opened, alone = self._open.get(request), len(progress.felled) == 1
+        return [*commands, *self._charge_all(progress.felled)]
+
+    def _charge_all(self, felled: tuple[Attempt, ...]) -> list[Command]:
+        """Charge attempts at which another part has ended."""
+        commands, alone = list[Command](), len(felled) == 1
+        for request, attempt in felled:
+            opened = self._open.get(request)
             if opened is not None and opened.request.attempt == attempt:
                 commands += self._give_up(opened, died=True, alone=alone)
-            elif opened is not None:  # a pool that was killed says so in its next life: a later attempt has begun
+            elif opened is not None:  # the part had more than its core was working on: a later attempt has begun
                 commands.append(Send(opened.request.owner, AttemptLost(request, attempt, died=True, alone=alone)))
         return commands
 

@@ -62,7 +62,7 @@ def plain_model(place: Place, device: torch.device) -> PlainModel | str | None:
     kept = folder / kept_name(place.folder, dtype)
     refused = kept.with_name(f"{kept.stem}-{place.spec.deployment}.why")
     place.signs.stage(Stage.PLAIN)
-    with one_at_a_time(folder) as takes_turns:
+    with one_at_a_time(folder, place.signs.advance) as takes_turns:
         if (found := _known(kept, refused, device)) is not None:
             return found
         needs = demand(plain(config), model, room, place.folder).weights

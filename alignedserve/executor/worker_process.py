@@ -85,7 +85,7 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
     )
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     part.signs.stage(Stage.TURN)
-    with one_at_a_time(folder):  # two would disturb each other
+    with one_at_a_time(folder, part.signs.advance):  # two would disturb each other
         part.signs.stage(Stage.STEPS)
         return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s, part.incarnation > 1)
 

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from alignedserve.cli.terminal.interrupt import RemembersCtrlC
 from alignedserve.config.choices import LogFormat
@@ -38,6 +39,7 @@ from alignedserve.shell.links import Pulse
 from alignedserve.shell.logs import set_up
 from alignedserve.shell.part import PartSpec
 from alignedserve.shell.signs import SignInbox
+from alignedserve.shell.work_note import note_of, read
 from alignedserve.signs import Sign, Stage
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -314,7 +316,8 @@ class Keeper(ABC):
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
         if ended.part != ROUTER:
             self._end_worker(life.spec.worker)
-            self._to_router.say(Died(life.spec.worker, ended.incarnation))
+            note = note_of(Path(self._config.kvpool.directory), life.spec.deployment, ended.part)
+            self._to_router.say(Died(life.spec.worker, ended.incarnation, read(note)))
         if ends_all:
             say(f"{ended.part} does not stay up; see its log above")
             return ExitCode.BROKEN

@@ -1,12 +1,13 @@
 """Follow the parts by their signs of life: which one is slowest to start, and which one stands still or is silent.
 
-A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. A part that waits
-for others may stand still as long as anything moves; ranks of a worker that all wait for one another may not. Before
+A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. One that waits for
+its turn says so again and again. One that waits for a place has no process yet, and a rank that waits for the others
+cannot say anything: it may stand still, unless all ranks of its worker wait for one another. Before
 the deployment takes requests, a start also fails when no part at all moves for `quiet_s`: then all may wait for
 something that does not come.
 
     decode-0   reads weights ──────────────▶ measures steps ──▶ runs      its sign changes: it may take an hour
-    decode-1   reads weights ──▶ waits for its turn ··············▶       waits for decode-0, which moves
+    decode-1   reads weights ──▶ waits for its turn ──────────────▶       says again and again that it waits
     prefill-0  reads weights, 3.1 of 16.1 GB ····· quiet_s ·····▶ ended
 
 A part that runs goes on giving signs while its loops turn (shell/loop_watch.py). One that is silent for longer than
@@ -130,9 +131,9 @@ class Starts:
         return Still(longest.sign, now - longest.moved_at)
 
     def _moves_since(self, starting: _Starting, now: float) -> float:
-        """Return when the part last moved, or `now` of one that waits for others. Where all ranks of a worker wait for
-        one another, return when the last of them moved."""
-        if not starting.sign.stage.waits:
+        """Return when the part last moved, or `now` of one that waits for a place or for other ranks. Where all ranks
+        of a worker wait for one another, return when the last of them moved."""
+        if starting.sign.stage not in (Stage.PLACE, Stage.RANKS):
             return starting.moved_at
         worker = worker_of(starting.sign.part)
         ranks = [other for other in self._starting.values() if worker_of(other.sign.part) == worker]

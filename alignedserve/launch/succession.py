@@ -39,7 +39,7 @@ from alignedserve.shell.part import PartSpec
 
 log = logging.getLogger(__name__)
 
-OUTLIVE_S = 20.0  # a supervisor starts the next launcher sooner, and a user who has killed one waits no longer
+OUTLIVE_S = 60.0  # on a busy machine a supervisor's next launcher took 17 s to come
 LISTENS_S = 2.0  # a part that lives hears of its launcher's end, and listens, sooner than this
 ENDS_S = 10.0  # for killed processes: a driver may hold one
 _LOCK_S = 30.0  # for the record of a port

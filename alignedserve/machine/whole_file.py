@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -46,8 +46,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def one_at_a_time(directory: Path) -> Iterator[bool]:
-    """Let one process of this machine work on the folder's files at a time, and make the folder.
+def one_at_a_time(directory: Path, waits: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    """Let one process of this machine work on the folder's files at a time, and make the folder. `waits` is called
+    again and again while another one does.
 
     Yield False, without waiting, where the folder cannot be written, or after `TURN_S` in vain. The lock ends with its
     process, however that ends.
@@ -55,7 +56,7 @@ def one_at_a_time(directory: Path) -> Iterator[bool]:
     with ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(directory / ".lock", TURN_S, TURN_S / 30))
+            stack.enter_context(locked(directory / ".lock", TURN_S, TURN_S / 30, waits))
             is_alone = True
         except OSError:
             is_alone = False

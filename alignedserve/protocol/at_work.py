@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from alignedserve.core import Request
 from alignedserve.protocol.events import Event, Received
-from alignedserve.protocol.messages import Attempt, Declare, Progress, Tokens
+from alignedserve.protocol.messages import Attempt, Batch, Declare, Progress, Tokens
 
 
 class AtWork:
     """What a core is working on. The shell notes the attempts that each event is about; a core that goes on with
-    others says so. The shells of a router and a pool keep the note where their next life finds it."""
+    others says so. A worker, a pool and a router keep the note where it outlives their process."""
 
     left: tuple[Attempt, ...] = ()  # what the life before was working on when it ended
 
@@ -42,7 +42,10 @@ def attempts_of(event: Event) -> tuple[Attempt, ...]:
 
 
 def _requests(said: object) -> Sequence[Request]:
-    if isinstance(said, Declare):
-        return said.requests
+    match said:
+        case Declare(requests):
+            return requests
+        case Batch(entries):
+            return [entry.request for entry in entries]
     request = getattr(getattr(said, "entry", said), "request", None)
     return (request,) if isinstance(request, Request) else ()

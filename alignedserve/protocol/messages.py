@@ -133,6 +133,7 @@ class Died:
 
     name: str
     incarnation: int
+    felled: tuple[tuple[str, int], ...] = ()  # attempts that it was working on
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ class Progress:
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_blocks: int = 0
     backlog: Backlog = Backlog()
-    felled: tuple[Attempt, ...] = ()  # the sender's core has failed at an event about them: its process ends
+    felled: tuple[Attempt, ...] = ()  # a process has ended at them, or is about to
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.config.config import Config, parse
-from alignedserve.core import Role
+from alignedserve.core import OWNERS, Role
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command
@@ -33,7 +33,7 @@ from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.loop_watch import LoopWatch
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
-from alignedserve.shell.work_note import WorkNote
+from alignedserve.shell.work_note import WorkNote, note_of
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.sizing.capacity import Capacity, capacity
 from alignedserve.sizing.model_folder import model_folder
@@ -164,10 +164,10 @@ class Part(Place):
 
     @cached_property
     def at_work(self) -> AtWork:
-        """Return the note of what the core is working on. Of a worker that ends its router charges all that it had."""
-        if self.spec.role in (Role.ROUTER, Role.POOL):
-            return WorkNote(self.shared_memory / f"{self.spec.deployment}-{self.spec.name}-work")
-        return AtWork()
+        """Return the note of what the core is working on. An owner that ends leaves no request that could go on."""
+        if self.spec.role in OWNERS:
+            return AtWork()
+        return WorkNote(note_of(self.shared_memory, self.spec.deployment, self.spec.name))
 
     def shell(
         self,

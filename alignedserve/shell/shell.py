@@ -131,6 +131,8 @@ class Shell(TurnLoop):
 
     def _connect(self, member: Member) -> None:
         self._links.connect(member.name, member.address, member.incarnation)
+        if member.name == ROUTER and self._at_work.left:
+            self._send(ROUTER, Progress(felled=self._at_work.left))
 
     def _disconnect(self, name: str) -> None:
         self._links.disconnect(name)

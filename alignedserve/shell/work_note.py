@@ -1,7 +1,8 @@
 """A note in shared memory of what a core is working on, which outlives its process.
 
-A process that was killed, or that was ended because it hung, can say no more at which request. Its next life on this
-machine reads it here: so a request that ends a router or a pool, however it does so, is soon known.
+A process that was killed, or that was ended because it hung, can say no more at which request. Its launcher reads it
+here, and its next life, which may be on another machine than the launcher: so a request that ends its processes,
+however it does so, is soon known.
 
     length, 4 bytes     0: nothing
     attempts, msgpack
@@ -25,14 +26,26 @@ _BYTES = 8192
 _NOTHING = bytes(_LENGTH)
 
 
+def note_of(directory: Path, deployment: str, part: str) -> Path:
+    return directory / f"{deployment}-{part}-work"
+
+
+def read(path: Path) -> tuple[Attempt, ...]:
+    """Return what the part was working on when it ended; nothing where no note of it is on this machine."""
+    try:
+        told = path.read_bytes()
+        return msgspec.msgpack.decode(told[_LENGTH:][: _length(told)], type=tuple[Attempt, ...])
+    except (OSError, msgspec.DecodeError):
+        return ()
+
+
 class WorkNote(AtWork):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         fcntl.flock(self._fd, fcntl.LOCK_SH)  # its launcher, and other deployments, remove files that nobody locks
         os.posix_fallocate(self._fd, 0, _BYTES)
-        self._note = mmap.mmap(self._fd, _BYTES)
-        self.left = self._read()
+        self._note, self.left = mmap.mmap(self._fd, _BYTES), read(path)
         self._note[:_LENGTH] = _NOTHING
 
     def on(self, attempts: tuple[Attempt, ...]) -> None:
@@ -47,9 +60,6 @@ class WorkNote(AtWork):
             note[_LENGTH : _LENGTH + len(told)] = told
             note[:_LENGTH] = len(told).to_bytes(_LENGTH, "little")
 
-    def _read(self) -> tuple[Attempt, ...]:
-        length = int.from_bytes(self._note[:_LENGTH], "little")
-        try:
-            return msgspec.msgpack.decode(self._note[_LENGTH : _LENGTH + length], type=tuple[Attempt, ...])
-        except msgspec.DecodeError:
-            return ()
+
+def _length(told: bytes) -> int:
+    return int.from_bytes(told[:_LENGTH], "little")

@@ -210,11 +210,12 @@ class TestFailures:
         assert progress(commands, "returned") == [("a", 0)]
         assert worker.held == NOTHING_HELD
 
-    def test_with_its_source_it_is_lost(self, worker: DecodeCore) -> None:
+    def test_with_its_source_it_is_lost_and_may_be_why(self, worker: DecodeCore) -> None:
+        """The router knows the request to be here: else a request that ends each sender would go on for ever."""
         offered(worker, IN_A)
         assert worker.handle(MemberLost(PREFILL), 0.0) == []
         assert worker.held["blocks"] == 2, "the transfer has not ended"
-        assert progress(received(worker, intact=False), "lost") == [("a", 0)]
+        assert progress(received(worker, intact=False), "felled") == [("a", 0)]
         assert worker.held == NOTHING_HELD
 
     def test_a_request_that_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from alignedserve.core import Due, Usage
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import HolderGone, LinkGap, MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.figures import PagesFor
@@ -80,13 +79,6 @@ def test_pages_are_leased_in_the_order_of_asking(pool: PoolCore) -> None:
         leases("prefill-2", 3),
         leases("prefill-0", number=3),
     ]
-
-
-def test_it_says_at_which_attempts_its_earlier_life_ended() -> None:
-    at_work = AtWork()
-    at_work.left = (("a", 0),)
-    core = PoolCore(4, 4, at_work=at_work)
-    assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0)[-1] == Send(ROUTER, Progress(felled=(("a", 0),)))
 
 
 class TestAsks:

@@ -182,8 +182,10 @@ def test_a_turn_that_does_not_come_is_not_waited_for_for_ever(
     monkeypatch.setattr(whole_file, "TURN_S", 0.05)
     with one_at_a_time(tmp_path) as is_alone:
         assert is_alone
-    with held_by_another(tmp_path / ".lock"), one_at_a_time(tmp_path) as is_alone:
+    waits = list[None]()
+    with held_by_another(tmp_path / ".lock"), one_at_a_time(tmp_path, lambda: waits.append(None)) as is_alone:
         assert not is_alone
+    assert waits, "whoever waits says so meanwhile"
     assert "no turns are taken" in caplog.text
     with held_by_another(tmp_path), one_at_a_time(tmp_path) as is_alone:  # a neighbour, as it was before
         assert is_alone

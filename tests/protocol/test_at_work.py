@@ -12,6 +12,7 @@ from alignedserve.protocol.events import Event, Opened, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
     AskPrefix,
+    Batch,
     Commit,
     Declare,
     Missed,
@@ -41,6 +42,7 @@ SECOND: Request = replace(request("s"), owner="jobs-0")
             said("decode-0", Tokens((Output("r", 1, 0, (5,), None), Output("s", 0, 0, (5,), None)))),
             (("r", 1), ("s", 0)),
         ),
+        (said("pool-0", Batch((entry(FIRST, [1]), entry(SECOND, [2])))), (("r", 2), ("s", 0))),
         (said("decode-0", Progress(committed=(("r", 1),), ended=(("s", 0),))), (("r", 1), ("s", 0))),
         (said("decode-0", Missed()), ()),
         (TimerFired("r"), ()),

@@ -13,6 +13,7 @@ from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import (
+    LAUNCHER,
     AskDecisions,
     Attempt,
     AttemptLost,
@@ -138,6 +139,13 @@ class TestRoad:
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)
         charge = Send("gateway-0", AttemptLost("a", 0, died=True, alone=True))
         assert router.handle(said("pool-0", Progress(felled=(("a", 0),))), 3.1) == [charge]
+
+    def test_what_a_worker_was_offered_when_it_ended_has_a_death(self, router: RouterCore) -> None:
+        """The request is still at its prefill worker, which would offer it to the next one."""
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        died = router.handle(said(LAUNCHER, Died("decode-0", 1, felled=(("a", 0),))), 3.1)
+        assert Send("gateway-0", AttemptLost("a", 0, died=True, alone=True)) in died
+        assert router.held["requests"] == 0
 
     def test_a_cancel_of_an_older_attempt_does_not_touch_the_next(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)

@@ -197,6 +197,14 @@ def test_what_a_core_is_working_on_is_noted_until_its_commands_are_done(router: 
     assert at_work.attempts == ()
 
 
+def test_a_part_says_at_which_attempts_its_earlier_life_ended(router: Links, worker: Links) -> None:
+    at_work = AtWork()
+    at_work.left = (("r", 0),)
+    router.send(worker.name, roll(router, worker))
+    Bench(worker, answer=lambda _: [AT_ONCE], at_work=at_work).run()
+    assert wait_for(router, 1) == [Received("decode-0", Progress(felled=(("r", 0),)), 5)]
+
+
 def test_a_core_that_gives_a_request_up_goes_on(router: Links, worker: Links) -> None:
     failed = Received(ROUTER, Prefill(request()), 1)
     router.send(worker.name, roll(worker))

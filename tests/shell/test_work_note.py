@@ -11,7 +11,7 @@ import pytest
 
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.protocol.messages import Attempt
-from alignedserve.shell.work_note import MOST_NAMED, WorkNote
+from alignedserve.shell.work_note import MOST_NAMED, WorkNote, read
 
 TWO = (("chat-\u00e4", 3), ("s", 0))
 
@@ -33,6 +33,7 @@ def life(path: Path, *noted: tuple[Attempt, ...]) -> None:
 def test_the_next_life_reads_what_a_killed_one_was_working_on(tmp_path: Path) -> None:
     path = tmp_path / "work"
     life(path, (("earlier", 0),), TWO)
+    assert read(path) == TWO
     assert WorkNote(path).left == TWO
     assert WorkNote(path).left == (), "it is charged once"
 
@@ -64,6 +65,10 @@ def test_no_other_deployment_removes_it_while_its_process_lives(tmp_path: Path) 
     assert remove_stale(tmp_path, "work") == ()
     note.on(TWO)
     assert WorkNote(tmp_path / "work").left == TWO
+
+
+def test_of_a_part_on_another_machine_nothing_is_known(tmp_path: Path) -> None:
+    assert read(tmp_path / "work") == ()
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
