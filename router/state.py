@@ -189,9 +189,9 @@ class RouterCore:
 
     def _hear_heartbeat(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
-            self._suspects.forgive(member.name)
+            forgiven = self._suspects.forgive(member.name)
             # The member was only frozen: a roll that does not name it tells it that it was given up.
-            return [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
+            return forgiven if self._recovery.is_gathering else [*forgiven, self._roll.roll_for(member)]
         known = self._roll.get(member.name)
         if known is not None and known.incarnation > member.incarnation:
             return []
@@ -287,17 +287,17 @@ class RouterCore:
         """Give up the requests of a lost worker or pool, and cancel those of a lost owner."""
         commands: list[Command] = []
         is_worker, alone = member.role in WORKERS, self._placement.num_at(member.name) == 1
-        charges: list[Command] = []
+        charges: list[tuple[str, AttemptLost]] = []
         self._placement.renewed(member.name)
         self._recovery.lost(member.name)
         for opened in list(self._open):
             if opened.request.owner == member.name:
                 commands += self._cancel_open(opened)
             elif opened.at == member.name:
-                has_ended, request = died and is_worker, opened.request
-                charges.append(Send(request.owner, AttemptLost(request.id, request.attempt, died=True, alone=alone)))
-                commands += self._give_up(opened, has_ended, has_ended and alone)
-        self._suspects.ended(member, None if died else charges)
+                request = opened.request
+                charges.append((request.owner, AttemptLost(request.id, request.attempt, died=True, alone=alone)))
+                commands += self._give_up(opened, died, alone, not died) if is_worker else self._give_up(opened)
+        self._suspects.ended(member, None if died else charges, now)
         if member.role is Role.POOL:  # prefill workers may have sent it requests that it never reported
             self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
@@ -431,11 +431,13 @@ class RouterCore:
         self._remove(opened, State.CANCELLED, Fact.CANCELLED)
         return self._cancel_everywhere(opened.request.id, opened.request.attempt)
 
-    def _give_up(self, opened: OpenRequest, died: bool = False, alone: bool = False) -> list[Command]:
+    def _give_up(
+        self, opened: OpenRequest, died: bool = False, alone: bool = False, silent: bool = False
+    ) -> list[Command]:
         """Give up the attempt: its owner hears of it and submits the next one."""
         self._remove(opened, State.LOST, Fact.LOST)
         request = opened.request
-        lost = Send(request.owner, AttemptLost(request.id, request.attempt, died, alone))
+        lost = Send(request.owner, AttemptLost(request.id, request.attempt, died, alone, silent))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
@@ -534,7 +536,7 @@ class RouterCore:
         here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         if self._recovery.is_on:
             return []  # the owner will declare them
-        lost = [key for key in attempts if self._open.is_unknown(key)]
+        lost = [key for key in attempts if self._open.is_unknown(key) and not self._suspects.is_uncertain(key, now)]
         return [*(Send(owner, AttemptLost(*key)) for key in lost), *self._inquire(here, now)]
 
     def _repair_link(self, member: Member, now: float) -> list[Command]:

@@ -12,16 +12,18 @@ the worker that has the fewest requests gives up what it has. Nothing is placed 
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from alignedserve.core import WORKERS, Request, Role
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import Member, Reserve, StepLate
+from alignedserve.protocol.messages import Attempt, AttemptLost, Member, Reserve, StepLate
 from alignedserve.router.lifecycle import OpenRequest, OpenRequests
 from alignedserve.router.members import Roll
 from alignedserve.router.placing.placement import Placement
 
 TRIED_TOGETHER = 16  # requests of a class with one death, for each worker: those that its death would charge again
 SUSPECT_WAITS_S = 2.0  # for a worker that is empty; then one is emptied for it ...
+UNCERTAIN_S = 60.0  # a launcher ends silent workers sooner, and hears of their ends
 BACK_S = 120.0  # ... but not so soon after a decode worker was lost: it comes back, and is empty then
 
 
@@ -29,7 +31,8 @@ class Suspects:
     def __init__(self, roll: Roll, opened: OpenRequests, placement: Placement, retiring: Set[str]) -> None:
         self._roll, self._open, self._placement, self._retiring = roll, opened, placement, retiring
         self._lost_at: dict[str, float] = {}  # decode worker that is gone, and did not retire -> since when
-        self._uncharged: dict[str, list[Command]] = {}  # silent worker -> what to say if its process has ended
+        # silent worker -> since when, and what to say to whom if its process has ended
+        self._uncharged: dict[str, tuple[float, list[tuple[str, AttemptLost]]]] = {}
         self._late: set[str] = set()  # workers whose present step is late
         self._reserved: Member | None = None  # the worker that suspects run on
         self._is_ready = False  # whether that worker has said what it holds, and that nothing more joins
@@ -47,19 +50,27 @@ class Suspects:
         if worker.role is Role.DECODE and worker.name not in self._retiring:
             self._lost_at[worker.name] = now
 
-    def ended(self, member: Member, charges: list[Command] | None) -> None:
+    def ended(self, member: Member, charges: list[tuple[str, AttemptLost]] | None, now: float) -> None:
         """Forget a life of the member. `charges` are what to say if its process, that was only silent, has ended."""
         self._late.discard(member.name)
         self._told.pop(member.name, None)
         if member.role in WORKERS and charges is not None:
-            self._uncharged[member.name] = charges
+            self._uncharged[member.name] = now, charges
 
     def charge(self, name: str) -> list[Command]:
         """Tell owners that a worker which was silent has ended: it was not cut off, and its requests have a death."""
-        return self._uncharged.pop(name, [])
+        _, charges = self._uncharged.pop(name, (0.0, []))
+        return [Send(owner, lost) for owner, lost in charges]
 
-    def forgive(self, name: str) -> None:
-        self._uncharged.pop(name, None)
+    def forgive(self, name: str) -> list[Command]:
+        """Tell owners that a worker which was silent lives: it was only cut off."""
+        _, charges = self._uncharged.pop(name, (0.0, []))
+        return [Send(owner, replace(lost, died=False)) for owner, lost in charges]
+
+    def is_uncertain(self, attempt: Attempt, now: float) -> bool:
+        """Return whether it may still turn out that the worker which had this attempt has ended."""
+        recent = (charges for since, charges in self._uncharged.values() if now - since < UNCERTAIN_S)
+        return any((lost.request, lost.attempt) == attempt for charges in recent for _, lost in charges)
 
     def hear_late(self, member: Member, late_s: float) -> list[Command]:
         """Place nothing on a worker while its step is late: it ends itself soon, unless the step ends yet."""

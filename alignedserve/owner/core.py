@@ -75,6 +75,7 @@ class OwnedRequest:
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row that brought no token
     charged_attempt: int = -1  # the last attempt that was charged with a death
+    may_be_culprit: bool = False  # whether it is one if the worker of that attempt has ended
     num_passed: int = 0  # workers that ended when it had passed the place of the death before
     num_deaths: int = 0  # workers that ended in a row while they had it, each at about the same place ...
     died_at: int = 0  # ... which is that of the last death: the tokens that it had
@@ -174,8 +175,8 @@ class OwnerCore:
                 return self._resume(opened, now)
             case Received(sender, Tokens(outputs)):
                 return self._arrived(sender, outputs, now)
-            case Received(message=AttemptLost(request, attempt, died, alone)):
-                return self._lost(request, attempt, died, alone)
+            case Received(message=AttemptLost(request, attempt, died, alone, silent)):
+                return self._lost(request, attempt, died, alone, silent)
             case Received(message=Refused(request, attempt) as refused) if self._is_current(request, attempt):
                 del self._open[request]
                 return [Reject(request, refused.reason, refused.why, refused.retry_after_s)]
@@ -336,16 +337,22 @@ class OwnerCore:
             return []
         return self._lost(request, opened.request.attempt)
 
-    def _lost(self, request: str, attempt: int, died: bool = False, alone: bool = False) -> list[Command]:
+    def _lost(
+        self, request: str, attempt: int, died: bool = False, alone: bool = False, silent: bool = False
+    ) -> list[Command]:
         opened = self._open.get(request)
         if opened is None or attempt > opened.request.attempt:
             return []
-        is_current, is_new = attempt == opened.request.attempt, attempt > opened.charged_attempt
-        if died and is_new:
+        is_current = attempt == opened.request.attempt
+        if (died or silent) and attempt > opened.charged_attempt:
             opened.charged_attempt, was_watched = attempt, opened.is_watched
             opened.count_death()
-            if alone and (was_watched or opened.num_deaths > SUSPECT_DEATHS):
+            opened.may_be_culprit = alone and (was_watched or opened.num_deaths > SUSPECT_DEATHS)
+        if opened.may_be_culprit and attempt == opened.charged_attempt:
+            if died:
                 return self._convict(opened)
+            if silent:
+                return []  # until the router knows whether the worker has ended
         if not is_current:  # the worker was silent, and the next attempt began before its death was known
             must_run_alone = opened.num_charged >= SUSPECT_DEATHS and not opened.request.is_suspect
             return self._go_on(opened) if must_run_alone and not opened.is_paused else []
@@ -382,10 +389,11 @@ class OwnerCore:
     # worker had is charged with a death, since nobody knows whose it was. With one death the request runs among others,
     # but the router starts few of those at a time. With the second one in a row it is a suspect: the router runs it
     # alone. One that was unlucky soon passes the place of its last death, and is acquitted. One whose worker ends again
-    # at that place, while it has no other request, is the culprit. A death at another place, or beside other requests,
-    # proves nothing: workers are killed for other reasons too. Among many culprits an innocent request may see ten
-    # deaths, each further on. From then on it runs alone until its end, in turns with other suspects, and its next
-    # death is its own.
+    # at that place, while it has no other request, is the culprit. A worker that falls silent counts as one that has
+    # ended, or a request that hangs its workers would hang them all before the first is ended; but nobody is the
+    # culprit before the end is known. A death at another place, or beside other requests, proves nothing: workers are
+    # killed for other reasons too. Among many culprits an innocent request may see ten deaths, each further on. From
+    # then on it runs alone until its end, in turns with other suspects, and its next death is its own.
 
     def _acquit(self, opened: OwnedRequest) -> list[Command]:
         """Forget the deaths. A suspect goes on among others, in its next attempt: the next suspect gets its worker."""

@@ -190,6 +190,7 @@ class AttemptLost:
     attempt: int
     died: bool = False  # the process of the worker that had it has ended
     alone: bool = False  # ... and that worker had nothing else
+    silent: bool = False  # the worker may have ended, or be cut off: the router says so again once it knows
 
 
 @dataclass(frozen=True, slots=True)

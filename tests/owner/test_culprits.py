@@ -50,9 +50,12 @@ class Story:
         self.num_tokens += count
         return self._note(self.owner.handle(said("decode-0", Tokens((output,))), 0.0))
 
-    def loses(self, died: bool = True, alone: bool = False) -> list[Command]:
-        lost = AttemptLost("r", self.current.attempt, died, alone)
+    def loses(self, died: bool = True, alone: bool = False, silent: bool = False) -> list[Command]:
+        lost = AttemptLost("r", self.current.attempt, died, alone, silent)
         return self._note(self.owner.handle(said(ROUTER, lost), 0.0))
+
+    def loses_later(self, attempt: int) -> list[Command]:
+        return self._note(self.owner.handle(said(ROUTER, AttemptLost("r", attempt, died=True, alone=True)), 0.0))
 
 
 def test_a_request_at_which_the_owner_fails_is_given_up_and_no_other() -> None:
@@ -98,6 +101,24 @@ def test_the_third_death_at_about_one_place_ends_the_request_if_it_was_alone(eac
     assert cancelled == Send(ROUTER, Cancel("r", 2))
     assert isinstance(rejected, Reject)
     assert (rejected.reason, story.owner.num_open) == (Rejection.CULPRIT, 0)
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_of_the_third_worker_that_falls_silent_it_waits_for_what_becomes_of_it(has_ended: bool) -> None:
+    """Else a request that hangs its workers would hang one after the other before the first of them is ended."""
+    story = Story()
+    for num_deaths in (1, 2):
+        story.loses(died=False, silent=True)
+        assert story.current.deaths == num_deaths
+        assert story.loses_later(num_deaths - 1) == [], "which was charged already"
+    assert story.loses(died=False, alone=True, silent=True) == []
+    told = story.loses(died=has_ended, alone=True)
+    if has_ended:
+        assert isinstance(told[-1], Reject)
+        assert (told[-1].reason, story.owner.num_open) == (Rejection.CULPRIT, 0)
+    else:
+        assert told == [Send(ROUTER, Submit(story.current))]
+        assert story.current.attempt == 3
 
 
 def test_a_death_among_others_ends_no_request() -> None:

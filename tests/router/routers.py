@@ -81,8 +81,10 @@ def inquiry(holder: str, *names: str, attempt: int = 0) -> Command:
     return Send(holder, Inquire(tuple((name, attempt) for name in names)))
 
 
-def lost_to_owner(name: str, attempt: int = 0, *, died: bool = False, alone: bool = False) -> Command:
-    return Send("gateway-0", AttemptLost(name, attempt, died, alone))
+def lost_to_owner(
+    name: str, attempt: int = 0, *, died: bool = False, alone: bool = False, silent: bool = False
+) -> Command:
+    return Send("gateway-0", AttemptLost(name, attempt, died, alone, silent))
 
 
 def submit(router: RouterCore, *names: str, now: float = 3.0) -> None:

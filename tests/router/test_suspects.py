@@ -16,6 +16,7 @@ from alignedserve.protocol.messages import (
     Died,
     Heartbeat,
     Holding,
+    Inquire,
     Prefill,
     Progress,
     Reserve,
@@ -23,7 +24,7 @@ from alignedserve.protocol.messages import (
     Submit,
 )
 from alignedserve.router.state import RouterCore
-from alignedserve.router.suspects import BACK_S, SUSPECT_WAITS_S, TRIED_TOGETHER
+from alignedserve.router.suspects import BACK_S, SUSPECT_WAITS_S, TRIED_TOGETHER, UNCERTAIN_S
 from tests.router.routers import LIMITS, RECOVERED_AT, beat, lost_to_owner, recovering, serving
 from tests.samples import member, request, said
 
@@ -260,18 +261,27 @@ def falls_silent(router: RouterCore) -> list[Command]:
 def test_a_silent_worker_whose_process_has_ended_is_charged_then() -> None:
     router = colocated("decode-0")
     submits(router, Submit(request("a")))
-    assert lost_to_owner("a") in falls_silent(router)
+    assert lost_to_owner("a", alone=True, silent=True) in falls_silent(router)
+    asks = said("gateway-0", Inquire((("a", 0),)))
+    assert router.handle(asks, NOW + 11.0) == [], "it may still turn out"
     charged = lost_to_owner("a", died=True, alone=True)
     assert router.handle(said("launcher", Died("decode-0", 1)), 2 * NOW) == [charged]
     assert router.handle(said("launcher", Died("decode-0", 1)), 2 * NOW) == []
 
 
-def test_a_silent_worker_that_is_heard_again_is_charged_for_nothing() -> None:
+def test_a_silent_worker_that_is_heard_again_has_ended_for_nobody() -> None:
     router = colocated("decode-0")
     submits(router, Submit(request("a")))
-    assert lost_to_owner("a") in falls_silent(router)
-    router.handle(said("decode-0", beat("decode-0")), 2 * NOW)
+    falls_silent(router)
+    assert lost_to_owner("a", alone=True) in router.handle(said("decode-0", beat("decode-0")), 2 * NOW)
     assert router.handle(said("launcher", Died("decode-0", 1)), 2 * NOW) == []
+
+
+def test_what_becomes_of_a_silent_worker_is_not_waited_for_for_ever() -> None:
+    router = colocated("decode-0")
+    submits(router, Submit(request("a")))
+    falls_silent(router)
+    assert router.handle(said("gateway-0", Inquire((("a", 0),))), NOW + 20.0 + UNCERTAIN_S) == [lost_to_owner("a")]
 
 
 def test_a_suspect_that_has_had_its_turn_goes_behind_those_that_wait() -> None:
