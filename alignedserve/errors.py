@@ -25,6 +25,7 @@
     ├── StoreError            files and jobs cannot be read or written: the store or its disk; a later try may succeed
     │   ├── StoreFull         no space is left for them
     │   ├── StoreUnfit        a later version of AlignedServe has changed the store, or its address is of another kind
+    │   ├── StoreRefused      the store refuses the user or password: the user's fault
     │   ├── BytesGone         a file has its record, but not its bytes: they were removed by other means
     │   ├── Conflict          the record was changed since it was read: read it again
     │   └── Fenced            another job runner has the lease: this runner writes no more
@@ -153,6 +154,10 @@ class StoreTaken(StoreError):
 
 class StoreUnfit(StoreError):
     """The store is there, and this deployment cannot use it as it is named."""
+
+
+class StoreRefused(StoreError):
+    """The store refuses our user or password."""
 
 
 class Conflict(StoreError):

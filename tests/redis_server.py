@@ -16,9 +16,18 @@ from typing import Any
 import pytest
 import redis
 
+from tests.gateway.test_certificate import PEMS
+
 _UNPACKED = Path(__file__).resolve().parents[1] / "build" / "redis" / "usr"
 _START_S = 120.0
 _REPLICATED = ("--save", "", "--repl-diskless-sync-delay", "0")
+PEM = PEMS / "first.pem"  # certificate and key
+_FILES = f"--tls-cert-file {PEM} --tls-key-file {PEM} --tls-ca-cert-file {PEM} --tls-auth-clients no".split()
+
+
+def tls_options(port: int) -> list[str]:
+    """Return the options of a server that speaks TLS at the port, and to other servers."""
+    return ["--tls-port", str(port), *_FILES, "--tls-replication", "yes"]
 
 
 class RedisServer:
@@ -54,8 +63,8 @@ class RedisServer:
 class Servers:
     """A master, two replicas and others, each at a port. They choose another master within about five seconds."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, is_tls: bool = False) -> None:
+        self._folder, self._is_tls = folder, is_tls
         self._program, self._env = _program()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self.servers: list[int] = []  # the master, its replicas
@@ -65,7 +74,8 @@ class Servers:
         own = self._folder / str(port)
         own.mkdir()
         command = [self._program, *([str(conf), "--sentinel"] if conf else [])]
-        command += ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(own), *options]
+        command += ["--port", "0", *tls_options(port)] if self._is_tls else ["--port", str(port)]
+        command += ["--bind", "127.0.0.1", "--dir", str(own), *options]
         self._processes[port] = subprocess.Popen(
             command, env=self._env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -91,8 +101,8 @@ class RedisTrio(Servers):
 
     SERVICE = "jobs"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, is_tls: bool = False) -> None:
+        super().__init__(folder, is_tls)
         ports = free_ports(6)
         self.servers, self.sentinels = ports[:3], ports[3:]
         for port in self.servers:
@@ -109,12 +119,14 @@ class RedisTrio(Servers):
         _wait_until(
             "the Sentinels find each other", lambda: {self._known_to(port) for port in self.sentinels} == {(2, 2)}
         )
-        self.url = f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self.sentinels)}/{self.SERVICE}/0"
+        scheme, options = ("rediss", f"?ssl_ca_certs={PEM}") if is_tls else ("redis", "")
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        self.url = f"{scheme}+sentinel://{hosts}/{self.SERVICE}/0{options}"
 
     def _known_to(self, port: int) -> tuple[int, int]:
         """Return how many replicas and other Sentinels a Sentinel knows."""
         try:
-            with redis.Redis(port=port) as client:
+            with redis.Redis(port=port, ssl=self._is_tls, ssl_cert_reqs="none") as client:
                 known: Any = client.sentinel_master(self.SERVICE)
         except redis.ConnectionError:
             return 0, 0

@@ -1,8 +1,10 @@
 """The connection to Redis: to one server, to the master that Sentinels name, or to the one that a Redis Cluster names.
 
-    redis://HOST:6379/0                                    also rediss:// and unix://
-    redis+sentinel://:PASSWORD@HOST,HOST:26379,HOST/SERVICE/0
-    redis+cluster://:PASSWORD@HOST,HOST:6379,HOST/NAME     also rediss+cluster://, with the options of rediss://
+    redis://HOST:6379/0                                          also rediss:// and unix://
+    redis+sentinel://:PASSWORD@HOST,HOST:26379,HOST/SERVICE/0    also rediss+sentinel://: TLS to servers and Sentinels
+    redis+cluster://:PASSWORD@HOST,HOST:6379,HOST/NAME           also rediss+cluster://
+
+All take the options of rediss://, such as ?ssl_ca_certs=FILE. Sentinels are asked without a password.
 
 Behind Sentinels and in a cluster a write is acknowledged when replicas have it too: a master that dies takes nothing
 with it, and one that is cut off from its replicas acknowledges nothing.
@@ -17,8 +19,9 @@ from __future__ import annotations
 
 import random
 import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection, parse_url
@@ -26,18 +29,45 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelManagedConnection
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, ConnectionError, ResponseError, TimeoutError, TryAgainError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    ConnectionError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
 
 from alignedserve.errors import StoreError, StoreUnfit
 
 ANSWER_S = 5.0  # of a command
 TRIES, FAILOVER_TRIES = 6, 15  # the pauses between all tries take about 6 s, and 24 s, in which a new master is chosen
 REPLICA_MS = 2000  # until a replica has a write
-SENTINEL, SENTINEL_PORT = "redis+sentinel", 26379
-CLUSTER, TLS_CLUSTER, PORT = "redis+cluster", "rediss+cluster", 6379
-ONCE: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
+SENTINELS, SENTINEL_PORT = ("redis+sentinel", "rediss+sentinel"), 26379
+CLUSTERS, PORT = ("redis+cluster", "rediss+cluster"), 6379
 
 Address = tuple[str, int]
+
+
+class LoginRefused(RedisError):
+    """The server refuses the user or password."""
+
+
+class Tries(Retry):
+    """Tries again what failed, but no login that was refused, which redis-py takes for a connection that was lost."""
+
+    async def call_with_retry(self, do: Callable[[], Awaitable[Any]], fail: Any, *more: Any, **options: Any) -> Any:
+        async def end_refused(error: Exception, *number: int) -> None:
+            await fail(error, *number)
+            if isinstance(error, AuthenticationError) or isinstance(error.__cause__, AuthenticationError):
+                raise LoginRefused(str(error)) from error
+
+        return await super().call_with_retry(do, end_refused, *more, **options)
+
+
+ONCE: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Tries(NoBackoff(), 0)}
 
 
 class MasterConnection(SentinelManagedConnection):
@@ -111,7 +141,7 @@ class ClusterPool(ConnectionPool):
 
 def is_replicated(url: str) -> bool:
     """Return whether another server takes over from a master that dies."""
-    return urlsplit(url).scheme in (SENTINEL, CLUSTER, TLS_CLUSTER)
+    return urlsplit(url).scheme in SENTINELS + CLUSTERS
 
 
 def key_prefix(url: str, prefix: str) -> str:
@@ -119,7 +149,7 @@ def key_prefix(url: str, prefix: str) -> str:
 
     The braces make Redis Cluster choose a slot by what they enclose."""
     split = urlsplit(url)
-    name = split.path.strip("/") if split.scheme in (CLUSTER, TLS_CLUSTER) else ""
+    name = split.path.strip("/") if split.scheme in CLUSTERS else ""
     return f"{{{prefix}}}" if name in ("", "0") else f"{{{prefix}/{name}}}"
 
 
@@ -128,40 +158,41 @@ def connect(url: str, prefix: str) -> Redis:
         "decode_responses": True,
         "socket_timeout": ANSWER_S,
         "socket_connect_timeout": ANSWER_S,
-        "retry": Retry(ExponentialBackoff(cap=2.0, base=0.05), FAILOVER_TRIES if is_replicated(url) else TRIES),
+        "retry": Tries(ExponentialBackoff(cap=2.0, base=0.05), FAILOVER_TRIES if is_replicated(url) else TRIES),
         "retry_on_error": [ConnectionError, TimeoutError],
     }
     split = urlsplit(url)
-    if split.scheme == SENTINEL:
+    if split.scheme in SENTINELS:
         return _named_by_sentinels(split, options)
-    if split.scheme in (CLUSTER, TLS_CLUSTER):
+    if split.scheme in CLUSTERS:
         return _named_by_cluster(split, key_slot(prefix.encode()), options)
     return Redis.from_url(url, **options)
 
 
 def _named_by_sentinels(split: SplitResult, options: dict[str, Any]) -> Redis:
     """Return a client that asks the Sentinels for the master each time that it connects."""
-    login, _, hosts = split.netloc.rpartition("@")
-    user, _, password = map(unquote, login.partition(":"))
     service, _, database = split.path.strip("/").partition("/")
     if not service or not (database or "0").isdigit():
-        where = f"{SENTINEL}://{hosts}{split.path}"
+        where = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path}"
         raise StoreError(f"{where} must end with the name of the service: /SERVICE or /SERVICE/0")
-    given: dict[str, Any] = {name: value for name, value in (("username", user), ("password", password)) if value}
-    sentinel = cast(Any, Sentinel)(_addresses(hosts, SENTINEL_PORT), sentinel_kwargs=ONCE, **options)
-    master = sentinel.master_for(service, db=int(database or 0), connection_class=MasterConnection, **given)
+    sentinels, is_tls, given = _parsed(split, SENTINEL_PORT)
+    asking = {name: value for name, value in given.items() if name.startswith("ssl_")}
+    sentinel = cast(Any, Sentinel)(sentinels, sentinel_kwargs={**ONCE, **asking, "ssl": is_tls}, **options)
+    connection = MasterTlsConnection if is_tls else MasterConnection
+    master = sentinel.master_for(service, connection_class=connection, **given, db=int(database or 0))
     return cast(Redis, master)
 
 
 def _named_by_cluster(split: SplitResult, slot: int, options: dict[str, Any]) -> Redis:
     """Return a client that asks the cluster for the master of the slot each time that it connects."""
+    servers, is_tls, given = _parsed(split, PORT)
+    return Redis.from_pool(ClusterPool(servers, slot, is_tls, **options, **given))
+
+
+def _parsed(split: SplitResult, port: int) -> tuple[list[Address], bool, dict[str, Any]]:
+    """Return the addresses that a URL names, whether they speak TLS, and the login and options of the connection."""
     login, at, hosts = split.netloc.rpartition("@")
-    given: dict[str, Any] = dict(parse_url(f"redis://{login}{at}cluster?{split.query}"))
+    given: dict[str, Any] = dict(parse_url(f"redis://{login}{at}host?{split.query}"))
     del given["host"]
-    is_tls = split.scheme == TLS_CLUSTER
-    return Redis.from_pool(ClusterPool(_addresses(hosts, PORT), slot, is_tls, **options, **given))
-
-
-def _addresses(hosts: str, port: int) -> list[Address]:
     parts = [each.partition(":") for each in hosts.split(",")]
-    return [(host, int(own or port)) for host, _, own in parts]
+    return [(host, int(own or port)) for host, _, own in parts], split.scheme.startswith("rediss"), given

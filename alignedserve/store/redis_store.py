@@ -32,9 +32,9 @@ from typing import Any, TypeVar, cast
 import msgspec
 from redis.exceptions import ConnectionError, MovedError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
-from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull, StoreUnfit
+from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull, StoreRefused, StoreUnfit
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
-from alignedserve.store.redis_client import REPLICA_MS, connect, is_replicated, key_prefix
+from alignedserve.store.redis_client import REPLICA_MS, LoginRefused, connect, is_replicated, key_prefix
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
@@ -407,6 +407,9 @@ class RedisStore:
             raise StoreFull(f"{self._where} has no memory left: give Redis more, or delete files") from error
         except (ConnectionError, TimeoutError) as error:
             raise StoreError(f"{self._where} is not reached: {_one_line(error)}") from error
+        except LoginRefused as error:
+            said = f"{self._where} refuses the user or password in jobs.store ({_one_line(error).rstrip('.')})"
+            raise StoreRefused(f"{said}: start with the right ones, redis://USER:PASSWORD@HOST") from error
         except MovedError as error:
             named = "is in a Redis Cluster: name it redis+cluster:// with --jobs-store"
             raise StoreUnfit(f"{self._where} {named}") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.errors import StoreError, StoreFull, StoreTaken, StoreUnfit
+from alignedserve.errors import StoreError, StoreFull, StoreRefused, StoreTaken, StoreUnfit
 from alignedserve.store.blobs import Blobs, Writing, check_writable, sync_path
 from alignedserve.store.sqlite_store import ANSWER_S, SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
@@ -188,7 +188,8 @@ def check_storage(jobs: JobsConfig, model: str, port: int) -> JobsConfig:
 
 
 async def _look(jobs: JobsConfig, model: str) -> None:
-    """Raise StoreTaken if the store is another model's. If it does not answer, say so: the job runner tries again."""
+    """Raise StoreTaken if the store is another model's, StoreRefused if it refuses the password. If it does not answer,
+    say so: the job runner tries again."""
 
     async def look() -> None:
         storage = await open_storage(jobs, Holder("alignedserve serve", 0, model))
@@ -199,7 +200,7 @@ async def _look(jobs: JobsConfig, model: str) -> None:
 
     try:
         await asyncio.wait_for(look(), LOOK_S)
-    except StoreTaken:
+    except (StoreTaken, StoreRefused):
         raise
     except StoreUnfit as error:
         log.warning("%s; batch jobs wait until then, chats do not", error)

@@ -15,6 +15,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
+from redis.asyncio import Redis
 
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
@@ -573,6 +574,43 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(
 
     service.run(check)
     assert times > 3
+
+
+def test_a_password_that_changes_meanwhile_is_said_once_and_costs_nothing_but_time(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    if config.jobs.store == "sqlite":
+        return  # it has no password
+    monkeypatch.setattr("alignedserve.jobs.actor.RETRY_S", 0.01)
+    gate = asyncio.Event()
+    service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
+    admin = Redis.from_url(config.jobs.store)
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            lines = [line("fast"), *(line(f"slow-{number}", "slow") for number in range(20))]
+            batch = await submit(client, b"\n".join(lines))
+            await until(client, batch["id"], lambda state: state["request_counts"]["completed"] == 1)
+            await admin.config_set("requirepass", "other")
+            await admin.execute_command("CLIENT", "KILL", "SKIPME", "yes")
+            refused = "batch jobs wait: "
+            while not (said := [message for message in caplog.messages if message.startswith(refused)]):
+                await asyncio.sleep(0.01)
+            gate.set()
+            assert "refuses the user or password in jobs.store" in said[0]
+            answer = await client.get(f"/v1/batches/{batch['id']}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+            failed = (await admin.info("commandstats"))["cmdstat_hello"]["failed_calls"]
+            while (await admin.info("commandstats"))["cmdstat_hello"]["failed_calls"] < failed + 10:
+                await asyncio.sleep(0.01)  # it goes on trying
+            assert [message for message in caplog.messages if message.startswith(refused)] == said
+            await admin.config_set("requirepass", "")
+            batch = await ended(client, batch["id"])
+            assert batch["request_counts"] == {"total": 21, "completed": 21, "failed": 0}
+            assert len(await rows(client, batch["output_file_id"])) == 21
+        await admin.aclose()
+
+    service.run(check)
 
 
 @sqlite_only

@@ -13,8 +13,7 @@ from redis.crc import key_slot
 from alignedserve.errors import StoreError, StoreUnfit
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.store import Listing, ListPage
-from tests.gateway.test_certificate import PEMS
-from tests.redis_server import RedisCluster, RedisServer, free_ports
+from tests.redis_server import RedisCluster, RedisServer, free_ports, tls_options
 from tests.store.loading import Load, opened
 from tests.store.test_stores import ME, ids, stored
 
@@ -80,10 +79,8 @@ def test_names_in_a_cluster_keep_deployments_apart(cluster: RedisCluster) -> Non
 
 def test_a_cluster_of_one_server_with_tls_and_a_password_acknowledges_nothing(tmp_path: Path) -> None:
     (port,) = free_ports(1, with_bus=True)
-    pem = str(PEMS / "first.pem")  # certificate and key
-    tls = f"--tls-port {port} --tls-cert-file {pem} --tls-key-file {pem} --tls-ca-cert-file {pem} --tls-auth-clients no"
     clustered = "--cluster-enabled yes --tls-cluster yes --requirepass sécret"
-    server = RedisServer(tmp_path, *tls.split(), *clustered.split())
+    server = RedisServer(tmp_path, *tls_options(port), *clustered.split())
 
     async def check() -> None:
         by_socket = Redis.from_url(server.url, password="sécret")

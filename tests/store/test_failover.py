@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from alignedserve.errors import StoreError
+from alignedserve.errors import StoreError, StoreRefused
 from alignedserve.store import redis_client
 from alignedserve.store.redis_store import RedisStore
 from tests.redis_server import RedisCluster, RedisTrio, Servers
 from tests.store.loading import Load, opened
 from tests.store.test_stores import ME, stored
 
+STARTS = {"sentinels": RedisTrio, "sentinels with TLS": partial(RedisTrio, is_tls=True), "cluster": RedisCluster}
 
-@pytest.fixture(scope="module", params=["sentinels", "cluster"])
+
+@pytest.fixture(scope="module", params=STARTS)
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Yield servers for all tests: Sentinels take 10 s to know each other. The last test kills the master."""
-    started = (RedisTrio if request.param == "sentinels" else RedisCluster)(tmp_path_factory.mktemp(request.param))
+    started: Servers = STARTS[request.param](tmp_path_factory.mktemp("servers"))
     yield started
     started.kill()
 
@@ -65,6 +68,11 @@ def test_a_master_without_a_replica_acknowledges_nothing(servers: Servers, monke
     asyncio.run(check())
 
 
+def test_a_password_that_servers_refuse_is_said(servers: Servers) -> None:
+    with pytest.raises(StoreRefused, match=r"refuses the user or password in jobs\.store"):
+        asyncio.run(RedisStore.open(servers.url.replace("//", "//nobody:wrong@"), "p"))
+
+
 def test_what_was_acknowledged_is_there_after_a_failover(servers: Servers) -> None:
     async def check() -> None:
         store = await opened(servers, "failover")
@@ -77,7 +85,7 @@ def test_what_was_acknowledged_is_there_after_a_failover(servers: Servers) -> No
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("url", ["redis+sentinel://a,b:1", "redis+sentinel://a/jobs/x"])
+@pytest.mark.parametrize("url", ["redis+sentinel://a,b:1", "rediss+sentinel://:p@a/jobs/x"])
 def test_an_address_without_a_service_says_what_is_missing(url: str) -> None:
     with pytest.raises(StoreError, match=r"must end with the name of the service"):
         redis_client.connect(url, "p")

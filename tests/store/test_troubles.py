@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 import stat
 from contextlib import closing, suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.config.sections import JobsConfig
-from alignedserve.errors import BytesGone, StoreError, StoreFull
+from alignedserve.errors import BytesGone, StoreError, StoreFull, StoreRefused
 from alignedserve.store import redis_client, redis_store
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.redis_store import RedisStore
@@ -281,6 +282,19 @@ def test_a_redis_that_does_not_answer_is_said_at_the_start(tmp_path: Path, caplo
     (line,) = caplog.messages
     assert "127.0.0.1:1" in line
     assert line.endswith("batch jobs wait until it does, chats do not: start it, or name another with --jobs-store")
+
+
+@pytest.mark.parametrize("login", ["", ":wrong@", "nobody:right@"])
+def test_a_password_that_redis_refuses_ends_the_start(login: str, tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, "--requirepass", "right")
+    try:
+        jobs = JobsConfig(store=server.url.replace("//", f"//{login}"), directory=str(tmp_path / "data"))
+        with pytest.raises(StoreRefused) as refused:
+            check_storage(jobs, "demo", 8000)
+    finally:
+        server.kill()
+    said = r"unix:///\S+ refuses the user or password in jobs.store \([^\n]+\): start with the right ones, \S+"
+    assert re.fullmatch(said, str(refused.value))
 
 
 def test_a_store_of_a_later_version_is_said_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
