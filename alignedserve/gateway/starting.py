@@ -82,8 +82,9 @@ class Starter:
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
         """Give the bytes of a body, which count as held inside the block and take their caller's turn; raise if the
-        caller has no place or token left, also for a body that asks for no tokens: it takes a thread."""
+        caller has no request, place or token left, also for a body that asks for no tokens: it takes a thread."""
         tab = tab_of(http)
+        tab.enter()
         tab.admit()
         async with self._bodies.read(http) as sent:
             http.state.body_bytes = len(sent)

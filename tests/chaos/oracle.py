@@ -378,7 +378,7 @@ def _jobs(history: History) -> Iterator[Anomaly]:
 
 
 def _limits(history: History) -> Iterator[Anomaly]:
-    """In any time a key gets a minute's worth, and what has filled up since, of requests and of tokens.
+    """In any time a key gets a minute's worth, and what has filled up since, of requests for tokens and of tokens.
 
     A server counts at some time between call and head, so those count that lie within. Tokens that calls before had
     taken ahead and not used may have come back meanwhile."""
@@ -390,7 +390,7 @@ def _limits(history: History) -> Iterator[Anomaly]:
             worth, back = limit.get(f"{what}_per_minute", math.inf), sum(call.max_tokens for call in open_then)
             taken = 0.0
             for call in (call for call in calls if call.at >= first.at):
-                taken += call.tokens if what == "tokens" else 1
+                taken += call.tokens if what == "tokens" else "question" in call.asked
                 most = worth * (1 + (call.head["at"] - first.at) / 60) + back
                 if taken > most:
                     said = f"{limit['key']} had {taken:.0f} {what}, and {most:.1f} at most"

@@ -288,19 +288,42 @@ class TestOverHttp:
 
     def test_every_answer_says_what_is_left(self, text: TextModel) -> None:
         gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), requests_per_minute=2, tokens_per_minute=6000)
-        answers = [self.complete(gateway, path) for path in ("/v1/completions", "/nowhere", "/v1/completions")]
-        assert [answer.status_code for answer in answers] == [200, 404, 429]
-        for answer, left in zip(answers, (1, 0, 0), strict=True):
+        answers = [self.complete(gateway, path) for path in ("/v1/completions", "/nowhere", *["/v1/completions"] * 2)]
+        assert [answer.status_code for answer in answers] == [200, 404, 200, 429]
+        for answer, left in zip(answers, (1, 1, 0, 0), strict=True):
             assert answer.headers["x-ratelimit-limit-requests"] == "2"
             assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
             assert answer.headers["x-ratelimit-reset-requests"].endswith("s")
             assert answer.headers["x-ratelimit-limit-tokens"] == "6000"
-        assert answers[2].headers["retry-after"] == "30"
-        error = answers[2].json()["error"]
+        assert answers[3].headers["retry-after"] == "30"
+        error = answers[3].json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert error["message"].startswith("this API key is limited to 2 requests in a minute: try again in ")
         used = 6000 - int(answers[1].headers["x-ratelimit-remaining-tokens"])
         assert used == 103  # 3 tokens of the prompt, 100 of the output
+
+    def test_each_body_that_is_read_for_the_model_is_a_request_and_what_only_looks_is_none(
+        self, text: TextModel
+    ) -> None:
+        gateway = self.gateway(text, WritingOwner((5,)), requests_per_minute=1)
+        key = {"Authorization": "Bearer key"}
+        looks = [("GET", "/v1/models"), ("GET", "/v1/models/demo"), ("GET", "/version"), ("DELETE", "/v1/responses/x")]
+
+        def look() -> list[int]:
+            return [gateway.ask(method, path, headers=key).status_code for method, path in looks * 2]
+
+        assert look() == [200, 200, 200, 404] * 2
+        assert self.complete(gateway, max_tokens=1).status_code == 200
+        texts = (
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/responses",
+            "/v1/messages",
+            "/v1/embeddings",
+            "/tokenize",
+        )
+        assert [self.complete(gateway, path).status_code for path in texts] == [429] * len(texts)
+        assert look() == [200, 200, 200, 404] * 2
 
     def test_a_caller_that_has_had_its_tokens_is_refused_before_its_body_is_read(self, text: TextModel) -> None:
         gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), tokens_per_minute=103)

@@ -206,6 +206,25 @@ def test_a_response_in_the_background_pays_as_its_key(
     service.run(check)
 
 
+def test_files_and_batches_are_no_requests_of_the_minute(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that looked at its batch each second used up the requests of its chats, and then saw neither."""
+    monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+    service = Service(text, FakeOwner(hello), config, Limits(requests_per_minute=1))
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            batch = await ended(client, (await submit(client, batch_of("Hi")))["id"])
+            assert len(await rows(client, batch["output_file_id"])) == LINES
+            for path in ("/v1/files", f"/v1/files/{batch['input_file_id']}", "/v1/batches"):
+                assert (await client.get(path)).headers["x-ratelimit-remaining-requests"] == "1"
+            assert [(await chat(client)).status_code for _ in range(2)] == [200, 429]
+            assert (await ended(client, batch["id"]))["status"] == "completed"
+
+    service.run(check)
+
+
 def test_an_uploaded_file_costs_its_key_tokens(
     text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

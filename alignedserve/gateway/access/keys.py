@@ -7,7 +7,7 @@ are needed for passwords only, because people choose them.
       - name: ann                  the owner of files, jobs and limits; it stays when the key is replaced
         hash: sha256:9f86d0...     of the key
         scopes: [generate, batch]  what it may ask for; these two if left out
-        requests_per_minute: 60    over all gateways together; no limit if left out
+        requests_per_minute: 60    to generate or tokenise, over all gateways together; no limit if left out
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
         tokens_per_day: 5000000    likewise, from midnight UTC to the next (budgets.py)
         tokens_per_month: 100000000

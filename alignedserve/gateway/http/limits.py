@@ -1,6 +1,7 @@
 """Hold each caller to its limits: requests and tokens in a minute, requests and log-probabilities at once.
 
-    head read     a request of the minute, a place, and whether a token is left, of its budgets too
+    head read     a request of the minute, a place, and whether a token is left, of its budgets too; nothing of what
+                  only looks or brings: models, files, batches
     body read     a place for each other choice, all log-probabilities and all tokens that the body may cost
     choices end   the tokens that it did not use come back; a body that was refused has used none
     answer ends   the places and the log-probabilities come back; the budgets count what was used
@@ -66,7 +67,8 @@ class Tab:
         self.is_over = False  # whether a limit of its caller was reached
 
     def enter(self) -> None:
-        """Take a request from the caller's limit; raise if none is left."""
+        """Take a request of the minute from the caller's limit, for a body to generate or tokenise; raise if none is
+        left. As at OpenAI, what only looks takes none: who asks for a batch each second would have no chats left."""
         per_minute = self._limits.requests_per_minute
         if per_minute is None:
             return

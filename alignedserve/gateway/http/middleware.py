@@ -77,7 +77,6 @@ class RequestMiddleware:
             if record.path not in PUBLIC:
                 scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers, record.path))
                 record.caller = tab.caller.id
-                tab.enter()
             await self._app(scope, receive, send)
         except (ClientGone, *ENDS):
             raise
