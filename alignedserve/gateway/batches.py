@@ -113,14 +113,14 @@ class BatchRoutes:
     async def list(self, http: HttpRequest) -> Response:
         page, storage = parse_page(http, MOST_LISTED, USUALLY_LISTED), await self._open_storage()
         listing = await storage.store.jobs(caller_of(http).id, page, time.time())
-        counts = {job.id: await _counts(storage, job) for job in (listing.records if listing else ())}
-        return JSONResponse(list_answer(listing, page, lambda job: batch_object(job, counts[job.id])))
+        shown = {job.id: await _shown(storage, job) for job in (listing.records if listing else ())}
+        return JSONResponse(list_answer(listing, page, lambda job: shown[job.id]))
 
     async def get(self, http: HttpRequest) -> Response:
         storage, job = await self._find(http)
         forecast = await storage.store.forecast(job.id) if job.is_open else None
         headers = {} if forecast is None else forecast_headers(forecast)
-        return JSONResponse(batch_object(job, await _counts(storage, job)), headers=headers)
+        return JSONResponse(await _shown(storage, job), headers=headers)
 
     async def cancel(self, http: HttpRequest) -> Response:
         """Cancel an open job; a job that has ended in another way is refused with 409."""
@@ -133,7 +133,7 @@ class BatchRoutes:
                     continue
             elif job.status not in (JobStatus.CANCELLING, JobStatus.CANCELLED):
                 raise ApiError(409, f"{job.id} is {job.status.value}: it cannot be cancelled", code="batch_not_open")
-            return JSONResponse(batch_object(job, await _counts(storage, job)))
+            return JSONResponse(await _shown(storage, job))
         message = f"{http.path_params['id']:.80} cannot be changed now: try again"
         raise ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
 
@@ -163,8 +163,14 @@ def _make_job(body: NewBatch, owner: str, salt: str) -> Job:
     )
 
 
-async def _counts(storage: Storage, job: Job) -> LineCounts:
-    return await storage.store.counts(job.id) if job.is_open else job.counts
+async def _shown(storage: Storage, job: Job) -> dict[str, Any]:
+    """Return a job as clients see it. The store's counts of its lines go as it ends: where there are none, it may have
+    ended since it was read."""
+    counts = await storage.store.counts(job.id) if job.is_open else job.counts
+    if job.is_open and not counts.done:
+        job = await storage.store.job(job.owner, job.id) or job
+        counts = job.counts
+    return batch_object(job, counts)
 
 
 def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:

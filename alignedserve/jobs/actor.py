@@ -28,7 +28,7 @@ from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFil
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
 from alignedserve.gateway.settings import body_limit_bytes
-from alignedserve.jobs.answering import Answering, BatchAnswers, KeyLimited, LineRequest
+from alignedserve.jobs.answering import THREADS, Answering, BatchAnswers, KeyLimited, LineRequest
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.lines import (
     MOST_LINES,
@@ -78,6 +78,7 @@ from alignedserve.owner.shell import Halt, Owner
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
+from alignedserve.shell.bounded_threads import BoundedThreads, WorkTooLong
 from alignedserve.shell.event_loop import ENDS, run_loop
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.job import Job, JobStatus, LineResult, Problem
@@ -127,6 +128,7 @@ class JobRunner:
         self._tasks: _Tasks = {}  # all other tasks
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # job -> results that must be written
         self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
+        self._threads = BoundedThreads(THREADS, "lines")  # read and write them
         self._halt = Halt()
 
     @property
@@ -316,10 +318,10 @@ class JobRunner:
     async def _answer_line(self, command: RunLine) -> None:
         job, number = command.job, command.line
         try:
-            line = await asyncio.to_thread(self._read_line, job, number)
+            line = await self._threads.do(lambda: self._read_line(job, number))
         except BytesGone as error:  # the bytes do not come back, and lines of other jobs must not wait for them
             return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, lost_line(number, str(error))))
-        except StoreError as error:
+        except (StoreError, WorkTooLong) as error:  # a disk that hangs may come back
             self._log_trouble(error)
             return self._deliver(LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=RETRY_S))
         if command.is_given_up:
@@ -344,7 +346,7 @@ class JobRunner:
                 return self._deliver(refused)
             outcome, fault = _line_fault(error)
             answer = AnsweredLine(fault.status, request_id, fault.body)
-        result = await asyncio.to_thread(answered_line, number, line.custom_id, answer)
+        result = await self._threads.do(lambda: answered_line(number, line.custom_id, answer))
         self._deliver(LineEnded(job.id, number, outcome, result))
         return None
 
@@ -387,7 +389,7 @@ class JobRunner:
                 self._log_trouble(error)
                 await asyncio.sleep(RETRY_S)
 
-    def _log_trouble(self, error: StoreError) -> None:
+    def _log_trouble(self, error: StoreError | WorkTooLong) -> None:
         if not self._has_logged_trouble:
             log.error("batch jobs wait: %s", error)
         self._has_logged_trouble = True

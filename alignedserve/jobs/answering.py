@@ -34,6 +34,7 @@ from alignedserve.gateway.vectors.types import EmbeddingRequest
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
+from alignedserve.shell.bounded_threads import BoundedThreads
 from alignedserve.store.job import Endpoint
 from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import TextModel
@@ -43,6 +44,7 @@ T = TypeVar("T")
 
 TIER = "flex"  # the tier of every line, whatever its body asks for
 LINE_AT_ONCE = 32  # choices of a line that run at once
+THREADS = 8  # for the texts of lines
 RUNS_AT = 2  # tokens of output: a request that has them has its place on a decode worker
 _Pieces: TypeAlias = Sequence[AnswerPiece]
 _Shape: TypeAlias = Callable[[Sequence[Request], _Pieces], dict[str, Any]]
@@ -94,6 +96,8 @@ class Answering:
     adapters: Adapters = field(default_factory=Adapters)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_OPEN))  # of all lines' choices
     ledger: Ledger = field(default_factory=Ledger)
+    # Each trial of a grammar has a limit of its own, and may wait for those of the other threads.
+    threads: BoundedThreads = field(default_factory=lambda: BoundedThreads(THREADS, "lines", times=5))
 
     @property
     def models(self) -> Sequence[str]:
@@ -106,7 +110,7 @@ class Answering:
         with self._paying(line) as tab:
             trials: list[float] = []
             try:
-                body, requests, shape = await asyncio.to_thread(self._make_requests, line, trials.append)
+                body, requests, shape = await self.threads.do(lambda: self._make_requests(line, trials.append))
             finally:
                 tab.try_grammars(trials)
             prompt_tokens, choices = sum(len(request.prompt) for request in requests[:: body.n or 1]), len(requests)
@@ -118,12 +122,12 @@ class Answering:
             work = [partial(self._run, body, request, choices, on_running, tab) for request in requests]
             pieces = await all_of([self._in_place(own, run) for run in work])
         self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
-        return await asyncio.to_thread(shape, requests, pieces)
+        return await self.threads.do(lambda: shape(requests, pieces))
 
     async def _embed(self, line: LineRequest) -> dict[str, Any]:
         """Return the embeddings of a line; its requests run until they end, and have no place on the way."""
         with self._paying(line) as tab:
-            body, requests = await asyncio.to_thread(self._make_embedding, line)
+            body, requests = await self.threads.do(lambda: self._make_embedding(line))
             tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
             self.metrics.count_choices(ServiceClass.BE, len(requests))
             own = asyncio.Semaphore(tab.hold_up_to(min(len(requests), LINE_AT_ONCE)))

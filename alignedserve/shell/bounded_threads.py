@@ -1,4 +1,4 @@
-"""Threads for work on what clients send, where one text must not hold up all others for ever.
+"""Threads for work on bodies and lines of batches, where one text must not hold up all others for ever.
 
     work ──▶ a place, of `num` ──▶ a thread ──▶ its result
                      ▲                └─ still not done after its limit: the thread is left behind, its place is free
@@ -34,7 +34,7 @@ class WorkTooLong(AlignedServeError):
 
 class BoundedThreads:
     def __init__(self, num: int, name: str, times: int = 1) -> None:
-        """Do `num` works at once, each for WORK_S so many times at most."""
+        """Do `num` works at once, and give each up after `times` WORK_S."""
         self._free, self._limit_s = asyncio.Semaphore(num), times * WORK_S
         self._left: list[Future[Any]] = []  # work that was given up
         self._threads = ThreadPoolExecutor(num + MOST_LEFT, thread_name_prefix=name)
@@ -50,13 +50,13 @@ class BoundedThreads:
         except asyncio.CancelledError:
             if working.cancelled():
                 raise WorkTooLong(
-                    f"the server has worked on this body for {self._limit_s:.0f} s and gives it up"
+                    f"the server has worked on this text for {self._limit_s:.0f} s and gives it up"
                 ) from None
             raise
 
     def _give_up(self, thread: Future[T], working: asyncio.Future[T]) -> None:
         self._left = [*(each for each in self._left if not each.done()), thread]
-        log.error("work on a body has run for %.0f s: it is given up, and its thread is left behind", self._limit_s)
+        log.error("work on a text has run for %.0f s: it is given up, and its thread is left behind", self._limit_s)
         if len(self._left) == MOST_LEFT:
             log.error("%d threads that were left behind still work: this process ends, and starts again", MOST_LEFT)
             os._exit(ExitCode.WORK_HUNG)

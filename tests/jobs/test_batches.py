@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import httpx
@@ -20,12 +21,12 @@ from redis.asyncio import Redis
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
-from alignedserve.jobs import actor
+from alignedserve.jobs import actor, answering
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import Answering
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Culprit, GivenUp, Overloaded
-from alignedserve.store.job import Job, LineResult
+from alignedserve.store.job import Job, LineCounts, LineResult
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, Store
 from alignedserve.text.text_model import TextModel
@@ -150,6 +151,78 @@ def test_a_line_at_which_the_job_runner_fails_fails_alone(
             (failed,) = await rows(client, batch["error_file_id"])
             assert failed["error"]["code"] == "internal_error"
             assert "line 2" in failed["error"]["message"]
+
+    service.run(check)
+
+
+@sqlite_only
+@pytest.mark.parametrize(
+    ("module", "place", "ends"),
+    [(actor, "read_checked_line", False), (actor, "answered_line", False), (answering, "make_requests", True)],
+)
+def test_a_line_that_hangs_in_a_thread_holds_up_no_other(
+    text: TextModel,
+    hello: tuple[int, ...],
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    module: Any,
+    place: str,
+    ends: bool,
+) -> None:
+    """It held its thread for ever, and its batch never ended. Reading and writing are tried again: disks come back."""
+    monkeypatch.setattr("alignedserve.shell.bounded_threads.WORK_S", 0.2)
+    monkeypatch.setattr(actor, "RETRY_S", 0.01)
+    service, works = Service(text, FakeOwner(hello), config), getattr(module, place)
+    hangs, is_over = Event(), Event()
+
+    def hangs_once(*given: Any) -> Any:
+        if "stuck" in repr(given) and not hangs.is_set():
+            hangs.set()
+            is_over.wait()
+        return works(*given)
+
+    monkeypatch.setattr(module, place, hangs_once)
+
+    async def check() -> None:
+        lines = [line("good"), line("stuck", "stuck"), line("better")]
+        async with service.client() as client, service.running():
+            try:
+                batch = await ended(client, (await submit(client, b"\n".join(lines)))["id"])
+            finally:
+                is_over.set()
+            assert batch["request_counts"] == {"total": 3, "completed": 3 - ends, "failed": int(ends)}
+            errors = await rows(client, batch.get("error_file_id"))
+            assert [row["response"]["body"]["error"]["code"] for row in errors] == ["body_takes_too_long"] * ends
+            assert hangs.is_set()
+
+    service.run(check)
+
+
+@sqlite_only
+def test_a_batch_that_ends_while_it_is_looked_at_has_its_counts(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums go as it ends: a look that came between its record and its sums saw no line done."""
+    counts, looking, has_ended = SqliteStore.counts, list[str](), asyncio.Event()
+
+    async def late(store: SqliteStore, job: str) -> LineCounts:
+        looking.append(job)
+        await has_ended.wait()
+        return await counts(store, job)
+
+    async def check() -> None:
+        async with service.client() as client:
+            batch = await submit(client, line("a"))
+            monkeypatch.setattr(SqliteStore, "counts", late)
+            looks = [asyncio.create_task(client.get(path)) for path in (f"/v1/batches/{batch['id']}", "/v1/batches")]
+            while len(looking) < len(looks):
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(SqliteStore, "counts", counts)
+            async with service.running():
+                await ended(client, batch["id"])
+            has_ended.set()
+            one, (of_all,) = (await looks[0]).json(), (await looks[1]).json()["data"]
+            assert one["request_counts"] == of_all["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
     service.run(check)
 
