@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.lab.benchmarks.common.report import command, several
+from tests.chaos.faults import KINDS
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.table import append, least_tried, num_faults, read, table
 from tests.chaos.trial import run
@@ -30,11 +31,12 @@ STATE = Path("build/chaos.jsonl")
 def _parser() -> argparse.ArgumentParser:
     names = [scenario.name for scenario in SCENARIOS]
     parser = command(__doc__)
-    parser.add_argument("--kills", type=int, help="rounds until the state file has so many kills; default: one round")
+    parser.add_argument("--kills", type=int, help="rounds until the state file has this many kills; default: one round")
     parser.add_argument("--hangs", type=int, help="rounds until it has so many hangs: parts hang beside kills")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after this time")
     parser.add_argument("--no-rest", action="store_true", help="faults do not wait until clients get tokens")
     parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")
+    parser.add_argument("--faults", type=several(str, KINDS), default=KINDS, help=f"kinds: {', '.join(KINDS)}")
     parser.add_argument("--seconds", type=float, default=15.0, help="of faults in a trial")
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each trial")
     parser.add_argument("--new", action="store_true", help="begin the state file again")
@@ -68,7 +70,8 @@ def _try(chosen: list[str], given: argparse.Namespace) -> None:
         if is_done or time.monotonic() >= until:
             return
         scenario = by_name[least_tried(chosen, rows)]
-        scenario = replace(scenario, hangs=given.hangs is not None, rests=not given.no_rest)
+        how = {"hangs": given.hangs is not None, "rests": not given.no_rest, "faults": given.faults}
+        scenario = replace(scenario, **how)
         row = run(scenario, len(rows), given.seconds, given.state.with_suffix(".logs"))
         append(given.state, row)
         print(f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True)

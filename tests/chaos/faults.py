@@ -24,6 +24,10 @@ from tests.power_cut import Power
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk
 
+KINDS = (
+    *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
+    *("launcher kills", "hangs", "torn writes", "no forks", "hung Ray", "one-way cuts"),
+)
 FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a process counts as dead (3 s)
 FULL_S = (0.5, 4.0)
 STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)

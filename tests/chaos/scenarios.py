@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from tests.chaos.absent import Absent
 from tests.chaos.clock import WallClock
 from tests.chaos.faults import (
+    KINDS,
     QUIET_S,
     STILL_S,
     CutWire,
@@ -71,12 +72,15 @@ class Scenario:
     redis: bool = False  # whether jobs are kept there, and not on a small disk
     hangs: bool = False  # whether parts hang beside being killed, and clocks do not step
     rests: bool = True  # whether clients get tokens before some of the faults
+    faults: Sequence[str] = KINDS  # the kinds that strike
     setting: Callable[[Scenario, ExitStack], Stage] = field(kw_only=True)
 
     @contextmanager
     def staged(self) -> Iterator[Stage]:
         with ExitStack() as stack:
-            yield self.setting(self, stack)
+            stage = self.setting(self, stack)
+            stage.faults = [fault for fault in stage.faults if fault.kind in self.faults]
+            yield stage
 
 
 class _Means:

@@ -8,16 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.chaos.faults import KINDS
 from tests.chaos.parts import ROLES
 from tests.chaos.trial import Row
 
 _SUMMED = (
     *("seconds", "streams", "tokens", "wrong", "near_ties", "broken", "refused", "blamed"),
     "false_alarms",
-)
-_KINDS = (
-    *("kills", "freezes", "full disks", "slow disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts"),
-    *("launcher kills", "hangs", "torn writes", "no forks", "hung Ray", "one-way cuts"),
 )
 
 
@@ -70,7 +67,7 @@ def table(rows: Sequence[Row]) -> str:
     totals = [summed(name, [row for row in rows if row.scenario == name]) for name in names]
     everything = summed("all", rows)
     everything.topology, everything.launcher = "", ""
-    kinds = [kind for kind in _KINDS if everything.faults[kind]]
+    kinds = [kind for kind in KINDS if everything.faults[kind]]
     head = [
         *("scenario", "topology", "launcher", "min", *ROLES, *kinds, "streams", "tokens", "wrong"),
         *("near ties", "broken", "refused", "blamed", "false alarms", "noticed s", "pause s", "problems"),
