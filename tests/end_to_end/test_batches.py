@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis.crc import key_slot
 
 from alignedserve.launch.keeper import MOST_QUICK_DEATHS
 from tests.conftest import SOAK
@@ -25,11 +26,12 @@ from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, co
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.patient import ENDED, Patient
 from tests.rare import rare, thinned
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisCluster, RedisServer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.jsonl"
 DONE_S = 1_800.0 if SOAK else 600.0
 LINES = 2_000 if SOAK else 10
+CLUSTER_LINES = 60
 KILLS = 32 if SOAK else 2
 # seconds between two kills of one part: the launcher gives up a part that never lives for longer than 5 s
 APART_S = 6.0
@@ -174,6 +176,40 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
     if killer.chatted:
         chats, tokens = zip(*killer.chatted, strict=True)
         check_greedy(chats, tokens)
+
+
+@rare  # tests/store has clusters whose master dies, and the test above a whole deployment on one Redis
+def test_on_a_cluster_whose_master_dies_every_line_is_answered_once_and_streams_go_on(tmp_path: Path) -> None:
+    cluster, lines = RedisCluster(tmp_path), mixed(CLUSTER_LINES, seed=13, prompts=(3, 200), outputs=(60, 90))
+    chats = [chat for chat in mixed(8, seed=14, outputs=(100, 150)) if chat.stream]
+
+    async def chat_and_kill(url: str) -> list[list[int]]:
+        async with client(url) as http:
+            begun = [await _begun(http, chat) for chat in chats]
+            assert cluster.ask(cluster.servers[0], "COUNTKEYSINSLOT", key_slot(b"{alignedserve}")) > 0
+            looked = await http.get(f"/v1/batches/{id}")
+            assert looked.json()["request_counts"]["completed"] < CLUSTER_LINES, "the batch runs"
+            await asyncio.to_thread(cluster.kill, cluster.servers[0])
+            for chunks, tokens in begun:
+                async for chunk in chunks:
+                    tokens += chunk["choices"][0].get("token_ids") or ()
+        return [tokens for _, tokens in begun]
+
+    try:
+        with deployed("--max-batch", "8", "--jobs-store", cluster.url, topology="1+1") as deployment:
+            patient = Patient(deployment)
+            id = patient.submit(lines)
+            wait_until(lambda: patient.look(id)["request_counts"]["completed"] >= 3, DONE_S, deployment.log)
+            tokens = asyncio.run(chat_and_kill(deployment.url))
+            wait_until(lambda: patient.look(id)["status"] in ENDED, DONE_S, deployment.log)
+            batch, rows = patient.look(id), patient.rows(patient.look(id))
+    finally:
+        cluster.kill()
+    assert batch["request_counts"] == {"total": CLUSTER_LINES, "completed": CLUSTER_LINES, "failed": 0}
+    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in rows}
+    assert len(rows) == len(answers) == CLUSTER_LINES
+    check_greedy(lines, [answers[str(number)]["token_ids"] for number in range(CLUSTER_LINES)])
+    check_greedy(chats, tokens)
 
 
 @rare  # the test above kills it too
