@@ -8,7 +8,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from signal import Signals
 from typing import TypeAlias
@@ -212,8 +211,9 @@ class OnThisMachine(CommandedKeeper):
         specs = tuple(spec for spec in self._specs if spec.role is Role.GATEWAY or spec.worker not in self._retiring)
         found = {name: Process.of(part.pid) for name, part in self._processes.items() if part.pid and not part.is_over}
         processes = {name: process for name, process in found.items() if process is not None}
-        record = Record(me, self._reloading.asked, self._keys, self._newest, specs, processes)
-        self._record.write(replace(record, has_served=self._starts.is_open))
+        asked, has_served = self._reloading.asked, self._starts.is_open
+        record = Record(me, asked, self._keys, self._newest, specs, processes, has_served=has_served)
+        self._record.write(record)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:

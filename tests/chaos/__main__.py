@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [scenario.name for scenario in SCENARIOS]
     parser = command(__doc__)
     parser.add_argument("--kills", type=int, help="rounds until the state file has this many kills; default: one round")
-    parser.add_argument("--hangs", type=int, help="rounds until it has so many hangs: parts hang beside kills")
+    parser.add_argument("--hangs", type=int, help="rounds until it has this many hangs: parts hang beside kills")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after this time")
     parser.add_argument("--no-rest", action="store_true", help="faults do not wait until clients get tokens")
     parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")

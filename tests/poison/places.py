@@ -1,4 +1,4 @@
-"""Where a poisonous request can strike, and in which ways: a kind of poison is a place and a way.
+"""The places where a poisonous request can strike, and the ways: a kind of poison is a place and a way.
 
 A request is recognised by its marks, wherever they stand in what a function is given: its seed and its id, the name of
 its adapter, two tokens of its prompt that no other has, or, in a gateway, the task that answers it. So all places but

@@ -89,8 +89,8 @@ async def _jobs(storage: Storage) -> dict[str, str]:
 
 
 def store(power: Power, life: int, seed: int, kill_at: float = math.inf, tear: float | None = None) -> None:
-    """Let a gateway and a job runner use the store; kill both once the notes have `kill_at` bytes, or first one of them
-    in the middle of a write, of which a share is on the disk."""
+    """Let a gateway and a job runner use the store, and kill both once the notes have `kill_at` bytes. With `tear`,
+    first kill one of them in the middle of a write, when this share of the write is on the disk."""
     command = [sys.executable, "-m", "tests.store.storing", str(power.folder), str(life), str(seed)]
     process = subprocess.Popen(command, env={**os.environ, **power.environment}, start_new_session=True)
     while process.poll() is None:
