@@ -14,8 +14,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import TypeVar
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.shell.exit_code import ExitCode
@@ -36,14 +37,22 @@ class BoundedThreads:
     def __init__(self, num: int, name: str, times: int = 1) -> None:
         """Do `num` works at once, and give each up after `times` WORK_S."""
         self._free, self._limit_s = asyncio.Semaphore(num), times * WORK_S
-        self._left: list[Future[Any]] = []  # work that was given up
+        self._left: list[Event] = []  # each is set when work that was given up has ended
         self._threads = ThreadPoolExecutor(num + MOST_LEFT, thread_name_prefix=name)
 
     async def do(self, work: Callable[[], T]) -> T:
         """Do the work in a thread. Whoever waits for it may leave: its place is free when it has ended."""
         await self._free.acquire()
-        working = asyncio.wrap_future(thread := self._threads.submit(work))
-        limit = asyncio.get_running_loop().call_later(self._limit_s, self._give_up, thread, working)
+        loop, ended = asyncio.get_running_loop(), Event()
+
+        def work_once() -> T:
+            try:
+                return work()
+            finally:
+                ended.set()
+
+        working = loop.run_in_executor(self._threads, work_once)  # in the simulator's loop it ends in virtual time
+        limit = loop.call_later(self._limit_s, self._give_up, ended, working)
         working.add_done_callback(lambda _: (limit.cancel(), self._free.release()))
         try:
             return await asyncio.shield(working)
@@ -54,8 +63,8 @@ class BoundedThreads:
                 ) from None
             raise
 
-    def _give_up(self, thread: Future[T], working: asyncio.Future[T]) -> None:
-        self._left = [*(each for each in self._left if not each.done()), thread]
+    def _give_up(self, ended: Event, working: asyncio.Future[T]) -> None:
+        self._left = [*(each for each in self._left if not each.is_set()), ended]
         log.error("work on a text has run for %.0f s: it is given up, and its thread is left behind", self._limit_s)
         if len(self._left) == MOST_LEFT:
             log.error("%d threads that were left behind still work: this process ends, and starts again", MOST_LEFT)
