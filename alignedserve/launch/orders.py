@@ -16,7 +16,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.launch.keeper import Keeper, say
 from alignedserve.launch.restarting import Act, PartChange, PartIsOver, Restart, Step
 from alignedserve.launch.scaling import change, check
-from alignedserve.protocol.messages import LAUNCHER
+from alignedserve.protocol.messages import LAUNCHER, rank_suffix
 from alignedserve.shell.control import RESTARTED, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.logs import set_up
@@ -147,7 +147,8 @@ class CommandedKeeper(Keeper):
             spare = self._spare_name(self._lives[part].spec.role)
             place = self.make_place(spare) if self._lives[part].spec.role in WORKERS else None
             if place is not None and place.lacks:
-                self.forget(spare)
+                for other in (*place.pools, *(f"{spare}{rank_suffix(rank.rank)}" for rank in self._ranks(part))):
+                    self.forget(other)
                 raise AlignedServeError(f"{place.lacks}; --in-place ends a worker before the next one starts")
             for other in place.pools if place is not None else ():
                 self._add(other)

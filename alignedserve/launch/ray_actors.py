@@ -102,6 +102,7 @@ class OnRay(CommandedKeeper):
         self._calls = BoundedCalls("Ray")
         self._actors: dict[str, Any] = {}
         self._places: dict[str, _NodePlace] = {}
+        self._vacant: list[_NodePlace] = []  # of parts that have gone: reserved as long as their group is
         ending.left = self._alive.copy
 
     def hear_signals(self) -> None:
@@ -176,6 +177,10 @@ class OnRay(CommandedKeeper):
         self._within(self._ray.nodes)  # what follows changes our places, so it is not left to a thread
         placing, role = placing_of(self._ray, self._config, self._types), Role(worker.partition("-")[0])
         parts, pools = placing.parts(role, worker), self._pools()
+        if vacated := next(filter(None, (self._vacated_beside(pool, parts) for pool in pools.values())), None):
+            self._places |= vacated
+            self._vacant = [place for place in self._vacant if place not in vacated.values()]
+            return NewPlace()
         if not pools or (role is Role.PREFILL and placing.may_travel):
             return self._room_for(parts)
         with_room = next((pool for pool in pools.values() if self._has_room(pool, placing.whole(role))), None)
@@ -187,6 +192,17 @@ class OnRay(CommandedKeeper):
         beside = with_room or next(iter(pools.values()))  # where it waits for room
         self._places |= {part: _NodePlace(beside.group, None, needs) for part, needs in parts.items()}
         return NewPlace() if with_room is not None else NewPlace(lacks=waits(parts, self._free()))
+
+    def _vacated_beside(self, pool: _NodePlace, parts: Group) -> dict[str, _NodePlace]:
+        """Return places for the parts that others have left in the pool's group; none where they are not enough."""
+        vacant, found = [place for place in self._vacant if place.group.id == pool.group.id], dict[str, _NodePlace]()
+        for part, needs in parts.items():
+            place = next((place for place in vacant if place.needs == needs), None)
+            if place is None:
+                return {}
+            vacant.remove(place)
+            found[part] = place
+        return found
 
     def _room_for(self, group: Group, *pools: str) -> NewPlace:
         """Reserve room for the group on a node that Ray chooses."""
@@ -375,7 +391,12 @@ class OnRay(CommandedKeeper):
             del self._actors[part]
         super().forget(part)
         place = self._places.pop(part, None)
-        if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
+        if place is None:
+            return
+        if any(other.group.id == place.group.id for other in self._places.values()):
+            self._vacant += [place] if place.bundle is not None else []
+        else:
+            self._vacant = [other for other in self._vacant if other.group.id != place.group.id]
             with suppress(Exception):  # Ray raises errors of many kinds; a group that is left ends with our job
                 self._within(partial(self._ray.util.remove_placement_group, place.group))
 

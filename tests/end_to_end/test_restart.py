@@ -74,8 +74,9 @@ def under_load(deployment: Deployment, act: Callable[[], None]) -> None:
     asyncio.run(run())
 
 
-def parts_of(deployment: Deployment) -> dict[int, str]:
-    parts = {pid: part_of(command) for pid, command in deployment.processes().items()}
+def parts_of(processes: dict[int, str]) -> dict[int, str]:
+    """Return the processes that are parts: pid -> name."""
+    parts = {pid: part_of(command) for pid, command in processes.items()}
     return {pid: part for pid, part in parts.items() if part and part.partition("-")[0] in {*Role}}
 
 
@@ -89,18 +90,18 @@ def restart(deployment: Deployment, *flags: str) -> None:
 def test_the_next_version_takes_over_and_replaces_every_part_under_load() -> None:
     """The launcher ends alone, another one goes on with its parts, and replaces them."""
     with followed(*DRAIN) as deployment:
-        before = parts_of(deployment)
+        before = parts_of(deployment.processes())
 
         def upgrade() -> None:
             left = command("stop", "--launcher", "--port", str(deployment.port))
             assert left.returncode == 0, left.stderr
             assert deployment.ended() == ExitCode.LAUNCHER_GONE
-            assert parts_of(deployment).keys() >= before.keys()
+            assert parts_of(deployment.processes()).keys() >= before.keys()
             deployment.launch_again()
             restart(deployment)
 
         under_load(deployment, upgrade)
-        after = parts_of(deployment)
+        after = parts_of(deployment.processes())
         assert not before.keys() & after.keys()
         assert sorted(after.values()) == ["decode-1", "gateway-1", "jobs-0", "pool-0", "prefill-1", "router"]
 
@@ -109,9 +110,9 @@ def test_the_next_version_takes_over_and_replaces_every_part_under_load() -> Non
 @pytest.mark.parametrize("flags", [(), ("--in-place",)], ids=["spares", "in place"])
 def test_two_gateways_and_two_workers_are_replaced_under_load(flags: tuple[str, ...]) -> None:
     with deployed("--port", str(free_port()), "--gateways", "2", *DRAIN, topology="2xcolocated") as deployment:
-        before = parts_of(deployment)
+        before = parts_of(deployment.processes())
         under_load(deployment, lambda: restart(deployment, *flags))
-        assert not before.keys() & parts_of(deployment).keys()
+        assert not before.keys() & parts_of(deployment.processes()).keys()
         under_load(deployment, lambda: restart(deployment, *flags))
 
 
