@@ -7,11 +7,14 @@ import os
 import socket
 import traceback
 from dataclasses import replace
+from pathlib import Path
 
 from alignedserve.config.config import parse
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
+from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.start import start
 from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.inboxes import PREFIX
 from alignedserve.shell.listener import bind
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, PartSpec, Stoppable
@@ -38,7 +41,10 @@ class PartActor:
         self._spec = replace(self._spec, ranks_at=ranks_at)
         try:
             never_fail_to_print()
-            set_up(parse(self._spec.config).log, self._spec.name)
+            config = parse(self._spec.config)
+            set_up(config.log, self._spec.name)
+            # Where Ray's head is lost, no launcher cleans up; this node may have come after the launcher has started.
+            remove_stale(Path(config.kvpool.directory), PREFIX, living=self._spec.deployment)
             start(self._spec, self._on_start, self._live)
         except (CastOut, DeviceLost, RankLost) as error:
             log.error("%s", error)

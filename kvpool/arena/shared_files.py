@@ -61,10 +61,12 @@ def is_held(directory: Path, name: str) -> bool:
         return held
 
 
-def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
-    """Remove the arenas and holder locks with that prefix that no process holds, and return their paths."""
+def remove_stale(directory: Path, prefix: str, living: str = "/") -> tuple[Path, ...]:
+    """Remove the arenas and holder locks with that prefix that no process holds, and return their paths. A deployment
+    that is `living` keeps its own: the next life of a part reads what the last one noted."""
     with alone(directory):
-        files = [path for path in directory.iterdir() if path.name.startswith(prefix) and path.is_file()]
+        names = [path.name for path in directory.iterdir() if path.is_file()]
+        files = [directory / name for name in names if name.startswith(prefix) and not name.startswith(living)]
         return tuple(path for path in sorted(files) if _remove_if_stale(path))
 
 

@@ -142,7 +142,7 @@ def _until_done(nodes: Nodes) -> Iterator[Nodes]:
 
 
 @contextmanager
-def deployed_on(nodes: Nodes, topology: str, *flags: str) -> Iterator[Deployment]:
-    where = ("--ray-address", nodes.address, *flags)
-    with deployed(*where, topology=topology, launcher="ray", environment=nodes.environment) as deployment:
+def deployed_on(nodes: Nodes, topology: str, *flags: str, memory: Path | None = None) -> Iterator[Deployment]:
+    where, on = ("--ray-address", nodes.address, *flags), nodes.environment
+    with deployed(*where, memory=memory, topology=topology, launcher="ray", environment=on) as deployment:
         yield deployment

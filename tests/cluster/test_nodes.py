@@ -68,9 +68,11 @@ def test_a_deployment_on_two_nodes_from_its_start_to_its_end() -> None:
             check_greedy(few := mixed(6, seed=1, outputs=(1, 60)), asyncio.run(all_tokens(deployment.url, few)))
             assert pulled_by(deployment) == {"decode-0"}
 
+            left.touch()
             nodes.add(WITH_POOL)
             assert serve_while(deployment, mixed(2, seed=31, outputs=(30, 60)), "scale", "--decode", "2")
             wait_until(lambda: parts_of(deployment).keys() >= {"pool-1", "decode-1"}, BACK_S, deployment.log)
+            assert not left.exists(), "what is left on a node that comes later goes with the start of a part there"
             assert nodes.home("pool-1") == nodes.home("decode-1") not in (lost, head)
             wanted = mixed(6, seed=2, outputs=(40, 90))
             check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill(1)))

@@ -329,6 +329,7 @@ def test_what_a_process_maps_is_not_stale(tmp_path: Path) -> None:
         worker.kill()
         worker.wait()
         assert remove_stale(tmp_path, "other-") == ()
+        assert remove_stale(tmp_path, "alignedserve-", living=NAME[:-1]) == ()
         assert remove_stale(tmp_path, "alignedserve-") == (tmp_path / NAME,)
     assert list(tmp_path.iterdir()) == []
 
