@@ -345,9 +345,8 @@ class OnRay(CommandedKeeper):
             self.ended(spec, type(error).__name__)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
-        asked = {
-            part: self._actors[part].stop.remote() for part in parts if part in self._actors
-        }  # others have no place
+        with_place = self._actors.keys() & parts
+        asked = {part: self._actors[part].stop.remote() for part in with_place}
         if asked:
             self._ray.wait([*asked.values()], num_returns=len(asked), timeout=ANSWER_S)
         for part, answer in asked.items():
