@@ -13,7 +13,7 @@ from dataclasses import replace
 from alignedserve.config.config import dump, parse, reloaded
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
-from alignedserve.launch.keeper import Keeper, say
+from alignedserve.launch.keeper import Keeper, NewPlace, say
 from alignedserve.launch.restarting import Act, PartChange, PartIsOver, Restart, Step
 from alignedserve.launch.scaling import change, check
 from alignedserve.protocol.messages import LAUNCHER, rank_suffix
@@ -21,6 +21,8 @@ from alignedserve.shell.control import RESTARTED, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.logs import set_up
 from alignedserve.shell.part import PartSpec
+
+ROOM_S, ROOM_LOOK_S = 5.0, 0.5  # for the place of a spare, and between two looks
 
 
 class CommandedKeeper(Keeper):
@@ -145,12 +147,8 @@ class CommandedKeeper(Keeper):
             self._end_restart(f"error: it was interrupted, and ends before {part}")
         elif step.act is Act.START_SPARE:
             spare = self._spare_name(self._lives[part].spec.role)
-            place = self.make_place(spare) if self._lives[part].spec.role in WORKERS else None
-            if place is not None and place.lacks:
-                for other in (*place.pools, *(f"{spare}{rank_suffix(rank.rank)}" for rank in self._ranks(part))):
-                    self.forget(other)
-                raise AlignedServeError(f"{place.lacks}; --in-place ends a worker before the next one starts")
-            for other in place.pools if place is not None else ():
+            pools = self._place_spare(spare, part).pools if self._lives[part].spec.role in WORKERS else ()
+            for other in pools:
                 self._add(other)
             self._restart.spare_is(spare)
             tell(f"{spare} starts, in place of {part}")
@@ -168,6 +166,18 @@ class CommandedKeeper(Keeper):
             self._end_restart(f"{RESTARTED} after {self._restart.took_s(time.monotonic()):.0f} s")
         else:
             raise AlignedServeError(f"{step.why}; --in-place ends a worker before the next one starts")
+
+    def _place_spare(self, spare: str, part: str) -> NewPlace:
+        """Make a place for the spare of a worker; raise where there is none. A cluster sees only after a moment that
+        what the worker before it had is free."""
+        until = time.monotonic() + ROOM_S
+        while (place := self.make_place(spare)).lacks:
+            for other in (*place.pools, *(f"{spare}{rank_suffix(rank.rank)}" for rank in self._ranks(part))):
+                self.forget(other)
+            if time.monotonic() > until:
+                raise AlignedServeError(f"{place.lacks}; --in-place ends a worker before the next one starts")
+            time.sleep(ROOM_LOOK_S)
+        return place
 
     def _spare_name(self, role: Role) -> str:
         names = (f"{role.value}-{number}" for number in itertools.count())
