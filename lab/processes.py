@@ -108,14 +108,15 @@ def processes(most: int) -> Iterator[Processes]:
         resource_tracker.ensure_running()  # it would let Ctrl-C through again where a process starts it
     started = Processes(most)
     try:
-        yield started
+        with one_compute_thread():
+            yield started
     finally:
         started.end()
 
 
 @contextmanager
 def _inherited() -> Iterator[None]:
-    """Let a process that starts here ignore Ctrl-C, compute in one thread, and not run the caller's script again.
+    """Let a process that starts here ignore Ctrl-C, and not run the caller's script again.
 
     A new process runs the file of `__main__`, so that it knows what is defined there: a script that has no guard
     against that would start its work again. What is computed here is defined in modules.
@@ -124,8 +125,7 @@ def _inherited() -> Iterator[None]:
     script = sys.modules["__main__"]
     try:
         sys.modules["__main__"] = ModuleType("__main__")
-        with one_compute_thread():
-            yield
+        yield
     finally:
         sys.modules["__main__"] = script
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)

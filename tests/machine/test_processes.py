@@ -50,6 +50,19 @@ def test_where_one_is_enough_this_process_does_the_work() -> None:
         assert list(islice(started.in_order(tenth, count()), 3)) == [0, 0.1, 0.2]
 
 
+def compute_threads(_: int) -> str | None:
+    return os.environ.get("OPENBLAS_NUM_THREADS")
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_each_process_computes_in_one_thread(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that does the work itself may load numpy only then."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    with processes(most) as started:
+        assert list(started.as_done(compute_threads, range(2))) == ["1", "1"]
+    assert compute_threads(0) is None
+
+
 def test_the_caller_still_hears_of_ctrl_c() -> None:
     with processes(2) as started:
         assert list(started.as_done(tenth, [1])) == [0.1]
