@@ -40,6 +40,7 @@ from alignedserve.jobs.lines import (
     RawLine,
     answered_line,
     check_file,
+    custom_id_of,
     error_line,
     lost_line,
     raw_lines,
@@ -311,12 +312,17 @@ class JobRunner:
             raise
         except BaseException:
             log.exception("line %d of %s failed", command.line, command.job.id)
-            text = error_line(None, "internal_error", f"line {command.line}: the server fails at it: see its log")
+            name = await self._name_of(command.job, command.line)
+            text = error_line(name, "internal_error", f"line {command.line}: the server fails at it: see its log")
             failed = LineResult(command.line, False, text)
             self._deliver(LineEnded(command.job.id, command.line, LineOutcome.FAILED, failed))
 
     async def _answer_line(self, command: RunLine) -> None:
         job, number = command.job, command.line
+        if command.is_given_up:
+            log.error("line %d of %s has ended the job runner again and again: it is failed", number, job.id)
+            failed = error_line(await self._name_of(job, number), "job_runner_died", _ENDS_RUNNER)
+            return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, LineResult(number, False, failed)))
         try:
             line = await self._threads.do(lambda: self._read_line(job, number))
         except BytesGone as error:  # the bytes do not come back, and lines of other jobs must not wait for them
@@ -324,10 +330,6 @@ class JobRunner:
         except (StoreError, WorkTooLong) as error:  # a disk that hangs may come back
             self._log_trouble(error)
             return self._deliver(LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=RETRY_S))
-        if command.is_given_up:
-            log.error("line %d of %s has ended the job runner again and again: it is failed", number, job.id)
-            failed = error_line(line.custom_id, "job_runner_died", _ENDS_RUNNER)
-            return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, LineResult(number, False, failed)))
         request_id = f"req-{uuid4().hex}"
         caller = Caller(job.caller, salt=job.salt, limits=self._keys.limits(job.caller) or Limits())
         request = LineRequest(request_id, job.endpoint, line.body, command.jct_s, command.estimate, caller)
@@ -350,15 +352,26 @@ class JobRunner:
         self._deliver(LineEnded(job.id, number, outcome, result))
         return None
 
+    async def _name_of(self, job: Job, number: int) -> str | None:
+        """Return the custom_id of a line at which this process fails, or ends, perhaps where it reads its JSON."""
+        try:
+            return custom_id_of(await self._threads.do(lambda: self._bytes_of(job, number)))
+        except (StoreError, WorkTooLong, LookupError):  # LookupError: the job has ended meanwhile
+            return None
+
     def _read_line(self, job: Job, number: int) -> BatchLine:
+        raw = self._bytes_of(job, number)
+        try:
+            return read_checked_line(raw)
+        except (ValueError, LookupError, TypeError):
+            message = f"line {number} of {job.input_file_id} has changed since it was checked"
+            raise BytesGone(message) from None
+
+    def _bytes_of(self, job: Job, number: int) -> RawLine:
         offset, size = self._places[job.id].find(number)
         with self._storage.blobs.open(job.input_file_id) as file:
             file.seek(offset)
-            try:
-                return read_checked_line(RawLine(number, offset, file.read(size)))
-            except (ValueError, LookupError, TypeError):
-                message = f"line {number} of {job.input_file_id} has changed since it was checked"
-                raise BytesGone(message) from None
+            return RawLine(number, offset, file.read(size))
 
     def _drop(self, job: str) -> None:
         self._places.pop(job, None)

@@ -8,6 +8,7 @@ memory at a time, and of a line that is too long only as much as is allowed.
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ MOST_PROBLEMS = 100  # problems that are listed for a file
 MOST_ID = 512  # characters of a custom_id
 _BOM = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 16
+_CUSTOM_ID = re.compile(rb'"custom_id"\s*:\s*"([^"\\]+)"')
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
@@ -156,6 +158,12 @@ def read_checked_line(raw: RawLine) -> BatchLine:
     """Return a line of a file that was checked before."""
     tree = from_json(raw.data)
     return BatchLine(tree["custom_id"], tree["body"])
+
+
+def custom_id_of(raw: RawLine) -> str | None:
+    """Return the name of a line whose JSON is not to be read; None where it is not plain."""
+    found = _CUSTOM_ID.search(raw.data)
+    return found[1].decode("utf-8", "replace") if found else None
 
 
 def _parse_object(raw: RawLine, most_bytes: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ KINDS = thinned(
     [
         *(("sixth decode on", "SIGKILL"), ("first chunk", "SIGSEGV"), ("sampling", "exit 0"), ("last decode", "panic")),
         *(("worker: StepDone", "error"), ("owner: Opened", "error")),
-        *(("router: Submit", "SIGKILL"), ("router: placing", "exit 0")),
+        *(("router: Submit", "SIGKILL"), ("router: placing", "exit 0"), ("line", "SIGKILL")),
         *(("frame out", "error"), ("detokeniser", "panic")),
     ],
     usual=1,

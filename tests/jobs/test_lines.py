@@ -17,8 +17,10 @@ from alignedserve.jobs.lines import (
     AnsweredLine,
     FileVerdict,
     LineRules,
+    RawLine,
     answered_line,
     check_file,
+    custom_id_of,
     raw_lines,
     read_checked_line,
 )
@@ -77,6 +79,19 @@ def test_one_wrong_line_is_named_and_no_line_is_valid_alone(wrong: bytes, code: 
     verdict = checked(line("first"), wrong, line("last"))
     assert [(problem.code, problem.line) for problem in verdict.problems] == [(code, 2)]
     assert said in verdict.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (line("a \u00e4", body={}), None),
+        (line("a b"), "a b"),
+        (b'{"custom_id" : "\xc3\xa4", "custom_id": "b"}', "\u00e4"),
+    ]
+    + [(data, None) for data in (b"", b"{", b'{"custom_id": 7}', b'{"custom_id": "a')],
+)
+def test_the_name_of_a_line_is_found_without_reading_its_json(data: bytes, name: str | None) -> None:
+    assert custom_id_of(RawLine(1, 0, data)) == name
 
 
 def test_a_line_may_be_as_long_as_is_allowed() -> None:
