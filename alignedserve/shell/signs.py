@@ -19,6 +19,7 @@ from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.signs import Sign, Stage
 
 _EACH_S = 0.2  # least time between two signs of a part
+_SAID_S = 1.0  # within which a sign that waits for its turn is sent
 _MOST_BYTES = 4096  # of a sign, encrypted
 _KINDS: dict[str, type] = {Sign.__name__: Sign}
 
@@ -29,7 +30,7 @@ class SignSender:
     def __init__(self, part: str, incarnation: int, launcher: str, keys: LinkKeys) -> None:
         self._sign, self._lock = Sign(part, incarnation, Stage.LIBRARIES), threading.Lock()
         self._launcher, self._keys = launcher, keys
-        self._has_changed = threading.Event()
+        self._has_changed, self._runs_is_said = threading.Event(), threading.Event()
         self._has_changed.set()
         threading.Thread(target=self._send, name="signs", daemon=True).start()
 
@@ -37,6 +38,8 @@ class SignSender:
         with self._lock:
             self._sign = replace(self._sign, stage=stage, done=0, total=total)
         self._has_changed.set()
+        if stage is Stage.RUNS:  # its first request may hang the whole process: what runs is looked after more closely
+            self._runs_is_said.wait(_SAID_S)
 
     def advance(self, done: int = 1) -> None:
         with self._lock:
@@ -52,7 +55,10 @@ class SignSender:
         while True:
             self._has_changed.wait()
             self._has_changed.clear()
-            socket.send(pack(self._sign))
+            sign = self._sign
+            socket.send(pack(sign))
+            if sign.stage is Stage.RUNS:
+                self._runs_is_said.set()
             time.sleep(_EACH_S)
 
 

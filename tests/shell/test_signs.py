@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import queue
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
-from alignedserve.shell.link_keys import DeploymentKeys
+from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.shell.signs import SignInbox, SignSender
 from alignedserve.signs import Sign, Stage, growing
 
@@ -51,6 +53,23 @@ def test_the_launcher_hears_how_far_a_part_is(
     assert len(signs) < 500, "the newest sign counts, not each"
     sender.stage(Stage.RUNS)
     until(heard, Sign("decode-0", 3, Stage.RUNS))
+
+
+def _runs_and_hangs(address: str, keys: LinkKeys) -> None:
+    sender = SignSender("decode-0", 1, address, keys)
+    sender.stage(Stage.WEIGHTS, 1)
+    sender.stage(Stage.RUNS)
+    ctypes.PyDLL(None).sleep(10**6)  # with Python's lock
+
+
+def test_that_a_part_runs_is_heard_though_its_first_work_hangs_the_process(
+    inbox: SignInbox, keys: DeploymentKeys, heard: queue.SimpleQueue[Sign]
+) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_runs_and_hangs, args=(inbox.address, keys.parts))
+    process.start()
+    until(heard, Sign("decode-0", 1, Stage.RUNS))
+    process.kill()
+    process.join()
 
 
 def test_strangers_are_not_heard(inbox: SignInbox, keys: DeploymentKeys, heard: queue.SimpleQueue[Sign]) -> None:
