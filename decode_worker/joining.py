@@ -221,7 +221,7 @@ class KvReceiving(CorePart):
         if transfer.is_prefetched or is_sender_lost:
             self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
             # The router knows the request to be here, so it does not charge the end of the sender to it.
-            self._notes.note("felled" if is_sender_lost else "lost", attempt)
+            self._notes.note("cut" if is_sender_lost else "lost", attempt)
             return released
         self._notes.note("returned", attempt)
         return [*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]

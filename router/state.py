@@ -128,7 +128,9 @@ class RouterCore:
             case Received(message=Heartbeat(member, late_s)):
                 commands += [*self._hear_heartbeat(member, now), *self._suspects.hear_late(member, late_s)]
             case Received(message=Died(name, incarnation, felled)):
-                commands += [*self._declare_dead(name, incarnation, now, died=True), *self._charge_all(felled)]
+                is_worker = (known := self._roll.get(name)) is not None and known.role in WORKERS
+                lost = [] if is_worker else self._charge_all(felled)  # a worker's end is charged to all that it had
+                commands += [*lost, *self._declare_dead(name, incarnation, now, died=True), *self._charge_all(felled)]
             case Received(message=Retire() as retire):
                 commands += self._retire(retire)
             case Received(message=Cancel(request, attempt)):
@@ -464,6 +466,9 @@ class RouterCore:
             # A request that is unknown to a member may have moved on from there meanwhile.
             if opened is not None and (opened.at == member.name or key in progress.lost):
                 commands += self._give_up(opened)
+        for key in progress.cut:
+            if (opened := self._open.current(key)) is not None:
+                commands += self._give_up(opened, silent=True)
         return [*commands, *self._charge_all(progress.felled)]
 
     def _charge_all(self, felled: tuple[Attempt, ...]) -> list[Command]:
@@ -536,8 +541,9 @@ class RouterCore:
         here = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         if self._recovery.is_on:
             return []  # the owner will declare them
-        lost = [key for key in attempts if self._open.is_unknown(key) and not self._suspects.is_uncertain(key, now)]
-        return [*(Send(owner, AttemptLost(*key)) for key in lost), *self._inquire(here, now)]
+        lost = [key for key in attempts if self._open.is_unknown(key)]
+        told = [self._suspects.uncertain(key, now) or AttemptLost(*key) for key in lost]
+        return [*(Send(owner, message) for message in told), *self._inquire(here, now)]
 
     def _repair_link(self, member: Member, now: float) -> list[Command]:
         """Make up for frames to or from a member that were lost: send the roll again, and ask where requests are."""

@@ -23,7 +23,7 @@ from alignedserve.router.placing.placement import Placement
 
 TRIED_TOGETHER = 16  # requests of a class with one death, for each worker: those that its death would charge again
 SUSPECT_WAITS_S = 2.0  # for a worker that is empty; then one is emptied for it ...
-UNCERTAIN_S = 60.0  # a launcher ends silent workers sooner, and hears of their ends
+UNCERTAIN_S = 60.0  # by default a launcher ends silent workers sooner, and hears of their ends
 BACK_S = 120.0  # ... but not so soon after a decode worker was lost: it comes back, and is empty then
 
 
@@ -67,10 +67,11 @@ class Suspects:
         _, charges = self._uncharged.pop(name, (0.0, []))
         return [Send(owner, replace(lost, died=False)) for owner, lost in charges]
 
-    def is_uncertain(self, attempt: Attempt, now: float) -> bool:
-        """Return whether it may still turn out that the worker which had this attempt has ended."""
+    def uncertain(self, attempt: Attempt, now: float) -> AttemptLost | None:
+        """Return what to say of an attempt whose worker may still turn out to have ended."""
         recent = (charges for since, charges in self._uncharged.values() if now - since < UNCERTAIN_S)
-        return any((lost.request, lost.attempt) == attempt for charges in recent for _, lost in charges)
+        found = (lost for charges in recent for _, lost in charges if (lost.request, lost.attempt) == attempt)
+        return next((replace(lost, died=False, silent=True) for lost in found), None)
 
     def hear_late(self, member: Member, late_s: float) -> list[Command]:
         """Place nothing on a worker while its step is late: it ends itself soon, unless the step ends yet."""

@@ -327,7 +327,7 @@ class JobRunner:
             line = await self._threads.do(lambda: self._read_line(job, number))
         except BytesGone as error:  # the bytes do not come back, and lines of other jobs must not wait for them
             return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, lost_line(number, str(error))))
-        except (StoreError, WorkTooLong) as error:  # a disk that hangs may come back
+        except StoreError as error:
             self._log_trouble(error)
             return self._deliver(LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=RETRY_S))
         request_id = f"req-{uuid4().hex}"

@@ -161,9 +161,9 @@ def read_checked_line(raw: RawLine) -> BatchLine:
 
 
 def custom_id_of(raw: RawLine) -> str | None:
-    """Return the name of a line whose JSON is not to be read; None where it is not plain."""
-    found = _CUSTOM_ID.search(raw.data)
-    return found[1].decode("utf-8", "replace") if found else None
+    """Return the name of a line whose JSON is not to be read; None where it is not plain, or not sure."""
+    found = _CUSTOM_ID.findall(raw.data)
+    return found[0].decode("utf-8", "replace") if len(found) == 1 else None
 
 
 def _parse_object(raw: RawLine, most_bytes: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.launch.keeper import Keeper, NewPlace, say
 from alignedserve.launch.restarting import Act, PartChange, PartIsOver, Restart, Step
 from alignedserve.launch.scaling import change, check
+from alignedserve.launch.succession import OUTLIVE_S
 from alignedserve.protocol.messages import LAUNCHER, rank_suffix
 from alignedserve.shell.control import RESTARTED, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
@@ -55,7 +56,8 @@ class CommandedKeeper(Keeper):
         if not self.may_be_followed:
             asked.answer("error: parts of this deployment end with their launcher: it needs a --port, and no Ray")
             return asked.done()
-        asked.answer("the launcher ends; its parts serve on for 20 s, and `alignedserve serve` goes on with them")
+        goes_on = "and `alignedserve serve` goes on with them"
+        asked.answer(f"the launcher ends; its parts serve on for {OUTLIVE_S:g} s, {goes_on}")
         asked.done()
         self.remember()
         sys.stdout.flush()

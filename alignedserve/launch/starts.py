@@ -91,8 +91,11 @@ class Starts:
         self.is_open = True
 
     def _move(self, sign: Sign, now: float) -> None:
+        known = self._starting.get(sign.part)
         self._starting[sign.part] = _Starting(sign, now)
-        self._moved_at = now
+        says_that_it_waits = sign.stage.waits and known is not None and known.sign.stage is sign.stage
+        if not says_that_it_waits:
+            self._moved_at = now
 
     def silent(self, now: float) -> tuple[str, float] | None:
         """Return the part that has been silent for longest, and for how long, if that is too long: it is to be ended,

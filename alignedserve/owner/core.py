@@ -76,6 +76,7 @@ class OwnedRequest:
     num_fruitless: int = 0  # attempts in a row that brought no token
     charged_attempt: int = -1  # the last attempt that was charged with a death
     may_be_culprit: bool = False  # whether it is one if the worker of that attempt has ended
+    before_silence: tuple[int, int, int] | None = None  # the counts before a charge that may be taken back
     num_passed: int = 0  # workers that ended when it had passed the place of the death before
     num_deaths: int = 0  # workers that ended in a row while they had it, each at about the same place ...
     died_at: int = 0  # ... which is that of the last death: the tokens that it had
@@ -109,7 +110,20 @@ class OwnedRequest:
     def has_passed(self) -> bool:
         return self.num_gained > PASSED[min(self.num_passed, len(PASSED) - 1)]
 
-    def count_death(self) -> None:
+    def charge(self, attempt: int, died: bool, alone: bool) -> None:
+        """Count a death, which may be taken back where the worker is only silent."""
+        self.charged_attempt, was_watched = attempt, self.is_watched
+        self.before_silence = None if died else (self.num_deaths, self.num_passed, self.died_at)
+        self._count_death()
+        self.may_be_culprit = alone and (was_watched or self.num_deaths > SUSPECT_DEATHS)
+
+    def take_back(self) -> None:
+        """Forget the last charge, if it was for a silence: the worker was cut off."""
+        if self.before_silence is not None:
+            self.num_deaths, self.num_passed, self.died_at = self.before_silence
+            self.before_silence, self.may_be_culprit = None, False
+
+    def _count_death(self) -> None:
         if self.has_passed:
             self.num_passed, self.num_deaths = self.num_passed + 1, 0
         self.num_deaths += 1
@@ -345,9 +359,11 @@ class OwnerCore:
             return []
         is_current = attempt == opened.request.attempt
         if (died or silent) and attempt > opened.charged_attempt:
-            opened.charged_attempt, was_watched = attempt, opened.is_watched
-            opened.count_death()
-            opened.may_be_culprit = alone and (was_watched or opened.num_deaths > SUSPECT_DEATHS)
+            opened.charge(attempt, died, alone)
+        elif attempt == opened.charged_attempt and died:
+            opened.before_silence = None
+        elif attempt == opened.charged_attempt and not silent:
+            opened.take_back()
         if opened.may_be_culprit and attempt == opened.charged_attempt:
             if died:
                 return self._convict(opened)
@@ -401,7 +417,7 @@ class OwnerCore:
             has_had_turn = len(opened.output) - len(opened.request.emitted) > PASSED[-1]
             return self._go_on(opened) if has_had_turn and opened.request.is_suspect else []
         if opened.has_passed:
-            opened.num_deaths = 0
+            opened.num_deaths, opened.may_be_culprit, opened.before_silence = 0, False, None
         if opened.request.is_suspect:
             return [] if opened.num_deaths else self._go_on(opened)
         if not opened.request.deaths:

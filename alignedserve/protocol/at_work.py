@@ -36,7 +36,7 @@ def attempts_of(event: Event) -> tuple[Attempt, ...]:
             return tuple((output.request, output.attempt) for output in outputs)
         case Progress():
             moved = *said.committed, *said.joined, *said.returned, *said.ended, *said.lost, *said.unknown
-            return (*moved, *said.felled)
+            return (*moved, *said.felled, *said.cut)
     named = getattr(said, "request", None)
     return ((named, getattr(said, "attempt", 0)),) if isinstance(named, str) else ()
 

@@ -188,8 +188,8 @@ class AttemptLost:
 
     request: str
     attempt: int
-    died: bool = False  # the process of the worker that had it has ended
-    alone: bool = False  # ... and that worker had nothing else
+    died: bool = False  # the process that had it, or worked on it, has ended
+    alone: bool = False  # ... and had nothing else, or worked on nothing else
     silent: bool = False  # the worker may have ended, or be cut off: the router says so again once it knows
 
 
@@ -289,7 +289,8 @@ class Progress:
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_blocks: int = 0
     backlog: Backlog = Backlog()
-    felled: tuple[Attempt, ...] = ()  # a process has ended at them, or is about to
+    felled: tuple[Attempt, ...] = ()  # the sender's core has ended at them, or is about to
+    cut: tuple[Attempt, ...] = ()  # the worker that sent their KV has gone meanwhile, perhaps because of them
 
 
 @dataclass(frozen=True, slots=True)

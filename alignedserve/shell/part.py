@@ -5,6 +5,7 @@ launch/start.py starts the part of a role in a process of its own.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import msgspec
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.config.config import Config, parse
 from alignedserve.core import OWNERS, Role
+from alignedserve.locks import NotPrivate
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.commands import Command
@@ -37,6 +39,8 @@ from alignedserve.shell.work_note import WorkNote, note_of
 from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.sizing.capacity import Capacity, capacity
 from alignedserve.sizing.model_folder import model_folder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,11 @@ class Part(Place):
         """Return the note of what the core is working on. An owner that ends leaves no request that could go on."""
         if self.spec.role in OWNERS:
             return AtWork()
-        return WorkNote(note_of(self.shared_memory, self.spec.deployment, self.spec.name))
+        try:
+            return WorkNote(note_of(self.shared_memory, self.spec.deployment, self.spec.name))
+        except (OSError, NotPrivate) as error:
+            log.warning("a request that kills this process would not be found out: %s", error)
+            return AtWork()
 
     def shell(
         self,

@@ -99,13 +99,17 @@ class Shell(TurnLoop):
             yield posted
 
     def _deliver(self, event: Event) -> None:
+        before = self._at_work.attempts  # a message that could not be sent is an event amid another's commands
         self._at_work.on(attempts_of(event))
-        super()._deliver(event)
-        self._at_work.on(())
+        try:
+            super()._deliver(event)
+        except AlignedServeError:
+            self._at_work.on(())  # no request is its cause
+            raise
+        self._at_work.on(before)
 
     def _failed(self, event: Event, error: BaseException) -> Iterable[Command]:
         if isinstance(error, AlignedServeError):
-            self._at_work.on(())  # no request is its cause
             raise error
         commands = self._give_up_on(event)
         if commands is None:

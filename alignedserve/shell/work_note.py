@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from alignedserve.locks import open_private
 from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.messages import Attempt
 
@@ -33,7 +34,7 @@ def note_of(directory: Path, deployment: str, part: str) -> Path:
 def read(path: Path) -> tuple[Attempt, ...]:
     """Return what the part was working on when it ended; nothing where no note of it is on this machine."""
     try:
-        told = path.read_bytes()
+        told = _bytes_of(path)
         return msgspec.msgpack.decode(told[_LENGTH:][: _length(told)], type=tuple[Attempt, ...])
     except (OSError, msgspec.DecodeError):
         return ()
@@ -42,11 +43,11 @@ def read(path: Path) -> tuple[Attempt, ...]:
 class WorkNote(AtWork):
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._fd = open_private(path)
         fcntl.flock(self._fd, fcntl.LOCK_SH)  # its launcher, and other deployments, remove files that nobody locks
         os.posix_fallocate(self._fd, 0, _BYTES)
+        # It stays until there is more to note: a life that ends before it could say this leaves it to the next one.
         self._note, self.left = mmap.mmap(self._fd, _BYTES), read(path)
-        self._note[:_LENGTH] = _NOTHING
 
     def on(self, attempts: tuple[Attempt, ...]) -> None:
         if attempts == self.attempts:
@@ -59,6 +60,14 @@ class WorkNote(AtWork):
         if len(told) <= _BYTES - _LENGTH:
             note[_LENGTH : _LENGTH + len(told)] = told
             note[:_LENGTH] = len(told).to_bytes(_LENGTH, "little")
+
+
+def _bytes_of(path: Path) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(fd, _BYTES)
+    finally:
+        os.close(fd)
 
 
 def _length(told: bytes) -> int:

@@ -215,7 +215,7 @@ class TestFailures:
         offered(worker, IN_A)
         assert worker.handle(MemberLost(PREFILL), 0.0) == []
         assert worker.held["blocks"] == 2, "the transfer has not ended"
-        assert progress(received(worker, intact=False), "felled") == [("a", 0)]
+        assert progress(received(worker, intact=False), "cut") == [("a", 0)]
         assert worker.held == NOTHING_HELD
 
     def test_a_request_that_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:

@@ -231,7 +231,6 @@ def test_of_workers_that_start_together_one_reads_and_all_know_the_same(reads: R
     check_same(one, other)
     assert reads.num == 1
     assert sorted(signs.stages, key=lambda stage: stage.order) == [Stage.PLAIN, Stage.PLAIN, Stage.WEIGHTS]
-    assert Stage.PLAIN.waits, "it may stand still while another reads"
 
 
 def test_a_later_start_reads_nothing_and_needs_no_memory_for_it(reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,11 @@ def test_one_wrong_line_is_named_and_no_line_is_valid_alone(wrong: bytes, code: 
 @pytest.mark.parametrize(
     ("data", "name"),
     [
-        (line("a \u00e4", body={}), None),
         (line("a b"), "a b"),
-        (b'{"custom_id" : "\xc3\xa4", "custom_id": "b"}', "\u00e4"),
-    ]
-    + [(data, None) for data in (b"", b"{", b'{"custom_id": 7}', b'{"custom_id": "a')],
+        (b'{"custom_id" : "\xc3\xa4"}', "\u00e4"),
+        (b'{"body": {"custom_id": "b"}, "custom_id": "a"}', None),
+        *((data, None) for data in (b"", b"{", b'{"custom_id": 7}', b'{"custom_id": "a', line("a \u00e4"))),
+    ],
 )
 def test_the_name_of_a_line_is_found_without_reading_its_json(data: bytes, name: str | None) -> None:
     assert custom_id_of(RawLine(1, 0, data)) == name

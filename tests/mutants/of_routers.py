@@ -66,16 +66,8 @@ ROUTER = (
     Mutant(
         "requests of a lost pool waited for",
         _STATE,
-        "if opened.at == member.name:\n"
-        "    has_ended, request = (died and is_worker, opened.request)\n"
-        "    charges.append(Send(request.owner, AttemptLost(request.id, request.attempt, died=True, "
-        "alone=alone)))\n"
-        "    commands += self._give_up(opened, has_ended, has_ended and alone)",
-        "if opened.at == member.name and member.role is not Role.POOL:\n"
-        "    has_ended, request = (died and is_worker, opened.request)\n"
-        "    charges.append(Send(request.owner, AttemptLost(request.id, request.attempt, died=True, "
-        "alone=alone)))\n"
-        "    commands += self._give_up(opened, has_ended, has_ended and alone)",
+        "self._give_up(opened, died, alone, not died) if is_worker else self._give_up(opened)",
+        "self._give_up(opened, died, alone, not died) if is_worker else []",
         "What waited in a pool that died is not given up.",
     ),
     Mutant(

@@ -118,7 +118,17 @@ def test_of_the_third_worker_that_falls_silent_it_waits_for_what_becomes_of_it(h
         assert (told[-1].reason, story.owner.num_open) == (Rejection.CULPRIT, 0)
     else:
         assert told == [Send(ROUTER, Submit(story.current))]
-        assert story.current.attempt == 3
+        assert (story.current.attempt, story.current.deaths) == (3, 2)
+
+
+def test_a_silence_that_was_a_cut_counts_for_nothing() -> None:
+    story = Story()
+    for attempt in range(4):
+        story.loses(died=False, alone=True, silent=True)
+        assert story.current.deaths == 1
+        story.owner.handle(said(ROUTER, AttemptLost("r", attempt, alone=True)), 0.0)  # it lives
+    story.loses(alone=True)
+    assert (story.owner.num_open, story.current.deaths) == (1, 1)
 
 
 def test_a_death_among_others_ends_no_request() -> None:

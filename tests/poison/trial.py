@@ -238,7 +238,7 @@ def _said_of_line(deployment: Deployment, path: str, body: Mapping[str, Any], fo
     for written in (out, faulty):
         written.write_text("")
     id = command("batch", "submit", lines, "--url", f"{deployment.url}/v1").stdout.split()[0]
-    until = time.monotonic() + STUCK_S / 2
+    until = time.monotonic() + 0.9 * STUCK_S
     while command("batch", "status", id, "--url", f"{deployment.url}/v1").stdout.split()[1].rstrip(",:") not in ENDED:
         assert time.monotonic() < until, "the batch does not end"
         time.sleep(0.5)

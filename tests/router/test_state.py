@@ -140,6 +140,20 @@ class TestRoad:
         charge = Send("gateway-0", AttemptLost("a", 0, died=True, alone=True))
         assert router.handle(said("pool-0", Progress(felled=(("a", 0),))), 3.1) == [charge]
 
+    def test_what_was_cut_off_amid_its_transfer_has_a_death_that_proves_nothing(self, router: RouterCore) -> None:
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        lost = AttemptLost("a", 0, silent=True)
+        assert router.handle(said("decode-0", Progress(cut=(("a", 0),))), 3.1)[-1] == Send("gateway-0", lost)
+
+    def test_what_a_pool_worked_on_when_it_ended_has_a_death(self, router: RouterCore) -> None:
+        for waiting in (A, B):
+            router.handle(said("gateway-0", Submit(waiting)), 3.0)
+        router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
+        died = router.handle(said(LAUNCHER, Died("pool-0", 1, felled=(("a", 0),))), 3.2)
+        lost = [command.message for command in died if isinstance(command, Send) and command.to == "gateway-0"]
+        told = [message for message in lost if isinstance(message, AttemptLost)]
+        assert told == [AttemptLost("a", 0, died=True, alone=True), AttemptLost("b", 0)]
+
     def test_what_a_worker_was_offered_when_it_ended_has_a_death(self, router: RouterCore) -> None:
         """The request is still at its prefill worker, which would offer it to the next one."""
         router.handle(said("gateway-0", Submit(A)), 3.0)

@@ -263,7 +263,7 @@ def test_a_silent_worker_whose_process_has_ended_is_charged_then() -> None:
     submits(router, Submit(request("a")))
     assert lost_to_owner("a", alone=True, silent=True) in falls_silent(router)
     asks = said("gateway-0", Inquire((("a", 0),)))
-    assert router.handle(asks, NOW + 11.0) == [], "it may still turn out"
+    assert router.handle(asks, NOW + 11.0) == [lost_to_owner("a", alone=True, silent=True)], "it may still turn out"
     charged = lost_to_owner("a", died=True, alone=True)
     assert router.handle(said("launcher", Died("decode-0", 1)), 2 * NOW) == [charged]
     assert router.handle(said("launcher", Died("decode-0", 1)), 2 * NOW) == []

@@ -65,11 +65,13 @@ def _runs_and_hangs(address: str, keys: LinkKeys) -> None:
 def test_that_a_part_runs_is_heard_though_its_first_work_hangs_the_process(
     inbox: SignInbox, keys: DeploymentKeys, heard: queue.SimpleQueue[Sign]
 ) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_runs_and_hangs, args=(inbox.address, keys.parts))
+    context, given = multiprocessing.get_context("spawn"), (inbox.address, keys.parts)
+    process = context.Process(target=_runs_and_hangs, args=given, daemon=True)
     process.start()
-    until(heard, Sign("decode-0", 1, Stage.RUNS))
-    process.kill()
-    process.join()
+    try:
+        until(heard, Sign("decode-0", 1, Stage.RUNS))
+    finally:
+        process.kill()
 
 
 def test_strangers_are_not_heard(inbox: SignInbox, keys: DeploymentKeys, heard: queue.SimpleQueue[Sign]) -> None:
