@@ -57,7 +57,7 @@ class BoundedThreads:
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
-            if working.cancelled():
+            if ended in self._left:  # else this process ends
                 raise WorkTooLong(
                     f"the server has worked on this text for {self._limit_s:.0f} s and gives it up"
                 ) from None
