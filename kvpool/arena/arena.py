@@ -42,7 +42,7 @@ from typing import NamedTuple
 from alignedserve.errors import ArenaError
 from alignedserve.kvpool.arena.extents import MEMORY_PAGE, Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.numa import NumaPlace, running_on
-from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, unlink
+from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, remove_stale, unlink
 
 _MAGIC = b"ALGNSRVE"
 _VERSION = 3
@@ -156,6 +156,7 @@ class Arena:
         layout = _ArenaLayout(incarnation, page_size, extents, sizes)
         with alone(path.parent):
             path.unlink(missing_ok=True)
+        remove_stale(path.parent, f"{path.name}.")  # what a life has left that was killed before its file was whole
         check_space(path.parent, layout.size)
         unfinished, fd = new_file(path)
         try:
