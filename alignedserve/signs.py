@@ -35,7 +35,7 @@ class Stage(Enum):
 
     @property
     def waits(self) -> bool:
-        """Return whether the part waits for others: it is not what a start takes long for."""
+        """Return whether the part waits for others. A start that takes long takes long because of them."""
         return self in (Stage.PLACE, Stage.PLAIN, Stage.RANKS, Stage.TURN)
 
     @property

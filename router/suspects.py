@@ -31,7 +31,8 @@ class Suspects:
     def __init__(self, roll: Roll, opened: OpenRequests, placement: Placement, retiring: Set[str]) -> None:
         self._roll, self._open, self._placement, self._retiring = roll, opened, placement, retiring
         self._lost_at: dict[str, float] = {}  # decode worker that is gone, and did not retire -> since when
-        # silent worker -> since when, and what to say to whom if its process has ended
+        # For each silent worker: since when it is silent, and the messages, each with the owner that gets it, for the
+        # case that its process turns out to have ended.
         self._uncharged: dict[str, tuple[float, list[tuple[str, AttemptLost]]]] = {}
         self._late: set[str] = set()  # workers whose present step is late
         self._reserved: Member | None = None  # the worker that suspects run on

@@ -402,7 +402,7 @@ class JobRunner:
                 self._log_trouble(error)
                 await asyncio.sleep(RETRY_S)
 
-    def _log_trouble(self, error: StoreError | WorkTooLong) -> None:
+    def _log_trouble(self, error: StoreError) -> None:
         if not self._has_logged_trouble:
             log.error("batch jobs wait: %s", error)
         self._has_logged_trouble = True

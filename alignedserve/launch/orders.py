@@ -170,8 +170,11 @@ class CommandedKeeper(Keeper):
             raise AlignedServeError(f"{step.why}; --in-place ends a worker before the next one starts")
 
     def _place_spare(self, spare: str, part: str) -> NewPlace:
-        """Make a place for the spare of a worker; raise where there is none. A cluster sees only after a moment that
-        what the worker before it had is free."""
+        """Make a place for the spare of a worker; raise where there is none.
+
+        Ray shows only after a moment that the room of the worker before is free, so this looks again for ROOM_S. The
+        keeper hears nothing else meanwhile: on a cluster that has no room, parts that end start again that much later.
+        """
         until = time.monotonic() + ROOM_S
         while (place := self.make_place(spare)).lacks:
             for other in (*place.pools, *(f"{spare}{rank_suffix(rank.rank)}" for rank in self._ranks(part))):

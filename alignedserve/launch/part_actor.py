@@ -43,7 +43,8 @@ class PartActor:
             never_fail_to_print()
             config = parse(self._spec.config)
             set_up(config.log, self._spec.name)
-            # Where Ray's head is lost, no launcher cleans up; this node may have come after the launcher has started.
+            # A deployment whose Ray has lost its head ends without cleaning up, and a launcher that starts cleans only
+            # the nodes that are there then. So each part cleans its own node.
             remove_stale(Path(config.kvpool.directory), PREFIX, living=self._spec.deployment)
             start(self._spec, self._on_start, self._live)
         except (CastOut, DeviceLost, RankLost) as error:

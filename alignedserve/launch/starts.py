@@ -1,10 +1,9 @@
 """Follow the parts by their signs of life: which one is slowest to start, and which one stands still or is silent.
 
 A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. One that waits for
-its turn says so again and again. One that waits for a place has no process yet, and a rank that waits for the others
-cannot say anything: it may stand still, unless all ranks of its worker wait for one another. Before
-the deployment takes requests, a start also fails when no part at all moves for `quiet_s`: then all may wait for
-something that does not come.
+its turn says so again and again. Two may stand still: one that waits for a place, which has no process yet, and a rank
+that waits for the others, unless all ranks of its worker wait for one another. Before the deployment takes requests, a
+start also fails when no part at all moves for `quiet_s`: then all may wait for something that does not come.
 
     decode-0   reads weights ──────────────▶ measures steps ──▶ runs      its sign changes: it may take an hour
     decode-1   reads weights ──▶ waits for its turn ──────────────▶       says again and again that it waits

@@ -1,7 +1,8 @@
-"""Which requests a core is working on: those that its process may end at.
+"""Which requests a core is working on.
 
-Their owners count a death, as for requests whose worker has ended (owner/core.py). So a request that ends each core
-that hears of it is soon given up, and no other is.
+Where its process ends amid that work, one of these requests may be the cause. So their owners count a death for each,
+as they do for the requests of a worker that has ended (owner/core.py): a request that ends every process that works on
+it is given up after three deaths.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from alignedserve.protocol.messages import Attempt, Batch, Declare, Progress, To
 
 
 class AtWork:
-    """What a core is working on. The shell notes the attempts that each event is about; a core that goes on with
-    others says so. A worker, a pool and a router keep the note where it outlives their process."""
+    """A note of what a core is working on. The shell writes down the attempts that each event is about, and a core that
+    turns to other attempts writes those. The notes of workers, pools and routers outlive their processes
+    (shell/work_note.py)."""
 
     left: tuple[Attempt, ...] = ()  # what the life before was working on when it ended
 

@@ -133,7 +133,7 @@ class Died:
 
     name: str
     incarnation: int
-    felled: tuple[tuple[str, int], ...] = ()  # attempts that it was working on
+    felled: tuple[Attempt, ...] = ()  # those that its core was working on
 
 
 @dataclass(frozen=True, slots=True)

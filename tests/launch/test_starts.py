@@ -84,7 +84,7 @@ def test_a_part_may_wait_for_its_turn_as_long_as_it_says_so(hangs: str) -> None:
     """Workers of a node measure steps one after the other."""
     starts = started("decode-0", "decode-1")
     stages = {"decode-0": Stage.STEPS, "decode-1": Stage.TURN}
-    for now in range(0, 1100, 100):
+    for now in range(0, 1100, 100):  # less than QUIET_S apart, for much longer than that
         for part, stage in stages.items():
             if part != hangs or now <= 900:
                 starts.hear(Sign(part, 1, stage, now + 1), float(now))

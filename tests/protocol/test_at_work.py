@@ -1,4 +1,4 @@
-"""Which requests an event is about."""
+"""For each kind of event, the attempts that it names: they are charged where a process ends at it."""
 
 from __future__ import annotations
 
