@@ -363,6 +363,7 @@ class Request:
     adapter: Adapter | None = None
     deaths: int = 0  # workers that ended in a row while they had it, each at about the same place of its output
     weight: int = 1  # of its caller's part, where callers together want more than there is
+    is_metered: bool = False  # its owner is told what it uses (Used)
 
     @property
     def is_suspect(self) -> bool:
@@ -416,6 +417,20 @@ class Opening(NamedTuple):
 NO_OPENING = Opening()
 
 
+class Spent(NamedTuple):
+    """What a request has used of workers: its share of the steps that it was in."""
+
+    seconds: float = 0.0
+    joules: float = 0.0
+    source: str = ""  # of the joules (machine/energy.py); of the last worker, where there were several
+
+    def plus(self, other: Spent) -> Spent:
+        return Spent(self.seconds + other.seconds, self.joules + other.joules, other.source or self.source)
+
+
+NOTHING_SPENT = Spent()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A request whose KV lies in the pool: all its tokens but the last have KV there."""
@@ -428,6 +443,7 @@ class Entry:
     opening: Opening = NO_OPENING
     names: tuple[int, ...] = ()  # of its full pages: hashes of their tokens; empty without a prefix cache
     dropped: int = 0  # first tokens whose KV was given up, since no layer reads it: `pages` begin after them, unnamed
+    spent: Spent = NOTHING_SPENT  # in this attempt
 
     @property
     def prefix(self) -> int:

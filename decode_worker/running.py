@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.joining import Joining
@@ -26,6 +26,7 @@ from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.reporting import StepCounts
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, SetTimer
+from alignedserve.protocol.events import StepDone
 from alignedserve.worker.arriving import Prefixes
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.log import WorkerLog
@@ -344,12 +345,12 @@ class StepOutcome:
         """Return the request of this name that may be in a step."""
         return self._here.find(request)
 
-    def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
+    def end_step(self, plan: StepPlan, done: StepDone, shares: Iterable[float], now: float) -> list[Command]:
         """Give requests their tokens; prompts that get their first one become residents."""
         here, released = self._here, list[Command]()
         prompts = here.prompts
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
-        for running, finish in self._owners.emitted(plan.parts, result, find, began_at, now):
+        for running, finish in self._owners.emitted(plan.parts, done, shares, find, now):
             if prompts and running.state is State.PROMPT:
                 here.move(running, State.RESIDENT)
                 if finish is None:
@@ -365,7 +366,14 @@ class StepOutcome:
     def _end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
         self._notes.note_end(running)
         self._counts.count_end(running)
-        self._decisions.note(Kind.ENDED, running.request, tokens=len(running.output), why=finish.value)
+        self._decisions.note(
+            Kind.ENDED,
+            running.request,
+            tokens=len(running.output),
+            seconds=running.spent_s,
+            why=finish.value,
+            joules=running.spent_joules,
+        )
         is_doubtful = finish is FinishReason.DOUBT and running.key in self._holds
         spoiled = self._pool.tell_spoiled(running.known) if is_doubtful else []
         return [*spoiled, *self._keeping.end(running, finish)]

@@ -188,7 +188,7 @@ class DecodeCore:
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
-        self.owners = Owners(memory)
+        self.owners = Owners(memory, setup.energy_source)
         # Seats and memory of requests, and the ways to leave
         self.fetching = Fetching(here, queue, memory, pool, log)
         self.seats = Seats(here, memory, pool, log, self.fetching)

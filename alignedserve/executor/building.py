@@ -20,6 +20,7 @@ from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_blocks
 from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
+from alignedserve.machine.energy import EnergyMeter
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity
@@ -47,7 +48,13 @@ class RankParts(Generic[AnEngine]):
         Ranks would begin such copies at different steps."""
         return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
 
-    def hands(self, say: Say = say_nothing, look_ahead: int = 0, watch: WorkWatch | None = None) -> EngineHands:
+    def hands(
+        self,
+        say: Say = say_nothing,
+        look_ahead: int = 0,
+        watch: WorkWatch | None = None,
+        energy: EnergyMeter | None = None,
+    ) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
         num_slots = limits.num_blocks * limits.block_size if spec.acts_as is Role.DECODE else 0
         return EngineHands(
@@ -62,6 +69,7 @@ class RankParts(Generic[AnEngine]):
             say=say,
             look_ahead=look_ahead,
             watch=watch,
+            energy=energy,
         )
 
 

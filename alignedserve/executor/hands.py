@@ -22,6 +22,7 @@ from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kernels.common.failing import noticing_loss
+from alignedserve.machine.energy import EnergyMeter
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, PrepareSyntax, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event, Post, StepDone, SyntaxReady
 from alignedserve.protocol.messages import Member
@@ -45,12 +46,14 @@ class EngineHands:
         say: Say = say_nothing,
         look_ahead: int = 0,
         watch: WorkWatch | None = None,
+        energy: EnergyMeter | None = None,
     ) -> None:
         """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; have room on the host for
-        `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of work."""
+        `num_on_host` tokens; tell the other ranks with `say` what is done here; tell `watch` of work; ask `energy` what
+        steps use."""
         self._engine, self._say = engine, say
         self._in_order = DeviceQueue(engine.device) if look_ahead else None
-        self._watch = watch or WorkWatch()
+        self._watch, self._energy = watch or WorkWatch(), energy
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or CopyPace()
         self._copies = PoolCopies(
@@ -128,9 +131,14 @@ class EngineHands:
     def _watched(self, post: Post) -> Post:
         def ended(done: Event | Exception) -> None:
             self._watch.ends()
+            if isinstance(done, StepDone):
+                done.joules = self._joules(done.seconds)
             post(done)
 
         return ended
+
+    def _joules(self, seconds: float) -> float:
+        return 0.0 if self._energy is None else self._energy.step(seconds)
 
     def _begin_step(self, plan: StepPlan) -> Begun:
         with noticing_loss(self._engine.device), self._pace.step():
@@ -161,7 +169,8 @@ class EngineHands:
                 finally:
                     self._watch.ends()
                 _warn(plan, result)
-                return StepDone(result, perf_counter() - began)
+                seconds = perf_counter() - began
+                return StepDone(result, seconds, self._joules(seconds))
         if isinstance(command, Copying):
             self._say(command)
             tokens = 0 if isinstance(command, FormOrder) else len(command.tokens)

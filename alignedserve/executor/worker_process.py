@@ -13,13 +13,14 @@ from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.cost.model import FREE_COPIES
 from alignedserve.cost.profile import Profile
 from alignedserve.cost.trials import Bounds
-from alignedserve.engine.device.devices import finish
+from alignedserve.engine.device.devices import finish, gpu_uuid
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes, steps_ahead
 from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
+from alignedserve.machine.energy import EnergyMeter, counter_of, meters
 from alignedserve.machine.whole_file import one_at_a_time
 from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
@@ -51,7 +52,8 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             still_s=max(LEAST_S, 2 * config.wire.death_s),
             copying=profile.copying if profile else FREE_COPIES,
         )
-        hands = built.hands(say, look_ahead, watch)
+        meters(energy := EnergyMeter(counter_of(gpu_uuid(engine.device)), engine.ranks.size))
+        hands = built.hands(say, look_ahead, watch, energy)
         setup = WorkerSetup(
             capacity.limits,
             part.policy,
@@ -61,6 +63,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             direct=bool(transport.address),
             look_ahead=look_ahead,
             copies_beside=built.copies_beside,
+            energy_source=energy.source,
         )
         shell = part.shell(make(setup), hands, hands.begin_aside)
         on_start(shell)

@@ -69,6 +69,7 @@ class Decision:
     seconds: float = 0.0
     expected_s: float = 0.0
     why: str = ""
+    joules: float = 0.0
 
 
 @dataclass(slots=True)
@@ -124,11 +125,11 @@ class DecisionRing:
         seconds: float = 0.0,
         expected_s: float = 0.0,
         why: str = "",
+        joules: float = 0.0,
     ) -> None:
-        id, attempt, service, salt = request.id, request.attempt, request.service, request.salt
-        self._decisions.append(
-            Decision(kind, self.now, id, attempt, service, salt, other, tokens, number, seconds, expected_s, why)
-        )
+        whose = request.id, request.attempt, request.service, request.salt
+        facts = other, tokens, number, seconds, expected_s, why, joules
+        self._decisions.append(Decision(kind, self.now, *whose, *facts))
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
         """Note a step that has ended now."""

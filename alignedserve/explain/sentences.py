@@ -59,6 +59,12 @@ def _displaced(noted: Decision) -> str:
     return _of(f"gave up its memory{by}", noted.why)
 
 
+def _ended(noted: Decision) -> str:
+    text = f"ended with {_counted(noted.tokens, 'token')}" if noted.tokens else "ended"
+    cost = f"; it used {duration(noted.seconds)} of workers' time, {noted.joules:.3g} J" if noted.seconds else ""
+    return _of(text, noted.why) + cost
+
+
 _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
     {
         Kind.ARRIVED: _arrived,
@@ -88,9 +94,7 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
         ),
         Kind.DISPLACED: _displaced,
         Kind.DROPPED: lambda _: "dropped here: it was cancelled, or it runs elsewhere",
-        Kind.ENDED: lambda noted: _of(
-            "ended" + (f" with {_counted(noted.tokens, 'token')}" if noted.tokens else ""), noted.why
-        ),
+        Kind.ENDED: _ended,
         Kind.LOST: lambda noted: _of("the attempt is lost: its owner starts another, or gives up after ten", noted.why),
     }
 )

@@ -169,7 +169,7 @@ class Answering:
         with RequestMeter(self.metrics, request, TIER, self.client.now, key) as meter, follow as trace:
 
             def note(delivered: Delivered) -> None:
-                meter.deliver(0, delivered.opening)
+                meter.deliver(0, delivered.opening, delivered.spent)
                 trace.deliver(delivered)
                 meter.write()
                 meter.finish = FinishReason.STOP.value
@@ -234,7 +234,7 @@ class Answering:
             async with aclosing(self.client.open(request)) as deliveries:
                 async for delivered in deliveries:
                     pieces.append(reader.read(delivered))
-                    meter.deliver(len(delivered.tokens), delivered.opening)
+                    meter.deliver(len(delivered.tokens), delivered.opening, delivered.spent)
                     tab.use(len(delivered.tokens))
                     trace.deliver(delivered)
                     meter.write()

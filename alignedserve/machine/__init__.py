@@ -1,5 +1,6 @@
 """What this machine has, and files and threads on it; it knows no configuration.
 
+energy.py        The energy of the device that a process computes on.
 gpus.py          The memory and the use of GPUs, as their driver tells it.
 one_thread.py    One compute thread, for work that has one core.
 resources.py     The cores, the memory and the open files that this process may use of its machine or container.

@@ -44,6 +44,17 @@ class OpenDriver:
         """Return what the machine's GPUs do, whoever uses them; none where no driver tells."""
         return [_use(self._nvml, number) for number in range(self._count)]
 
+    def joules(self, uuid: str) -> float | None:
+        """Return what the GPU with this UUID has used since its driver was loaded; None where no driver tells."""
+        millijoules = ctypes.c_ulonglong()
+        for number in range(self._count):
+            device = _device(self._nvml, number)
+            if device is None or _uuid(self._nvml, device) != uuid:
+                continue
+            failed = self._nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules))
+            return None if failed else millijoules.value / 1e3
+        return None
+
     def close(self) -> None:
         self._open.close()
 

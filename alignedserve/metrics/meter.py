@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from alignedserve.core import NO_OPENING, Opening, Request, TokenTimes
+from alignedserve.core import NO_OPENING, NOTHING_SPENT, Opening, Request, Spent, TokenTimes
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest
 from alignedserve.metrics.requests import FAILED, REFUSED, RequestMetrics
 from alignedserve.metrics.window import ALL, DeadlineOutcome
@@ -32,6 +32,7 @@ class RequestMeter:
         self._num_cached = 0  # tokens of its prompt
         self._first_at: float | None = None  # when its first token was written
         self._written_at = 0.0  # the same of the last one
+        self.spent = NOTHING_SPENT
         self.finish = ABORT  # until it has another
 
     def __enter__(self) -> RequestMeter:
@@ -59,9 +60,14 @@ class RequestMeter:
     def ttft_s(self) -> float | None:
         return None if self._first_at is None else self._first_at - self._request.arrival_at
 
-    def deliver(self, tokens: int, opening: Opening = NO_OPENING) -> None:
-        """Count tokens that have reached the owner; the opening comes with the first of them."""
+    def deliver(self, tokens: int, opening: Opening = NO_OPENING, spent: Spent = NOTHING_SPENT) -> None:
+        """Count tokens that have reached the owner, and what the request has used so far; the opening comes with the
+        first of them."""
         counters = self._of
+        if spent != self.spent:
+            more = Spent(spent.seconds - self.spent.seconds, spent.joules - self.spent.joules)
+            self._metrics.count_use(self._request.service, self._key, more)
+            self.spent = spent
         if not self.num_output:
             num_prompt = len(self._request.prompt)
             counters.prompt_tokens.inc(num_prompt)
@@ -135,7 +141,7 @@ class RequestMeter:
         lengths = len(request.prompt), self.num_output, self._num_cached
         promised = request.slo.ttft_s, request.slo.tbt_s
         named = request.id, request.service, self._tier, self._now(), missed
-        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key)
+        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, *self.spent[:2])
 
     def _refused(self, error: Overloaded) -> RefusedRequest:
         request = self._request

@@ -108,6 +108,11 @@ def _failed_policies(figures: Figures) -> Values:
         yield f'failure="{failed.how.value}",policy="{failed.kind.value}"', failed.number
 
 
+def _energy(figures: Figures) -> Values:
+    told = None if figures.process is None else figures.process.energy
+    return () if told is None else ((label("source", told.source), told.joules),)
+
+
 def _fallbacks(figures: Figures) -> Values:
     for fallback in () if figures.process is None else figures.process.fell_back:
         yield label("what", fallback.what), 1
@@ -213,6 +218,13 @@ PART_METRICS: tuple[PartMetric[Figures], ...] = (
         "Transfers of KV between workers that failed, as either end saw it; the KV is sent another way.",
         _WORKER,
         _of_worker(lambda figures: figures.num_failed_transfers),
+    ),
+    PartMetric(
+        "counter",
+        "energy_joules_total",
+        "Energy of a worker's devices, steps or not: counted (nvml, rapl), or modelled.",
+        _WORKER,
+        _energy,
     ),
     PartMetric(
         "counter",

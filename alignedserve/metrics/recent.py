@@ -90,6 +90,8 @@ class EndedRequest:
     ttft_s: float = 0.0  # that was promised
     tbt_s: float = 0.0  # the same, between two tokens
     key: str = ""  # of its caller
+    device_s: float = 0.0  # time of workers that it used
+    joules: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class KeyUse:
     refused: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    device_s: float = 0.0  # time of workers
+    joules: float = 0.0
 
     def __add__(self, other: KeyUse) -> KeyUse:
         added = (getattr(self, part.name) + getattr(other, part.name) for part in fields(KeyUse)[1:])
@@ -190,7 +194,8 @@ class RequestLog:
         )
         kept.slot.add(ended.service, counts)
         kept.slowest = slowest_of((*kept.slowest, ended))
-        used = KeyUse(ended.key, 1, int(bool(ended.missed)), 0, ended.prompt_tokens, ended.output_tokens)
+        tokens = ended.prompt_tokens, ended.output_tokens
+        used = KeyUse(ended.key, 1, int(bool(ended.missed)), 0, *tokens, ended.device_s, ended.joules)
         kept.keys = _by_key((*kept.keys, used))
         if ended.missed:
             self._missed[ended.missed].append(ended)

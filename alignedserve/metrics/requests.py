@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from alignedserve.config.choices import MetricsPrefix
-from alignedserve.core import DEADLINES, ServiceClass
+from alignedserve.core import DEADLINES, ServiceClass, Spent
 from alignedserve.fallbacks import fallbacks
 from alignedserve.metrics.exposition import in_turns
 from alignedserve.metrics.part_tables import FALLBACKS
@@ -118,6 +118,9 @@ class RequestMetrics:
             "slo_missed", "Requests that did not get all that was promised, by what they missed first.", "why", "class"
         )
         self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
+        device_s = "Time of workers that requests used: their shares of the steps that they were in."
+        self._device_s = counter("request_device_seconds", device_s, "class", "key")
+        self._joules = counter("request_energy_joules", "Energy that requests used in these steps.", "class", "key")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")
         self._window = AttainmentWindow(now)
@@ -169,6 +172,10 @@ class RequestMetrics:
     def count_end(self, service: ServiceClass, finish: str) -> None:
         """Count a request that ended as it was to, or whose client left (abort)."""
         self._succeeded.of(finish, service.value).inc()
+
+    def count_use(self, service: ServiceClass, key: str, spent: Spent) -> None:
+        self._device_s.of(service.value, key).inc(spent.seconds)
+        self._joules.of(service.value, key).inc(spent.joules)
 
     def count_rejected(self, service: ServiceClass, reason: str) -> None:
         self._rejected.of(reason, service.value).inc()

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.core import NO_OPENING, FinishReason, Logprob, Opening, Rejection, Request
+from alignedserve.core import NO_OPENING, NOTHING_SPENT, FinishReason, Logprob, Opening, Rejection, Request, Spent
 from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import Story
 from alignedserve.protocol.messages import Member
@@ -21,6 +21,7 @@ class Delivered:
     logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
     opening: Opening = NO_OPENING  # with the first tokens
     is_infeasible: bool = False  # with the first tokens: the prompt alone takes longer than its ttft
+    spent: Spent = NOTHING_SPENT  # of workers' time and energy, so far
 
 
 class Overloaded(AlignedServeError):

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
+from alignedserve.core import NOTHING_SPENT, SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch, Spent
 from alignedserve.owner.explaining import Explanations
 from alignedserve.protocol.at_work import attempts_of
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
@@ -52,6 +52,7 @@ from alignedserve.protocol.messages import (
     StepLate,
     Submit,
     Tokens,
+    Used,
 )
 
 RESEND_S = 2.0  # wait for the answer to a Resend; then the next attempt starts
@@ -84,6 +85,9 @@ class OwnedRequest:
     has_doubted: bool = False  # whether an attempt was given up since its KV may have been spoiled
     is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
     is_paused: bool = False  # whether its attempt waits here: no other part knows of it
+    spent: Spent = NOTHING_SPENT  # in all attempts, as workers told
+    spent_before: Spent = NOTHING_SPENT  # in those before the last one of which they told
+    spent_in: int = 0  # that attempt
 
     @property
     def next_attempt(self) -> Request:
@@ -109,6 +113,15 @@ class OwnedRequest:
     @property
     def has_passed(self) -> bool:
         return self.num_gained > PASSED[min(self.num_passed, len(PASSED) - 1)]
+
+    def note_use(self, attempt: int, spent: Spent) -> None:
+        """Note what this attempt has spent so far. What is said of an attempt only grows; it may come late, from a
+        worker that has handed the request on."""
+        if attempt > self.spent_in:
+            self.spent_before, self.spent_in = self.spent, attempt
+        so_far = self.spent_before.plus(spent)
+        if attempt == self.spent_in and so_far.seconds > self.spent.seconds:
+            self.spent = so_far
 
     def charge(self, attempt: int, died: bool, alone: bool) -> None:
         """Count a death, which may be taken back where the worker is only silent."""
@@ -189,6 +202,10 @@ class OwnerCore:
                 return self._resume(opened, now)
             case Received(sender, Tokens(outputs)):
                 return self._arrived(sender, outputs, now)
+            case Received(message=Used(uses)):
+                for request, attempt, spent in uses:
+                    if request in self._open:
+                        self._open[request].note_use(attempt, spent)
             case Received(message=AttemptLost(request, attempt, died, alone, silent)):
                 return self._lost(request, attempt, died, alone, silent)
             case Received(message=Refused(request, attempt) as refused) if self._is_current(request, attempt):
@@ -270,11 +287,8 @@ class OwnerCore:
             opened.output += new
             opened.emitted_at = now
             opened.missing_at, opened.num_fruitless = None, 0
-            if have:
-                commands.append(Deliver(output.request, new, finish, logprobs))
-            else:
-                of_first = output.opening, opened.is_infeasible
-                commands.append(Deliver(output.request, new, finish, logprobs, *of_first))
+            of_first = (None, False) if have else (output.opening, opened.is_infeasible)
+            commands.append(Deliver(output.request, new, finish, logprobs, *of_first, opened.spent))
             if finish is not None:
                 commands += self._ended(opened)
             elif opened.num_deaths and opened.num_gained > PASSED[0]:

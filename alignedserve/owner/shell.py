@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 
 from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
@@ -106,7 +107,7 @@ class Owner(NoHands):
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         ended = False
         with self._arrivals.waiting_for(request.id) as arrivals:
-            self._shell.post(Opened(request, self._sketch(request)))
+            self._shell.post(Opened(replace(request, is_metered=True), self._sketch(request)))
             try:
                 while not ended:
                     arrived = await arrivals.get()
@@ -121,7 +122,7 @@ class Owner(NoHands):
                             raise GivenUp(arrived.why, arrived.retry_after_s, request.id)
                         raise Overloaded(arrived.why, arrived.retry_after_s, arrived.reason, request.id)
                     of_first = arrived.opening or NO_OPENING, arrived.is_infeasible
-                    yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, *of_first)
+                    yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, *of_first, arrived.spent)
             finally:
                 if not ended:
                     self._shell.post(Closed(request.id))

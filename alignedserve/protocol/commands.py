@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from alignedserve.core import FinishReason, FormOrder, Logprob, Opening, Rejection, Request, Sketch, StepPlan
+from alignedserve.core import (
+    NOTHING_SPENT,
+    FinishReason,
+    FormOrder,
+    Logprob,
+    Opening,
+    Rejection,
+    Request,
+    Sketch,
+    Spent,
+    StepPlan,
+)
 from alignedserve.protocol.messages import Figures, Message
 
 if TYPE_CHECKING:
@@ -115,6 +126,7 @@ class Deliver:
     logprobs: tuple[Logprob, ...] = ()  # as in Output
     opening: Opening | None = None
     is_infeasible: bool = False  # with the first tokens: no server could have brought them in time
+    spent: Spent = NOTHING_SPENT  # so far, in all attempts
 
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long

@@ -54,6 +54,7 @@ class TimerFired:
 class StepDone:
     result: StepResult
     seconds: float = 0.0  # that the step took
+    joules: float = 0.0  # that the devices used meanwhile, as far as it is known
 
 
 @dataclass(frozen=True, slots=True)

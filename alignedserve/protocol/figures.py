@@ -153,6 +153,14 @@ class MachineFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyFigures:
+    """The energy of a device since its process began, steps or not."""
+
+    joules: float
+    source: str  # nvml, rapl or modelled
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessFigures:
     """The facts that the kernel and Python have about a process."""
 
@@ -166,3 +174,4 @@ class ProcessFigures:
     fell_back: tuple[Fallback, ...] = ()  # what it does otherwise, since something does not work there
     weights: str = ""  # how it keeps those of its model, and what that costs
     machine: MachineFigures | None = None  # that the process runs on
+    energy: EnergyFigures | None = None  # of the device that it computes on

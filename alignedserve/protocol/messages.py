@@ -6,7 +6,7 @@ message carries page and block numbers. What a core hears from its shell is in e
     owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
       ▲                                   │ ▲                                             │
       │ Refused, Infeasible, AttemptLost ◀┘ └── Progress ── workers                     Batch
-      └── Tokens ◀──────── prefill and decode workers ◀───────────────────────────────────┘
+      └── Used, Tokens ◀── prefill and decode workers ◀───────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from alignedserve.core import (
     Role,
     ServiceClass,
     Sketch,
+    Spent,
     Usage,
 )
 from alignedserve.cost.model import FREE_COPIES, CopyCost
@@ -243,6 +244,20 @@ class Tokens(NamedTuple):
     """A worker sends an owner the tokens that one step emitted for the owner's requests."""
 
     outputs: tuple[Output, ...]
+
+
+class RequestUse(NamedTuple):
+    request: str
+    attempt: int
+    spent: Spent  # in this attempt, on all workers so far
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A worker tells an owner what its metered requests have used, before the tokens that this was spent on: at their
+    end, and each time it has grown by a good deal."""
+
+    uses: tuple[RequestUse, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,6 +640,7 @@ Message: TypeAlias = (
     | Reserve
     | Expect
     | Tokens
+    | Used
     | Resend
     | Acknowledge
     | Progress

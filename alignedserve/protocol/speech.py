@@ -60,13 +60,14 @@ from alignedserve.protocol.messages import (
     StepLate,
     Submit,
     Tokens,
+    Used,
 )
 
 log = logging.getLogger("alignedserve.links")
 
 _OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowledge, Missed)
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
-_WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Offer, Pull, Decisions)
+_WORKER = (*_HOLDER, Tokens, Used, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Offer, Pull, Decisions)
 _OF_ROUTER = (
     *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
     Decisions,

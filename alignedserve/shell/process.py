@@ -11,9 +11,10 @@ from math import inf
 from pathlib import Path
 
 from alignedserve.fallbacks import fallbacks
+from alignedserve.machine.energy import metered
 from alignedserve.policies.guard import Failures
 from alignedserve.precision import kept
-from alignedserve.protocol.figures import FailedPolicy, Garbage, ProcessFigures
+from alignedserve.protocol.figures import EnergyFigures, FailedPolicy, Garbage, ProcessFigures
 from alignedserve.shell.machine_use import MachineMeter
 
 _PROC = Path("/proc")
@@ -59,7 +60,13 @@ def own_process() -> ProcessFigures | None:
         fell_back=fallbacks(),
         weights=kept(),
         machine=_machine().figures(),
+        energy=_energy(),
     )
+
+
+def _energy() -> EnergyFigures | None:
+    meter = metered()
+    return None if meter is None else EnergyFigures(meter.joules, meter.source)
 
 
 @cache

@@ -10,6 +10,7 @@ import torch
 
 from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config
+from alignedserve.engine.device.devices import gpu_uuid
 from alignedserve.engine.device.groups import why_no_gloo, why_no_nccl
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.ranks import Team
@@ -98,15 +99,11 @@ def peers_of(device: torch.device) -> dict[str, bool]:
     """
     own, cuda = device.index or 0, torch.cuda
     seen = {
-        _uuid(number): cuda.can_device_access_peer(own, number)
+        gpu_uuid(torch.device("cuda", number)): cuda.can_device_access_peer(own, number)
         for number in range(cuda.device_count())
         if number != own
     }
-    return gpus_reached(_uuid(own)) | seen
-
-
-def _uuid(number: int) -> str:
-    return str(torch.cuda.get_device_properties(number).uuid).removeprefix("GPU-")
+    return gpus_reached(gpu_uuid(device)) | seen
 
 
 def open_transport(
@@ -141,7 +138,7 @@ def open_transport(
         cache, on = file.zeros(cache.shape, cache.dtype), Endpoint("", "cpu")
     elif chosen.name is TransportName.IPC:
         reached = frozenset(uuid for uuid, is_read in peers_of(cache.device).items() if is_read)
-        maps, on = CudaMaps(cache.device), Endpoint("", _uuid(cache.device.index or 0), reached)
+        maps, on = CudaMaps(cache.device), Endpoint("", gpu_uuid(cache.device), reached)
     else:
         communicators = communicators_on(cache.device, 1 if team is None else team.size)
     direct = Direct(

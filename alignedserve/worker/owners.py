@@ -1,8 +1,10 @@
 """The tokens that a worker has emitted: sent to the owners once a step, kept until they have them.
 
-All tokens of a step that go to the same owner travel in one frame. Where a frame is lost, the owner sees the gap and
-asks again: at the latest REFRESH_S later, or at once where the link's numbers show the gap (LinkGap) or the owner says
-so (Missed). So a request's tokens stay here until the owner acknowledges the last one.
+All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
+used, at their end and whenever TELL_S have come together: all of it, so a later frame makes good for a lost one. Where
+a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once where the
+link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the owner
+acknowledges the last one.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import NO_OPENING, Chunk, Decode, FinishReason, Request, StepResult
+from alignedserve.core import NO_OPENING, Chunk, Decode, FinishReason, Request
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import MemberLost, Received, TimerFired
-from alignedserve.protocol.messages import Acknowledge, Attempt, Output, Resend, Tokens
+from alignedserve.protocol.events import MemberLost, Received, StepDone, TimerFired
+from alignedserve.protocol.messages import Acknowledge, Attempt, Output, RequestUse, Resend, Tokens, Used
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
+TELL_S = 0.25  # of a step's time, since the owner was told last: a client that leaves has used no more unseen
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
@@ -51,9 +54,11 @@ class _KeptOutput:
 
 
 class Outputs:
-    def __init__(self) -> None:
+    def __init__(self, energy_source: str = "") -> None:
+        self._energy_source = energy_source
         self._kept: dict[str, _KeptOutput] = {}  # in the order of their first token, then of their last
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
+        self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
 
     @property
     def num_kept(self) -> int:
@@ -81,11 +86,18 @@ class Outputs:
         else:  # nearly always, and once for each token
             new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
         self._new[request.owner].append(new)
+        if running.spent_s > running.told_s and (finish or running.spent_s - running.told_s > TELL_S):
+            running.told_s = running.spent_s
+            self._used[request.owner].append(
+                RequestUse(name, request.attempt, running.spent._replace(source=self._energy_source))
+            )
 
     def flush(self) -> list[Send]:
-        """Return one frame for each owner."""
-        frames = [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
+        """Return one frame for each owner, and another one before it if there is something to say of use."""
+        frames = [Send(owner, Used(tuple(uses))) for owner, uses in self._used.items()]
+        frames += [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
         self._new.clear()
+        self._used.clear()
         return frames
 
     def resend(self, asked: Resend) -> list[Send]:
@@ -117,6 +129,7 @@ class Outputs:
         """Forget the requests of an owner that is lost: it will never acknowledge anything."""
         self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])
         self._new.pop(owner, None)
+        self._used.pop(owner, None)
 
     def _drop_oldest_ended(self) -> None:
         oldest = next((name for name, kept in self._kept.items() if kept.finish), None)
@@ -130,8 +143,8 @@ Emitted: TypeAlias = Iterator[tuple[WorkerRequest, FinishReason | None]]
 class Owners(CorePart):
     """Gives the requests of a step their tokens, and the owners what is new."""
 
-    def __init__(self, memory: PlainMemory) -> None:
-        self.outputs = Outputs()
+    def __init__(self, memory: PlainMemory, energy_source: str = "") -> None:
+        self.outputs = Outputs(energy_source)
         self._pages, self._dropping = memory.pages, memory.dropping
 
     def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
@@ -149,26 +162,31 @@ class Owners(CorePart):
     def emitted(
         self,
         parts: Iterable[Chunk | Decode],
-        result: StepResult,
+        done: StepDone,
+        shares: Iterable[float],
         find: Callable[[str], WorkerRequest | None],
-        began_at: float,
         now: float,
     ) -> Emitted:
-        """Emit what the parts of a step brought to requests that are still here, and yield those requests.
+        """Emit what the parts of a step brought to requests that are still here, and yield those requests. Each is
+        charged with its share of the step.
 
         The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """
+        result, seconds, joules = done.result, done.seconds, done.joules
+        began_at = now - seconds
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
         emit, size = self.outputs.emit, self._pages.page_size
         drops = self._dropping.is_on
-        for part in parts:  # one for each token
+        for part, share in zip(parts, shares, strict=True):  # one for each token
             request = part.request
             running = find(request)
             if running is None:
                 continue
             if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
                 continue
+            running.spent_s += share * seconds
+            running.spent_joules += share * joules
             if isinstance(part, Decode):
                 running.prefix += 1
                 if size and not running.prefix % size:

@@ -25,6 +25,7 @@ class WorkerSetup:
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
     look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
     copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
+    energy_source: str = ""  # how the joules of its steps are known (machine/energy.py)
 
     def __post_init__(self) -> None:
         assert self.limits.most_held is None or self.policy.drops, "by this policy requests keep all"

@@ -7,11 +7,12 @@ too little, its request is lost, and its owner starts the next attempt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import repeat
 from math import exp
 from statistics import median
 from typing import Protocol
 
-from alignedserve.core import Chunk, Decode, StepPlan, StepResult
+from alignedserve.core import Chunk, Decode, StepPlan
 from alignedserve.cost.fit import BUSY
 from alignedserve.cost.model import EMPTY
 from alignedserve.cost.trials import Bounds, Trial
@@ -38,8 +39,8 @@ class Runs(Protocol):
     def lose(self, ran: Chunk | Decode) -> list[Command]:
         """Give up the attempt of this part, if it is still here."""
 
-    def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
-        """Give the requests of a step that went well their tokens."""
+    def end_step(self, plan: StepPlan, done: StepDone, shares: Iterable[float], now: float) -> list[Command]:
+        """Give the requests of a step that went well their tokens; each is charged with its share."""
 
 
 class StepEnd:
@@ -63,7 +64,15 @@ class StepEnd:
         self._pace.learn(ended.plan, ended.shape, seconds, runs.find)
         self._counts.count_step(ended.plan, seconds)
         self._note(ended.plan, seconds)
-        return runs.end_step(ended.plan, result, now - seconds, now)
+        return runs.end_step(ended.plan, event, self._shares(ended.plan), now)
+
+    def _shares(self, plan: StepPlan) -> Iterable[float]:
+        """Return the shares that the parts of a step are charged with: none where they are not metered. Requests of a
+        deployment all are, or none; but while it is upgraded."""
+        first = self._runs.find(plan.parts[0].request)
+        if first is None or not first.request.is_metered:
+            return repeat(0.0, len(plan.parts))
+        return self._pace.cost.shares(plan)
 
     def _note(self, plan: StepPlan, seconds: float) -> None:
         """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""

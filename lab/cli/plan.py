@@ -72,7 +72,7 @@ def run(asked: WhatIsPlanned) -> int:
         except KeyboardInterrupt:
             is_interrupted = True  # what was found until now is the answer
     took_s, question = monotonic() - began_at, _question(asked, common, promise)
-    notes = _notes(workload)
+    notes = _notes(asked, workload)
     plan = Plan(search, promise, asked.workers, question, took_s, is_interrupted, loads, notes)
     _write(plan, asked, common, workload)
     print(plan_text(plan), end="")
@@ -107,16 +107,19 @@ def _check_promise(asked: WhatIsPlanned, workload: Mixture) -> None:
 
 
 def _question(asked: WhatIsPlanned, common: SimulationTrial, promise: PromisesToKeep) -> dict[str, object]:
-    about = {name: getattr(asked, name) for name in ("model", "workers", "preset", "settings", "seed")}
+    about = {name: getattr(asked, name) for name in ("model", "price_kwh", "workers", "preset", "settings", "seed")}
     return {"workload": common.workload, **asdict(promise), "devices": asked.device, **about}
 
 
-def _notes(workload: Mixture) -> list[str]:
-    """Return what the user should know of the check."""
+def _notes(asked: WhatIsPlanned, workload: Mixture) -> list[str]:
+    """Return what the user should know of the prices and the check."""
+    notes = []
+    if asked.price_kwh is not None:
+        notes.append(f"Prices have the energy of GPUs that always compute, at {asked.price_kwh:g} a kWh.")
     traces = [stream for stream in workload.streams if isinstance(stream.arrivals, Recorded)]
     if all(stream.window_s for stream in traces):
-        return []
-    return ["Every seed has the trace as it is, so the check proves little: window_s=30 draws windows of it."]
+        return notes
+    return [*notes, "Every seed has the trace as it is, so the check proves little: window_s=30 draws windows of it."]
 
 
 def _offers(asked: WhatIsPlanned) -> list[DeviceOffer]:
@@ -125,10 +128,20 @@ def _offers(asked: WhatIsPlanned) -> list[DeviceOffer]:
     if asked.devices is not None:
         priced += [(str(name), price) for name, price in read_yaml(asked.devices).items()]
     offers = [offer for name, price in priced for offer in _offers_of(name, _price(name, price), asked.model)]
+    if asked.price_kwh is not None:
+        offers = [_with_energy(offer, asked.price_kwh) for offer in offers]
     for number, offer in enumerate(offers):
         if any(offer.device == earlier.device for earlier in offers[:number]):
             raise ConfigError(f"--device {offer.device} is given twice")
     return offers
+
+
+def _with_energy(offer: DeviceOffer, price_kwh: float) -> DeviceOffer:
+    """Return the offer at a price that has the energy of a GPU that always computes."""
+    watts = devices.watts_of(offer.device)
+    if watts is None:
+        raise ConfigError(f"--price-kwh: nobody knows what {offer.device} takes: add its energy to its price instead")
+    return replace(offer, gpu_price=offer.gpu_price + watts / 1e3 * price_kwh)
 
 
 def _priced(text: str) -> tuple[str, str]:

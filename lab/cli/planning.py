@@ -43,6 +43,9 @@ class WhatIsPlanned:
         type=filled,
     )
     devices: Path | None = flag("FILE", "the same as YAML, a line DEVICE: PRICE for each", type=file)
+    price_kwh: float | None = flag(
+        "PRICE", "of a kWh, which each GPU takes its most of: added to the prices", type=above_zero
+    )
     model: str | None = flag("M", "the model, where devices are GPUs alone: 1, 2, 4 or 8 of each hold it", type=filled)
     workers: int = flag("N", "most workers (default: %(default)s)", 16, type=whole(1), group="how it is searched")
     preset: str = flag("P", "how requests are scheduled (default: %(default)s)", DEFAULT)

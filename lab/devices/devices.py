@@ -231,6 +231,8 @@ _GPUS = {
     "v100": Gpu("V100 32GB", 34.1, 900, 125.0, 80, 12, 150.0, 6.8, 71.0, 0.80, 0.70, 0.62),
 }
 GPUS: Mapping[str, Gpu] = MappingProxyType(_GPUS)
+# Of a whole board, by the data sheets: the most that it takes (A100, H100 and V100 as SXM).
+_WATTS = {"a100": 400, "h100": 700, "l40s": 350, "rtx4090": 450, "rtxpro6000": 600, "v100": 300}
 
 
 def _opt(size: str, layers: int, hidden_size: int, heads: int) -> Model:
@@ -314,6 +316,11 @@ def named(name: str) -> Device | None:
     found = _NAME.fullmatch(name)
     model = model_named(found[2]) if found else None
     return Device(GPUS[found[1]], model, int(found[5])) if found and model else None
+
+
+def watts_of(name: str) -> int | None:
+    """Return the most that each GPU of a named device takes; None where that is not known."""
+    return _WATTS.get(name.partition("-")[0])
 
 
 def names_with_one_gpu() -> list[str]:

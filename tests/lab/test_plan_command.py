@@ -127,6 +127,20 @@ def test_a_gpu_alone_stands_for_all_numbers_of_it_that_hold_the_model(
     assert [ranks for ranks in "1248" if f"h100-llama-3.1-70b-tp{ranks}, colocated" in out] == ["2", "4", "8"]
 
 
+def test_energy_may_decide_which_gpu_is_the_cheapest(
+    enough: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    enough(1)
+    gpus = ("--device", "h100:1.00", "--device", "l40s:1.10", "--model", "llama-3.1-8b")
+    asked = ("plan", *gpus, "--jobs", "1", "--workload", "chat,rate=1")
+    assert cli.main([*asked]) == 0
+    assert capsys.readouterr().out.startswith("colocated of h100-llama-3.1-8b-tp1: 1 GPU, 1.00 an hour")
+    assert cli.main([*asked, "--price-kwh", "0.5"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("colocated of l40s-llama-3.1-8b-tp1: 1 GPU, 1.28 an hour"), "1.10, and 0.35 kWh of 0.5"
+    assert "at 0.5 a kWh" in out
+
+
 def test_quantised_weights_need_fewer_gpus_and_the_settings_say_them(
     enough: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +212,7 @@ def test_the_picture_has_loads_beside_the_workloads_own(enough: Callable[..., li
         (("--device", DEVICE), f"--device '{DEVICE}' has no price: write DEVICE:PRICE, such as {DEVICE}:3.90"),
         (("--device", f"{DEVICE}:free"), f"the price of {DEVICE} must be a number above 0"),
         (("--device", f"{DEVICE}:1", "--device", f"{DEVICE}:2"), f"--device {DEVICE} is given twice"),
+        (("--device", "self.json:3", "--price-kwh", "1"), "nobody knows what self.json takes: add its energy"),
         (("--device", "h100:3"), "--device h100 is a GPU alone: it needs --model, one of opt-6.7b"),
         (("--device", "h100:3", "--model", ""), "--model"),
         (("--device", "nothing:3"), "--profile 'nothing' is neither a file"),

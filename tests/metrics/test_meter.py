@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import ServiceClass, Slo
+from alignedserve.core import ServiceClass, Slo, Spent
 from alignedserve.loads.figures.request_figures import attains
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.metrics.meter import RequestMeter
@@ -91,3 +91,20 @@ def test_server_client_and_simulator_agree_on_it(first_s: float, writes: list[tu
         token_at += [now] * tokens
     record = RequestRecord("a", ServiceClass.RT, SLO, 0.0, 3, token_at, RequestOutcome.FINISHED, now)
     assert attained(first_s, writes) is attains(record)
+
+
+def test_what_requests_use_counts_for_their_class_and_key_whatever_their_end() -> None:
+    metrics = RequestMetrics()
+    with RequestMeter(metrics, request(), "default", lambda: 0.0, "acme") as meter:
+        meter.deliver(1, spent=Spent(0.25, 10.0, "nvml"))
+        meter.deliver(1, spent=Spent(0.25, 10.0, "nvml"))
+        meter.deliver(1, spent=Spent(1.0, 30.0, "nvml"))  # and its client leaves
+    with RequestMeter(metrics, replace(request(), service=ServiceClass.BE), "default", lambda: 0.0, "acme") as meter:
+        meter.deliver(1, spent=Spent(2.0, 60.0, "nvml"))
+        meter.finish = "stop"
+    shown = "".join(metrics.blocks())
+    for service, seconds, joules in (("rt", 1.0, 30.0), ("be", 2.0, 60.0)):
+        assert value(shown, f'alignedserve:request_device_seconds_total{{class="{service}",key="acme"}}') == seconds
+        assert value(shown, f'alignedserve:request_energy_joules_total{{class="{service}",key="acme"}}') == joules
+    (used,) = metrics.log.recent(0.0).keys
+    assert (used.key, used.device_s, used.joules) == ("acme", 2.0, 60.0), "of requests that ended"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Role
+from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Role, Spent
 from alignedserve.owner.core import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer
 from alignedserve.protocol.events import (
@@ -33,9 +33,11 @@ from alignedserve.protocol.messages import (
     Missed,
     Output,
     Refused,
+    RequestUse,
     Resend,
     Submit,
     Tokens,
+    Used,
 )
 from tests.samples import ROUTER_MEMBER, member, next_attempt, request, said
 
@@ -407,3 +409,34 @@ def test_the_client_of_a_paused_request_may_go_and_one_that_has_ended_is_not_pau
     assert owner.held == {"requests": 0}
     assert owner.handle(Paused("r"), 3.0) == []
     assert owner.handle(Resumed("r"), 3.0) == []
+
+
+# --- What requests use
+
+
+def used(owner: OwnerCore, seconds: float, joules: float, attempt: int = 0, name: str = "r") -> None:
+    assert owner.handle(said("decode-0", Used((RequestUse(name, attempt, Spent(seconds, joules, "rapl")),))), 0.0) == []
+
+
+def spent(commands: list[Command]) -> tuple[float, float]:
+    (delivered,) = (command for command in commands if isinstance(command, Deliver))
+    return delivered.spent[:2]
+
+
+def test_what_a_request_has_used_comes_with_its_tokens(owner: OwnerCore) -> None:
+    assert spent(hears(owner, 0, [7])) == (0.0, 0.0)
+    used(owner, 1.0, 10.0)
+    used(owner, 0.5, 5.0)  # it comes late, from the worker that had the request before
+    used(owner, 9.0, 9.0, name="another")
+    assert spent(hears(owner, 1, [8])) == (1.0, 10.0)
+    used(owner, 1.5, 15.0)
+    assert spent(hears(owner, 2, [9], finish=FinishReason.STOP)) == (1.5, 15.0)
+
+
+def test_all_attempts_count(owner: OwnerCore) -> None:
+    used(owner, 1.0, 10.0)
+    hears(owner, 0, [7, 8])
+    owner.handle(said(ROUTER, AttemptLost("r", 0, died=True)), 0.0)
+    used(owner, 0.25, 2.0, attempt=1)
+    used(owner, 3.0, 30.0)  # what the first attempt used, said too late
+    assert spent(hears(owner, 2, [9], attempt=1)) == (1.25, 12.0)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from alignedserve.executor.work_watch import ON_GPU_S
+
 WAYS = (
     *("SIGKILL", "error", "exit 0", "MemoryError", "SIGSEGV", "RecursionError"),
     *("panic", "sleeps", "keeps the lock"),  # a panic is no Exception: so Rust's libraries end
@@ -32,6 +34,7 @@ class Place:
     topologies: tuple[str, ...] = ALL
     when: Callable[..., Iterable[Any]] | None = None  # what is searched for marks, of what the function is given
     ends: str = "worker"  # the part that ends with it
+    limit_s: float = 0.0  # after which a part is ended that hangs here, where that takes long
 
 
 def _parts(holds: Callable[[Any], bool]) -> Callable[..., Iterator[str]]:
@@ -108,7 +111,7 @@ PLACES = (
     Place("grammar mask", f"{_E}.sampling.sampling:Sampler._update_edits", "grammar"),
     Place("adapter files", f"{_E}.adapters.kept:KeptAdapters._read", "adapter"),
     Place("adapter in a step", f"{_E}.adapters.kept:KeptAdapters.step", "adapter"),
-    Place("copy to the pool", f"{_E}.copying.copies:PageCopier.pages_out", "flex", _PARTED),
+    Place("copy to the pool", f"{_E}.copying.copies:PageCopier.pages_out", "flex", _PARTED, limit_s=ON_GPU_S),
     Place("copy from the pool", f"{_E}.copying.copies:PageCopier.pages_in", "flex", _PARTED),
     Place("sending KV", "alignedserve.transport.sending:Sender._perform", "flex", DIRECT),
     Place("receiving KV", "alignedserve.transport.receiving:Receiver._perform", "flex", DIRECT),

@@ -148,15 +148,18 @@ class Trials:
         if set(map(_role, self._deaths_before)) & {place.ends, "worker" if place.ends == "worker" else ""}:
             time.sleep(REST_S)  # a part that ends at once again and again has to wait longer and longer
         log_at, strikes, began = len(deployment.whole_log()), self.poison.num_strikes, time.monotonic()
+        hung_s = place.limit_s if way in HANGS else 0.0
         try:
-            asyncio.run(asyncio.wait_for(self._attack(deployment, place, way, row), STUCK_S))
+            attack = self._attack(deployment, place, way, row)
+            asyncio.run(asyncio.wait_for(attack, STUCK_S + MOST_DEATHS * hung_s))
         except (asyncio.TimeoutError, AssertionError, httpx.HTTPError) as error:
             row.problems.append(f"{type(error).__name__}: {str(error)[:300]}")
         row.strikes = self.poison.num_strikes - strikes
         self.poison.disarm()
         if way in HANGS and place.ends in ("worker", "router", "pool"):  # its answer may have come first
             with suppress(AssertionError):
-                wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in self.poison.struck), HUNG_S)
+                hung = self.poison.struck
+                wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in hung), HUNG_S + hung_s)
         if deployment.process.poll() is not None:
             row.problems.append("the deployment has ended")
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from alignedserve.core import (
     Request,
     Sampling,
     Scoring,
+    Spent,
     StepFailure,
     StepPlan,
     StepResult,
@@ -42,6 +45,7 @@ from alignedserve.protocol.messages import (
     Resend,
     Retire,
     Tokens,
+    Used,
 )
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import promise
@@ -348,3 +352,49 @@ def test_a_new_router_hears_what_was_counted_though_nothing_is_new(worker: Decod
     assert len(told) == 1
     assert figures_in(worker.handle(REFRESH, 3.0)) == []
     assert figures_in(worker.handle(MemberJoined(ROUTER_MEMBER), 3.5)) == told
+
+
+# --- What requests use
+
+
+def metered(name: str, owner: str = "gateway-0", **fields: Any) -> Request:
+    return replace(request(name, owner=owner), is_metered=True, **fields)
+
+
+def uses(commands: list[Command]) -> dict[str, Spent]:
+    """Return what is said of use, by request; an owner hears it before the tokens."""
+    found, kinds = dict[str, Spent](), defaultdict[str, list[type]](list)
+    for command in commands:
+        if isinstance(command, Send):
+            kinds[command.to].append(type(command.message))
+            if isinstance(command.message, Used):
+                found |= {use.request: use.spent for use in command.message.uses}
+    assert all(order in ([Used, Tokens], [Tokens]) for to, order in kinds.items() if to.startswith("gateway"))
+    return found
+
+
+@pytest.mark.parametrize("make", [PrefillCore, decode_core])
+def test_an_owner_is_told_what_its_requests_have_used_at_their_end(make: MakeCore) -> None:
+    worker = make(WorkerSetup(LIMITS, energy_source="rapl"))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a"))), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("b", owner="gateway-1"))), 0.0)
+    first = worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2, 6.0), 0.2)
+    second = worker.handle(StepDone(StepResult(2, (("b", 0),)), 0.1, 3.0), 0.3)
+    assert uses(first) | uses(second) == {"a": Spent(0.2, 6.0, "rapl"), "b": Spent(0.1, 3.0, "rapl")}
+
+
+def test_an_owner_is_told_meanwhile_what_a_long_request_has_used() -> None:
+    """A client that leaves has used no more than a quarter of a second unseen."""
+    worker = decode_core(WorkerSetup(LIMITS))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a", max_tokens=9))), 0.0)
+    told = [uses(worker.handle(StepDone(StepResult(step, (("a", 7),)), 0.1), step / 10)) for step in range(1, 8)]
+    assert [said["a"].seconds for said in told if said] == pytest.approx([0.3, 0.6])
+
+
+def test_nobody_is_told_what_requests_use_that_are_not_metered() -> None:
+    worker = decode_core(WorkerSetup(LIMITS))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    assert not uses(worker.handle(StepDone(StepResult(1, (("a", 0),)), 5.0, 5.0), 5.0))

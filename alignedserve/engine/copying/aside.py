@@ -141,9 +141,11 @@ class AsideCopies:
             if self._copier is None or self._pool != copy.pool:
                 return False
             copier = self._copier
-        turns, start = _turns(copier, copy)
+        what = f"copy {copy.number} beside the steps"
+        with self._watch(what):
+            turns, start = _turns(copier, copy)
         for _ in range(copier.num_turns(units_for(len(copy.tokens) - start, self._page_size))):
-            with self._watch(f"copy {copy.number} beside the steps"), self._pace.turn(), self._changed:
+            with self._watch(what), self._pace.turn(), self._changed:
                 if self._copier is not copier or not next(turns):
                     return False
         return True

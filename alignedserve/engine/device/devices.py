@@ -35,6 +35,13 @@ def name_of(device: torch.device) -> str | None:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """Return the UUID of a GPU as its driver names it, nothing for a CPU."""
+    if device.type != "cuda":
+        return ""
+    return str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+
+
 def use(device: torch.device) -> torch.device:
     """Make it this thread's default CUDA device, and return it with its number, as tensors on it report it."""
     if device.type != "cuda":

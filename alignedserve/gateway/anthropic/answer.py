@@ -13,7 +13,7 @@ from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.http.error_responses import message_error
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
-from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.reading import AnswerPiece, cost_of
 from alignedserve.text.calls.scanning import CallPart
 
 _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
@@ -95,6 +95,7 @@ class MessageAnswer(ItemAnswer):
         reason = self._limit if piece.finish is FinishReason.LENGTH else "tool_use" if calls else "end_turn"
         end = {"stop_reason": reason if piece.stop is None else "stop_sequence", "stop_sequence": piece.stop}
         self.tree |= end
+        self.tree["usage"] |= cost_of([piece.spent])
         usage = {name: count for name, count in self.tree["usage"].items() if name != "service_tier"}
         self._events += [{"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
 

@@ -85,7 +85,7 @@ class BodyMeter:
         num_tokens = len(delivered.tokens)
         self._record.cached_tokens += delivered.opening.num_cached
         self._record.output_tokens += num_tokens
-        self._meters[choice].deliver(num_tokens, delivered.opening)
+        self._meters[choice].deliver(num_tokens, delivered.opening, delivered.spent)
         return self._tab.use(num_tokens)
 
     def count_write(self, choice: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
-from alignedserve.core import FinishReason, Logprob
+from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Spent
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.modelled import call_format, make_splitter, markers_of_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
@@ -33,6 +35,7 @@ class AnswerPiece:
     stop: str | None = None  # the stop string that has ended the answer
     reasoning: str = ""  # what the model says to itself before its answer
     num_reasoning: int = 0  # tokens of it, its markers included
+    spent: Spent = NOTHING_SPENT  # by the request so far
 
     @property
     def is_text_alone(self) -> bool:
@@ -55,7 +58,17 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
         pieces[-1].stop,
         "".join(piece.reasoning for piece in pieces),
         sum(piece.num_reasoning for piece in pieces),
+        pieces[-1].spent,
     )
+
+
+def cost_of(spent: Iterable[Spent]) -> dict[str, Any]:
+    """Return what requests have used as a field of a usage; nothing where their workers did not say."""
+    in_all = reduce(Spent.plus, spent, NOTHING_SPENT)
+    if not in_all.seconds:
+        return {}
+    cost = {"device_seconds": round(in_all.seconds, 6), "joules": round(in_all.joules, 3), "energy": in_all.source}
+    return {"cost": cost}
 
 
 @dataclass(frozen=True)
@@ -143,6 +156,7 @@ class AnswerReader:
             self._stops.found or None,
             read.reasoning if self._shows_reasoning else "",
             read.num_reasoning,
+            delivered.spent,
         )
 
     def _read(self, delivered: Delivered) -> _Found:

@@ -9,11 +9,11 @@ import codecs
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from alignedserve.core import FinishReason, Logprob, Request
-from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
+from alignedserve.core import FinishReason, Logprob, Request, Spent
+from alignedserve.gateway.openai.reading import AnswerPiece, cost_of, join_pieces
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openai.writing import encoded, encoded_runs
 from alignedserve.text.calls.scanning import CallPart
@@ -97,6 +97,7 @@ class _AnswerUsage:
     output_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    spent: dict[int, Spent] = field(default_factory=dict)  # by choice
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -107,6 +108,7 @@ class _AnswerUsage:
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             **reasoning,
+            **cost_of(self.spent.values()),
         }
 
 
@@ -215,6 +217,7 @@ class AnswerShape(ABC):
     def count(self, number: int, piece: AnswerPiece) -> None:
         self._usage.output_tokens += len(piece.tokens)
         self._usage.reasoning_tokens += piece.num_reasoning
+        self._usage.spent[number] = piece.spent
         if number % self.num_per_prompt == 0:  # a prompt counts once, however many choices it has
             self._usage.cached_tokens += piece.num_cached
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from alignedserve.core import FinishReason, Request
+from alignedserve.core import NOTHING_SPENT, FinishReason, Request
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
-from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.reading import AnswerPiece, cost_of
 from alignedserve.gateway.openai.shapes import TokenNames, chat_logprobs
 from alignedserve.gateway.openai.writing import encoded
 from alignedserve.gateway.responses.items import call_id, output_id
@@ -89,6 +89,7 @@ class ResponseAnswer(ItemAnswer):
         self._forms: dict[Kind, _TextForm] = {"text": _MESSAGE, "reasoning": _SUMMARY if wants_summary else _REASONING}
         self._with_logprobs, self._names = with_logprobs, TokenNames(text.token_bytes, by_ids=False)
         self._input_tokens = self._cached_tokens = self._output_tokens = self._reasoning_tokens = 0
+        self._spent = NOTHING_SPENT
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is not there yet
         self._logprobs: list[msgspec.Raw] = []  # of the open message
         self._shown_logprobs: list[msgspec.Raw] = []  # the same, as events show them
@@ -113,6 +114,7 @@ class ResponseAnswer(ItemAnswer):
         """Return the events of a piece."""
         self._output_tokens += len(piece.tokens)
         self._cached_tokens += piece.num_cached
+        self._spent = piece.spent
         self._reasoning_tokens += piece.num_reasoning
         if self._with_logprobs:  # the events of a reasoning have no place for them
             logprobs = list(chat_logprobs(piece.tokens, piece.logprobs, self._names))
@@ -155,6 +157,7 @@ class ResponseAnswer(ItemAnswer):
             "output_tokens": self._output_tokens,
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
             "total_tokens": self._input_tokens + self._output_tokens,
+            **cost_of([self._spent]),
         }
 
     # --- Items

@@ -17,6 +17,7 @@ from alignedserve.core import (
     Opening,
     Request,
     Scoring,
+    Spent,
 )
 from alignedserve.protocol.messages import Attempt
 from alignedserve.scheduling.policy import Policy
@@ -51,6 +52,9 @@ class WorkerRequest:
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     vector: bytes = b""  # where it asks for that
+    spent_s: float = 0.0  # its shares of the steps that it was in, in this attempt on all workers so far
+    spent_joules: float = 0.0  # ... and of their energy
+    told_s: float = 0.0  # of `spent_s`, what its owner was told
     came_with_kv: bool = False  # whether some of its KV was copied here, or computed for another request
     decode: str = ""  # the decode worker that the router named for it
     batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
@@ -170,7 +174,12 @@ class WorkerRequest:
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """Return the request as the pool gets it."""
         output, due = tuple(self.output), self.promise.due
-        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names, self.num_lost)
+        kept = tuple(self.logprobs), self.opening, names, self.num_lost, self.spent
+        return Entry(self.request, output, pages, due, *kept)
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(self.spent_s, self.spent_joules)
 
     @property
     def opening(self) -> Opening:
@@ -180,6 +189,7 @@ class WorkerRequest:
     def resume(self, entry: Entry, page_size: int) -> None:
         """Take over the progress of the request on other workers, from its entry."""
         self.prefix, self.logprobs = entry.prefix, list(entry.logprobs)
+        self.spent_s, self.spent_joules, _ = entry.spent
         opening = entry.opening
         self.prompt_logprobs, self.num_cached = list(opening.logprobs), opening.num_cached
         self.waited_s = opening.waited_s

@@ -1,0 +1,151 @@
+"""The energy of the device that this process computes on: counted where the machine counts it, else modelled.
+
+    nvml       the GPU's own counter
+    rapl       the counters of the processors' packages, of which the process has its share of the processor time
+    modelled   BUSY_W for each processor that the process keeps busy
+
+`EnergyMeter` tells steps what they use. Counters are too coarse for a step, so a step is told its time times the power
+of the last second or so, without what the device takes while it does nothing. For example, a GPU of 70 W at rest that
+used 340 J in a second, of which steps took 0.9 s, has a power of (340 - 0.1 · 70) / 0.9 = 370 W in steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from alignedserve.machine.gpus import OpenDriver
+
+# A hardware thread of a cloud's servers under full load: mean over the servers of AWS by Cloud Carbon Footprint.
+BUSY_W = 3.5
+READ_S = 1.0  # between two looks at the counter
+_FIRST_READ_S = 0.1  # until the first look: steps before it are told nothing
+_AT_REST = 0.05  # share of the time in steps, below which the power is that of a device at rest
+_POWERCAP, _STAT = Path("/sys/class/powercap"), Path("/proc/stat")
+_TICK_S = 0.01  # USER_HZ is 100 on Linux
+
+
+class Counter(NamedTuple):
+    source: str
+    joules: Callable[[], float]  # since some moment
+
+
+class EnergyMeter:
+    """The thread that reads results tells steps; any thread may ask for the joules."""
+
+    def __init__(self, counter: Counter, devices: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`devices` run the same steps, and use about the same: the ranks of a worker."""
+        self.source, self._read, self._devices, self._clock = *counter, devices, clock
+        self._reading = threading.Lock()
+        self._read_at, self._began_at = clock(), counter.joules()
+        self._joules = self._began_at  # when it was read
+        self._busy_s = 0.0  # since then
+        self._rest_w = self._busy_w = 0.0
+
+    @property
+    def joules(self) -> float:
+        """Return what the devices have used from the start on, steps or not."""
+        return self._devices * (self._count() - self._began_at)
+
+    def step(self, seconds: float) -> float:
+        """Return the joules of a step that has ended and took this long."""
+        self._busy_s += seconds
+        if self._clock() - self._read_at >= (READ_S if self._busy_w else _FIRST_READ_S):
+            self._look()
+        return self._devices * self._busy_w * seconds
+
+    def _look(self) -> None:
+        now, joules, busy_s = self._clock(), self._count(), self._busy_s
+        passed_s, used = now - self._read_at, joules - self._joules
+        self._read_at, self._joules, self._busy_s = now, joules, 0.0
+        if busy_s < _AT_REST * passed_s:
+            self._rest_w = used / passed_s
+        else:
+            self._busy_w = max(0.0, used - self._rest_w * max(0.0, passed_s - busy_s)) / busy_s
+
+    def _count(self) -> float:
+        with self._reading:
+            return self._read()
+
+
+# --- Counters
+
+
+def counter_of(gpu: str = "", powercap: Path = _POWERCAP, stat: Path = _STAT) -> Counter:
+    """Return the best counter there is of the GPU with this UUID, or of the processors for a process without one."""
+    if gpu:
+        driver = OpenDriver()
+        if driver.joules(gpu) is not None:
+            return Counter("nvml", lambda: driver.joules(gpu) or 0.0)
+        return Counter("modelled", _modelled)
+    packages = [package for path in sorted(powercap.glob("intel-rapl:*")) if (package := Package.at(path)) is not None]
+    if packages:
+        return Counter("rapl", PackageShare(packages, stat).joules)
+    return Counter("modelled", _modelled)
+
+
+def _modelled() -> float:
+    return BUSY_W * time.process_time()
+
+
+class Package:
+    """The counter of a package of processors, in microjoules, which begins again at its range (powercap)."""
+
+    def __init__(self, path: Path) -> None:
+        self._energy, self._range = path / "energy_uj", int((path / "max_energy_range_uj").read_text())
+        self._last = int(self._energy.read_text())
+        self._joules = 0.0
+
+    @classmethod
+    def at(cls, path: Path) -> Package | None:
+        """Return the package's counter; None where this is another one, or only root may read it."""
+        try:
+            return cls(path) if (path / "name").read_text().startswith("package") else None
+        except (OSError, ValueError):
+            return None
+
+    def joules(self) -> float:
+        now = int(self._energy.read_text())
+        self._joules += ((now - self._last) % (self._range + 1)) / 1e6
+        self._last = now
+        return self._joules
+
+
+class PackageShare:
+    """This process's share of its machine's packages: that of its time on the processors."""
+
+    def __init__(self, packages: Sequence[Package], stat: Path = _STAT, cpu_s: Callable[[], float] = time.process_time):
+        self._packages, self._stat, self._cpu_s = packages, stat, cpu_s
+        self._joules, self._counted = 0.0, 0.0
+        self._own_s, self._all_s = cpu_s(), self._busy_s()
+
+    def joules(self) -> float:
+        own_s, all_s, counted = self._cpu_s(), self._busy_s(), sum(package.joules() for package in self._packages)
+        if all_s > self._all_s:
+            share = min(1.0, (own_s - self._own_s) / (all_s - self._all_s))
+            self._joules += share * (counted - self._counted)
+            self._own_s, self._all_s, self._counted = own_s, all_s, counted
+        return self._joules
+
+    def _busy_s(self) -> float:
+        """Return the processor time of all processes of the machine."""
+        user, nice, system, _, _, irq, softirq, *_ = map(int, self._stat.read_text().split("\n", 1)[0].split()[1:])
+        return _TICK_S * (user + nice + system + irq + softirq)
+
+
+# --- What this process meters, for its figures
+
+_meter: EnergyMeter | None = None
+
+
+def meters(meter: EnergyMeter) -> None:
+    """Say what this process meters with."""
+    global _meter
+    _meter = meter
+
+
+def metered() -> EnergyMeter | None:
+    return _meter
