@@ -237,7 +237,7 @@ class CostModel:
             for length, before in [(len(chunk.tokens), chunk.num_before) for chunk in chunks]
         ]
         decode_s = any_s + token_s + per_decode
-        charged += [decode_s + per_prefix * decode.num_before for decode in decodes]
+        charged += [decode_s + per_prefix * (decode.start - decode.kv.dropped) for decode in decodes]  # num_before
         in_all = sum(charged)
         return [seconds / in_all for seconds in charged] if in_all > 0 else [1 / num] * num
 

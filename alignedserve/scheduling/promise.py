@@ -185,6 +185,7 @@ class StepPromise(Promise):
         if num_output:
             self._dues.num_done = self._early_chunks + num_output
         self._level = Level(request.arrival_at, policy.age_s)
+        self.is_behind = False  # whether it comes behind best-effort requests of other callers (caller_shares.py)
 
     @property
     def due(self) -> None:
@@ -238,7 +239,7 @@ class StepPromise(Promise):
             slack_s,
             request.arrival_at,
             is_late,
-            request.priority,
+            request.priority + (_BEHIND if self.is_behind else 0),
             INTERRUPTED if is_interrupted else self._level.at(now, remaining, has_begun),
             work.transfer_s,
             remaining,

@@ -1,4 +1,4 @@
-"""Real-time requests beyond their caller's part of a worker give way to those of others.
+"""Requests beyond their caller's part of a worker give way to those of others.
 
 A worker's seats are limited, and so are the prompt tokens of its next step. As long as both are enough for all, a
 caller takes what it wants. Where they are not, each caller has a part by its weight, which is 1 unless its key says
@@ -8,11 +8,14 @@ a caller with 1 request takes 1, and one with 160 requests has 63: its other 97 
 
     a request beyond the seats      is served as best-effort requests are (Yielding), and may lose its seat
     a prompt beyond the step        comes behind all other real-time requests
+
+Of best-effort requests a caller that has its part of the seats which such requests have now, and of one more, comes
+behind the others. For example, if one caller has all 10 and the next document of another waits, that comes first.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -33,6 +36,7 @@ class CallerShares:
         """Let requests yield that are beyond their caller's part; return those that begin or cease to yield.
 
         `seated` are the requests that may be in a step."""
+        self._waiting.put_behind(self._with_their_part(seated))
         if not (self._waiting.callers or self._yielding or self._behind):
             return ()
         yielding, behind = self._beyond(seated)
@@ -47,6 +51,19 @@ class CallerShares:
             self._waiting.refile(running)
         self._yielding, self._behind = yielding, behind
         return changed
+
+    def _with_their_part(self, seated: Sequence[WorkerRequest]) -> frozenset[str]:
+        """Return the callers whose best-effort requests have their part of the seats, where several callers wait."""
+        waiting = self._waiting.documents
+        if len(waiting) < 2:
+            return frozenset()
+        there = [running.request for running in seated if running.request.service is ServiceClass.BE]
+        seats = Counter(request.caller for request in there)
+        weights = {request.caller: request.weight for request in there}
+        weights |= {caller: next(iter(prompts)).request.weight for caller, prompts in waiting.items()}
+        wanted = [(seats[caller] + len(waiting.get(caller, ())), weight) for caller, weight in weights.items()]
+        one = part_of_one(wanted, len(there) + 1)
+        return frozenset(caller for caller in waiting if seats[caller] >= one * weights[caller])
 
     def _beyond(self, seated: Sequence[WorkerRequest]) -> tuple[dict[WorkerRequest, None], dict[WorkerRequest, None]]:
         """Return the requests beyond their caller's part of the seats, and the prompts beyond that of a step."""

@@ -164,3 +164,50 @@ def test_nothing_is_lost_whoever_asks_for_how_much(asked: list[tuple[str, bool, 
         device.ask(of(caller, make_request(f"{caller}{at}", RT if is_rt else BE, prompt, tokens, device.now)))
     device.run()
     assert device.said == {f"{caller}{at}": tokens for at, (caller, _, _, tokens, _) in enumerate(asked)}
+
+
+# --- Documents
+
+
+def documents(caller: str, number: int = FLOOD, prompt: int = 4, weight: int = 1, tokens: int = 30) -> list[Request]:
+    asked = (make_request(f"{caller}{at}", BE, prompt, tokens) for at in range(number))
+    return [replace(of(caller, one), weight=weight) for one in asked]
+
+
+def seats_of(device: Device, caller: str) -> int:
+    return sum(name.startswith(caller) for name in parts(device.plans[-1]))
+
+
+def test_a_document_does_not_wait_for_anothers_flood_of_shorter_ones() -> None:
+    device = Device(DEFAULT, ROOMY)
+    device.ask(*documents("ann"))
+    for _ in range(5):
+        device.step()
+    device.ask(of("bob", make_request("bob", BE, 40, tokens=4, at=device.now)))
+    while not device.said["bob"]:
+        device.step()
+    waited_for = sum(device.said[f"ann{at}"] == 30 for at in range(FLOOD))
+    assert waited_for <= SEATS, "those that had seats when it came"
+    device.run()
+    assert device.said == {"bob": 4, **{f"ann{at}": 30 for at in range(FLOOD)}}
+
+
+@pytest.mark.parametrize(("weight", "seats"), [(1, 1 / 2), (3, 1 / 4)])
+def test_callers_have_their_parts_of_the_seats_whatever_the_lengths_of_their_documents(
+    weight: int, seats: float
+) -> None:
+    device, had = Device(DEFAULT, replace(ROOMY, max_batch=8)), list[int]()
+    device.ask(*documents("ann", 80, weight=weight), *documents("bob", 80, prompt=24))
+    for _ in range(400):
+        device.step()
+        had.append(seats_of(device, "bob"))
+    assert sum(had[100:]) / 300 == pytest.approx(8 * seats, abs=1.0)
+
+
+def test_documents_of_one_caller_go_the_shortest_first_again_when_others_have_gone() -> None:
+    device = Device(DEFAULT, replace(ROOMY, max_batch=2))
+    device.ask(*documents("ann", 6), *documents("bob", 1, prompt=24))
+    device.run()
+    firsts = list(dict.fromkeys(name for plan in device.plans for name in parts(plan)))
+    assert firsts[:3] in (["ann0", "ann1", "bob0"], ["ann0", "bob0", "ann1"])
+    assert [name for name in firsts if name != "bob0"] == [f"ann{at}" for at in range(6)]

@@ -14,7 +14,13 @@ LENGTHS = Path(__file__).resolve().parents[1] / "simulator" / "data" / "sharegpt
 
 def request(id: str, prompt: Iterable[int], max_tokens: int, **more: Any) -> Request:
     """Return a chat's first attempt, greedy and without promises where `more` says nothing else."""
-    usual: dict[str, Any] = {"owner": "gateway-0", "attempt": 0, "emitted": (), "sampling": Sampling()}
+    usual: dict[str, Any] = {
+        "is_metered": True,
+        "owner": "gateway-0",
+        "attempt": 0,
+        "emitted": (),
+        "sampling": Sampling(),
+    }
     usual |= {"stop_tokens": (), "service": ServiceClass.RT, "slo": Slo(), "arrival_at": 0.0}
     return Request(id=id, prompt=tuple(prompt), max_tokens=max_tokens, **(usual | more))
 

@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import Promise, TokenPromise
+from alignedserve.scheduling.promise import Promise, StepPromise, TokenPromise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes
 from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.request import WorkerRequest
@@ -203,6 +203,8 @@ class WaitingPrompts:
         self._fetched: dict[WorkerRequest, None] = {}  # those with pages in the pool, which are copied here
         self._named: dict[str, list[WorkerRequest]] = {}
         self.callers: Counter[str] = Counter()  # of real-time prompts, also of those that yield (caller_shares.py)
+        self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
+        self._behind: frozenset[str] = frozenset()  # callers whose documents come behind those of others
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
         self.num_pooled = 0  # prompts that ask for a vector
@@ -266,6 +268,10 @@ class WaitingPrompts:
         self._note_fetch(running)
         if running.request.service is ServiceClass.RT:
             self.callers[running.request.caller] += 1
+        elif isinstance(running.promise, StepPromise):
+            caller = running.request.caller
+            self.documents.setdefault(caller, {})[running] = None
+            running.promise.is_behind = caller in self._behind
         if running.promise.is_rt:
             self._ttfts[running.request.slo.ttft_s] += 1
         self._unfiled[running] = None
@@ -316,6 +322,12 @@ class WaitingPrompts:
             del self._named[running.request.id]
         if running.request.service is ServiceClass.RT:
             _forget(self.callers, running.request.caller)
+        elif isinstance(running.promise, StepPromise):
+            running.promise.is_behind = False
+            of_caller = self.documents[running.request.caller]
+            del of_caller[running]
+            if not of_caller:
+                del self.documents[running.request.caller]
         if running.promise.is_rt:
             _forget(self._ttfts, running.request.slo.ttft_s)
         self._unfiled.pop(running, None)
@@ -346,6 +358,15 @@ class WaitingPrompts:
         if running in self._all:
             self._take_out(running)
             self._unfiled[running] = None
+
+    def put_behind(self, callers: frozenset[str]) -> None:
+        """Have the best-effort prompts of these callers, and of no others, come behind those of others."""
+        for caller in sorted(callers ^ self._behind):
+            for running in self.documents.get(caller, ()):
+                assert isinstance(running.promise, StepPromise)
+                running.promise.is_behind = caller in callers
+                self.refile(running)
+        self._behind = callers
 
     # --- Their order
 
