@@ -25,7 +25,7 @@ from alignedserve.locks import LockHeld, NotPrivate, locked, private_folder
 
 ALONE = "shared-memory.lock"
 _ALONE_S = 60.0  # for the lock of some system calls
-_ENDING_S = 5.0  # Ray's processes see the end of their node by themselves
+_ENDING_S = 20.0  # Ray's processes see the end of their node by themselves; on a busy machine 5 s were too few
 _LOOK_S = 0.05
 _MIB = 1 << 20
 _FILLED_AT_ONCE = 1 << 30  # bytes: about half a second
