@@ -19,6 +19,7 @@ from tests.cluster.growing import CONFIG
 from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, STOP_S, Deployment, deployed, marked, part_of
 
 Resources = Mapping[str, float]
+STARTS = 4  # of a cluster, where a start fails
 
 
 class Nodes:
@@ -52,12 +53,14 @@ class Nodes:
             env=inherited | self.environment | set_for_all,
         )
         self._process: subprocess.Popen[str] = start()
-        try:
-            self.address = self._answer()
-        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is at the time
-            self._process.communicate(timeout=STOP_S)
-            self._process = start()
-            self.address = self._answer()
+        for _ in range(STARTS - 1):
+            try:
+                self.address = self._answer()
+                return
+            except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is at the time
+                self._process.communicate(timeout=STOP_S)
+                self._process = start()
+        self.address = self._answer()
 
     def add(self, node: Resources) -> None:
         self._order(f"add {json.dumps(node)}")
@@ -68,6 +71,14 @@ class Nodes:
     def delete(self, number: int) -> None:
         """End a node as Kubernetes ends a pod."""
         self._order(f"delete {number}")
+
+    def gcs_server(self) -> int:
+        """Return the process of Ray's server on the head."""
+        (pid,) = (pid for pid, command in self.processes().items() if "/gcs_server " in command)
+        return pid
+
+    def restart_gcs_server(self) -> None:
+        self._order("restart gcs_server")
 
     def count(self) -> int:
         """Return the number of nodes, the head among them."""
@@ -103,7 +114,7 @@ class Nodes:
         """Return the next answer, and skip what Ray itself prints on standard output."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(("add ", "kill ", "delete ")) or line[:1].isdigit():
+            if line.startswith(("add ", "kill ", "delete ", "restart ")) or line[:1].isdigit():
                 return line.strip()
         raise AssertionError("the cluster has ended")
 

@@ -5,7 +5,8 @@
 The first node is the head. The program prints the cluster's address once all nodes are there. A line on standard input
 is
 an order, and is answered with a line: `add {"CPU": 4}` starts a node, `kill 1` ends the second node's processes, and
-`delete 1` does so as `ray start --block` does, the first process of a pod, when it gets SIGTERM.
+`delete 1` does so as `ray start --block` does, the first process of a pod, when it gets SIGTERM. `restart gcs_server`
+starts the head's server again, which has been killed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ def main() -> None:
             order, what = line.split(maxsplit=1)
             if order == "add":
                 nodes.append(cluster.add_node(**arguments(what)))
+            elif order == "restart":
+                cluster.head_node.kill_gcs_server(check_alive=False)
+                cluster.head_node.start_gcs_server()
             elif order == "delete":
                 nodes[int(what)]._drain_node_before_shutdown()
                 cluster.remove_node(nodes[int(what)], allow_graceful=True)

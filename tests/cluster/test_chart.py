@@ -22,7 +22,9 @@ from tests.cluster.test_deploy import schema
 from tests.helm import CHART, NAME, ROOT, helm, refusal, rendered
 
 KUBERNETES = "1.31.0"
-WITH_ALL = "store: {redis: true}\ngateway: {claim: jobs}\nmachines: {gpus: 4, roles: {decode: 3}}"
+WITH_ALL = (
+    "store: {redis: true}\ngateway: {claim: jobs}\nmachines: {gpus: 4, roles: {decode: 3}}\nhead: {redis: 'db:6390'}"
+)
 WITHOUT_GPUS = "machines: {gpus: 0}"
 VALUES = ("", WITH_ALL, WITHOUT_GPUS)
 Pod = dict[str, Any]
@@ -215,6 +217,14 @@ def test_secrets_go_to_those_who_need_them_and_stand_in_no_manifest() -> None:
     assert of_kind("Secret") == []
 
 
+def test_the_head_keeps_what_ray_knows_where_the_values_say() -> None:
+    assert "gcsFaultToleranceOptions" not in ray_cluster()["spec"]
+    assert ray_cluster(WITH_ALL)["spec"]["gcsFaultToleranceOptions"] == {
+        "redisAddress": "db:6390",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "alignedserve", "key": "redis-password"}}},
+    }
+
+
 # --- The network
 
 
@@ -239,6 +249,7 @@ def test_pods_reach_and_are_reached_by_what_they_need_alone() -> None:
     assert reached("gateway") == {"ingress": {"own", 8000}, "egress": {"own", 53, 443}}
     assert reached("worker") == {"ingress": {"own"}, "egress": {"own", 53, 443}}
     assert reached("gateway", "store: {redis: true, port: 6380}")["egress"] == {"own", 53, 443, 6380}
+    assert reached("head", WITH_ALL)["egress"] == {"own", 53, 443, 6443, 6390}
 
 
 def test_policies_close_every_pod_in_both_directions() -> None:
@@ -354,6 +365,7 @@ def test_machines_are_as_many_as_the_values_say_and_take_the_roles() -> None:
         ("machines: {memory: 32}", "memory"),
         ("machines: {roles: {decoder: 1}}", "decoder"),
         ("gateway: {cpus: 0}", "cpus"),
+        ("head: {redis: 'redis://db'}", "redis"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: str, named: str) -> None:

@@ -77,8 +77,7 @@ def test_a_deployment_on_two_nodes_from_its_start_to_its_end() -> None:
             wanted = mixed(6, seed=2, outputs=(40, 90))
             check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill(1)))
 
-            (gcs,) = (pid for pid, command in nodes.processes().items() if "/gcs_server " in command)
-            with held(gcs):
+            with held(nodes.gcs_server()):
                 deployment.send(signal.SIGINT)
                 assert deployment.stop(signal.SIGTERM, within_s=SOON_S) == 0
             assert "alignedserve: the end hangs in " in deployment.log()

@@ -4,8 +4,8 @@
 set -eu
 ulimit -n 65536 || true  # less where the machine allows less
 (
-  until ray health-check > /dev/null 2>&1; do sleep 1; done
-  while ray health-check > /dev/null 2>&1; do
+  while :; do
+    until ray health-check > /dev/null 2>&1; do sleep 1; done  # the head may be away for a while
     alignedserve serve --config /etc/alignedserve/serve.yaml && break
     sleep 2
   done
