@@ -203,11 +203,13 @@ class OpenJobs:
 
 
 async def recent_jobs(store: Store) -> JobsPicture:
-    """Return the open jobs whose deadlines are next, and the jobs that ended last."""
+    """Return the open jobs whose deadlines are next, and those that ended last. What ends meanwhile is shown once."""
     jobs = sorted(await store.open_jobs(), key=lambda job: job.expires_at)
     pictures = [await _job_picture(store, job) for job in jobs[:_MOST_JOBS]]
     ended = tuple(map(_ended_picture, await store.ended_jobs(_MOST_JOBS)))
-    return JobsPicture(tuple(pictures), max(0, len(jobs) - _MOST_JOBS), ended)
+    have_ended = {job.id for job in ended}
+    are_open = tuple(job for job in pictures if job.ended_at is None and job.id not in have_ended)
+    return JobsPicture(are_open, max(0, len(jobs) - _MOST_JOBS), ended)
 
 
 def _ended_picture(job: Job) -> JobPicture:
@@ -219,6 +221,10 @@ def _ended_picture(job: Job) -> JobPicture:
 
 async def _job_picture(store: Store, job: Job) -> JobPicture:
     counts, forecast = await store.counts(job.id), await store.forecast(job.id)
+    if not counts.done:  # they go as the job ends: it may have ended since it was read
+        job = await store.job(job.owner, job.id) or job
+        if not job.is_open:
+            return _ended_picture(job)
     is_running = forecast is not None and job.status is JobStatus.IN_PROGRESS
     return JobPicture(
         id=job.id,

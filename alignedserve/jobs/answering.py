@@ -97,7 +97,7 @@ class Answering:
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_OPEN))  # of all lines' choices
     ledger: Ledger = field(default_factory=Ledger)
     # Each trial of a grammar has a limit of its own, and may wait for those of the other threads.
-    threads: BoundedThreads = field(default_factory=lambda: BoundedThreads(THREADS, "lines", times=5))
+    threads: BoundedThreads = field(default_factory=lambda: BoundedThreads(THREADS, "texts", times=5))
 
     @property
     def models(self) -> Sequence[str]:

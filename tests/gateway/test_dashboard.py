@@ -313,6 +313,39 @@ def test_open_jobs_come_with_their_progress_the_most_urgent_first(tmp_path: Path
     assert (second.id, second.status, second.total) == ("batch_2", "validating", 0)
 
 
+@pytest.mark.parametrize("moment", ["counts", "ended_jobs"])
+def test_a_job_that_ends_while_it_is_read_is_shown_once_with_its_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It was shown as running, without a line done or beside itself as ended."""
+    works = getattr(SqliteStore, moment)
+
+    async def shown() -> JobsPicture:
+        store = await SqliteStore.open(tmp_path / "jobs.sqlite")
+        try:
+            await store.add_job(JOB)
+            running = await store.save_job(JOB.move(JobStatus.IN_PROGRESS, 1_001, total=1))
+            fence = await store.lease(Holder("jobs-0", 1), 60.0)
+            assert fence is not None
+            await store.add_results(running.id, [LineResult(1, True, "{}")], fence)
+
+            async def late(store: SqliteStore, *given: Any) -> Any:
+                monkeypatch.setattr(SqliteStore, moment, works)
+                ended = replace(running, counts=await store.counts(running.id))
+                ended = ended.move(JobStatus.FINALIZING, 1_002).move(JobStatus.COMPLETED, 1_003, kept_until=9_000)
+                await store.save_job(ended)
+                return await works(store, *given)
+
+            monkeypatch.setattr(SqliteStore, moment, late)
+            return await recent_jobs(store)
+        finally:
+            await store.close()
+
+    jobs = asyncio.run(shown())
+    assert jobs.open == ()
+    assert [(job.id, job.status, job.done) for job in jobs.ended] == [("batch_1", "completed", 1)]
+
+
 def test_a_store_that_hangs_keeps_no_picture_waiting() -> None:
     async def shown() -> list[str]:
         async def hang() -> Storage:
