@@ -130,6 +130,7 @@ class JobRunner:
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # job -> results that must be written
         self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
         self._threads = BoundedThreads(THREADS, "lines")  # read and write them
+        self._readers = BoundedThreads(THREADS, "files", times=5)  # read whole files, of up to 200 MB
         self._halt = Halt()
 
     @property
@@ -233,6 +234,9 @@ class JobRunner:
         except StoreError as error:
             self._log_trouble(error)
             self._report_failure(job)
+        except WorkTooLong as error:  # its disk may hang, and come back
+            log.error("%s waits: %s", job.id if job is not None else "a forecast", error)
+            self._report_failure(job)
         except ENDS:
             raise
         except BaseException:
@@ -259,7 +263,7 @@ class JobRunner:
             message = f"there is no file {job.input_file_id} any more"
             return self._deliver(_file_gone(job, message))
         try:
-            verdict = await asyncio.to_thread(self._check_file, job)
+            verdict = await self._readers.do(lambda: self._check_file(job))
         except BytesGone as error:
             return self._deliver(_file_gone(job, str(error)))
         self._deliver(JobChecked(job.id, verdict.total, verdict.model, verdict.problems))
@@ -272,7 +276,7 @@ class JobRunner:
 
     async def _index(self, job: Job) -> None:
         done = await self._store.done_lines(job.id)
-        places = self._places[job.id] = await asyncio.to_thread(self._read_places, job, done)
+        places = self._places[job.id] = await self._readers.do(lambda: self._read_places(job, done))
         self._deliver(JobIndexed(job.id, places.lines))
 
     def _read_places(self, job: Job, done: Collection[int]) -> LinePlaces:

@@ -199,6 +199,36 @@ def test_a_line_that_hangs_in_a_thread_holds_up_no_other(
 
 
 @sqlite_only
+@pytest.mark.parametrize("place", ["_check_file", "_read_places"])
+def test_a_file_whose_reading_hangs_is_read_again(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    monkeypatch.setattr("alignedserve.shell.bounded_threads.WORK_S", 0.2)
+    is_over, works, hangs = Event(), getattr(JobRunner, place), list[bool]()
+
+    def hangs_once(*given: Any) -> Any:
+        if not hangs:
+            hangs.append(True)
+            is_over.wait()
+        return works(*given)
+
+    monkeypatch.setattr(JobRunner, place, hangs_once)
+
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            try:
+                batch = await ended(client, (await submit(client, line("a")))["id"])
+            finally:
+                is_over.set()
+            assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+
+    service.run(check)
+    assert hangs
+    (waits,) = [message for message in caplog.messages if " waits: " in message]
+    assert waits.endswith("and gives it up")
+
+
+@sqlite_only
 def test_a_batch_that_ends_while_it_is_looked_at_has_its_counts(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
