@@ -69,6 +69,7 @@ class Servers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self.servers: list[int] = []  # the master, its replicas
         self.url = ""
+        self.refused: list[str] = []  # addresses with a wrong password for Sentinels
 
     def _start(self, port: int, *options: str, conf: Path | None = None) -> None:
         own = self._folder / str(port)
@@ -97,36 +98,49 @@ class Servers:
 
 
 class RedisTrio(Servers):
-    """A master and two replicas that three Sentinels watch."""
+    """A master and two replicas that three Sentinels watch. With passwords, an address first names a server that takes
+    another one, as a Sentinel whose password was changed."""
 
     SERVICE = "jobs"
 
-    def __init__(self, folder: Path, is_tls: bool = False) -> None:
+    def __init__(self, folder: Path, is_tls: bool = False, password: str = "", sentinel_password: str = "") -> None:
         super().__init__(folder, is_tls)
-        ports = free_ports(6)
-        self.servers, self.sentinels = ports[:3], ports[3:]
+        ports = free_ports(7)
+        self.servers, self.sentinels, changed = ports[:3], ports[3:6], ports[6:]
+        self._sentinel_password = sentinel_password or None
+        login = ["--requirepass", password, "--masterauth", password] if password else []
         for port in self.servers:
             of = [] if port == self.servers[0] else ["--replicaof", f"127.0.0.1 {self.servers[0]}"]
-            self._start(port, *_REPLICATED, *of)
+            self._start(port, *_REPLICATED, *of, *login)
         for port in self.sentinels:
             conf = folder / f"{port}.conf"
             conf.write_text(
                 f"sentinel monitor {self.SERVICE} 127.0.0.1 {self.servers[0]} 2\n"
                 f"sentinel down-after-milliseconds {self.SERVICE} 2000\n"
                 f"sentinel failover-timeout {self.SERVICE} 10000\n"
+                + (f"sentinel auth-pass {self.SERVICE} {password}\n" if password else "")
+                + (f"requirepass {sentinel_password}\n" if sentinel_password else "")
             )
             self._start(port, conf=conf)
         _wait_until(
             "the Sentinels find each other", lambda: {self._known_to(port) for port in self.sentinels} == {(2, 2)}
         )
-        scheme, options = ("rediss", f"?ssl_ca_certs={PEM}") if is_tls else ("redis", "")
         hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
-        self.url = f"{scheme}+sentinel://{hosts}/{self.SERVICE}/0{options}"
+        login, options = "", [f"ssl_ca_certs={PEM}"] if is_tls else []
+        scheme = "rediss" if is_tls else "redis"
+        if password:
+            self._start(changed[0], "--requirepass", "other")
+            login, hosts = f":{password}@", f"127.0.0.1:{changed[0]},{hosts}"
+        without = f"{scheme}+sentinel://{login}{hosts}/{self.SERVICE}/0?{'&'.join(options)}"
+        self.url = f"{without}&sentinel_password={sentinel_password}" if password else without
+        self.refused = [without, f"{without}&sentinel_password=wr0ng"] if password else []
 
     def _known_to(self, port: int) -> tuple[int, int]:
         """Return how many replicas and other Sentinels a Sentinel knows."""
         try:
-            with redis.Redis(port=port, ssl=self._is_tls, ssl_cert_reqs="none") as client:
+            with redis.Redis(
+                port=port, password=self._sentinel_password, ssl=self._is_tls, ssl_cert_reqs="none"
+            ) as client:
                 known: Any = client.sentinel_master(self.SERVICE)
         except redis.ConnectionError:
             return 0, 0

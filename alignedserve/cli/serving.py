@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from dataclasses import fields, replace
 from functools import partial
@@ -20,6 +19,7 @@ from alignedserve.config.presets import PRESETS, Preset, preset
 from alignedserve.config.setting import Reach, Setting, leaves
 from alignedserve.config.sources import read_settings, read_yaml
 from alignedserve.errors import ConfigError
+from alignedserve.store.address import hide_secrets
 
 # --- serve
 
@@ -168,7 +168,7 @@ def _yaml(config: Config) -> str:
     tree = dump(config, settings())
     if config.server.api_key is not None:
         tree["server"]["api_key"] = "(hidden)"
-    tree["jobs"]["store"] = re.sub(r"//[^/@]*@", "//(hidden)@", config.jobs.store)
+    tree["jobs"]["store"] = hide_secrets(config.jobs.store)
     usual = dict(leaves(of_preset(config.preset, {})))
     changed = {path: value for path, value in leaves(config) if path not in settings() and value != usual[path]}
     source = changed.pop("schedule.policy", None)

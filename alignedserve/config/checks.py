@@ -25,10 +25,9 @@ def check_together(config: Config) -> None:
     _check_ray(config)
     _check_named("reasoning_parser", config.reasoning_parser, (AUTO, NONE, *REASONING_FAMILIES))
     _check_named("tool_call_parser", config.tool_call_parser, (AUTO, *sorted(CALL_FORMATS)))
-    if not re.match(r"(sqlite|off)$|rediss?(\+cluster)?://|redis\+sentinel://|unix://", config.jobs.store):
-        raise ConfigError(
-            f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"
-        )
+    if not re.match(r"(sqlite|off)$|rediss?(\+(cluster|sentinel))?://|unix://", config.jobs.store):
+        shown = config.jobs.store.partition(":")[0]  # a password may follow
+        raise ConfigError(f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {shown!r:.40}")
 
 
 def _check_named(path: str, name: str, known: tuple[str, ...]) -> None:

@@ -2,9 +2,11 @@
 
     redis://HOST:6379/0                                          also rediss:// and unix://
     redis+sentinel://:PASSWORD@HOST,HOST:26379,HOST/SERVICE/0    also rediss+sentinel://: TLS to servers and Sentinels
+                                                                 ?sentinel_password=PASSWORD (and sentinel_username)
     redis+cluster://:PASSWORD@HOST,HOST:6379,HOST/NAME           also rediss+cluster://
 
-All take the options of rediss://, such as ?ssl_ca_certs=FILE. Sentinels are asked without a password.
+All take the options of rediss://, such as ?ssl_ca_certs=FILE. The password before the hosts is that of the servers, as
+elsewhere. Sentinels have their own, if any.
 
 Behind Sentinels and in a cluster a write is acknowledged when replicas have it too: a master that dies takes nothing
 with it, and one that is cut off from its replicas acknowledges nothing.
@@ -40,7 +42,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from alignedserve.errors import StoreError, StoreUnfit
+from alignedserve.errors import ConfigError, StoreUnfit
+from alignedserve.store.address import without_password
 
 ANSWER_S = 5.0  # of a command
 TRIES, FAILOVER_TRIES = 6, 15  # the pauses between all tries take about 6 s, and 24 s, in which a new master is chosen
@@ -53,6 +56,10 @@ Address = tuple[str, int]
 
 class LoginRefused(RedisError):
     """The server refuses the user or password."""
+
+
+class SentinelsRefuse(LoginRefused):
+    """The Sentinels refuse the user or password for them."""
 
 
 class Tries(Retry):
@@ -68,6 +75,30 @@ class Tries(Retry):
 
 
 ONCE: dict[str, Any] = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Tries(NoBackoff(), 0)}
+
+
+class Sentinels(Sentinel):
+    async def discover_master(self, service_name: str) -> Address:
+        """Return the address of the master that a Sentinel names.
+
+        One that is away, or refuses us since it has a new password already, leaves the answer to the others."""
+        why, refused, have_answered = list[str](), list[LoginRefused](), False
+        for sentinel in list(self.sentinels):
+            try:
+                state = cast("dict[str, Any]", await sentinel.sentinel_masters()).get(service_name)
+            except LoginRefused as error:
+                refused.append(error)
+            except (ConnectionError, TimeoutError) as error:
+                why.append(str(error))
+            else:
+                have_answered = True
+                if state and self.check_master_state(state, service_name):
+                    self.sentinels.remove(sentinel)
+                    self.sentinels.insert(0, sentinel)  # it is asked first from now on
+                    return state["ip"], state["port"]
+        if refused and not have_answered:
+            raise SentinelsRefuse(str(refused[0]))
+        raise ConnectionError("; ".join((f"no Sentinel names a master of {service_name}", *why)))
 
 
 class MasterConnection(SentinelManagedConnection):
@@ -154,6 +185,7 @@ def key_prefix(url: str, prefix: str) -> str:
 
 
 def connect(url: str, prefix: str) -> Redis:
+    """Return a client of the server; raise ConfigError, TypeError or ValueError if the address is none."""
     options: dict[str, Any] = {
         "decode_responses": True,
         "socket_timeout": ANSWER_S,
@@ -163,21 +195,26 @@ def connect(url: str, prefix: str) -> Redis:
     }
     split = urlsplit(url)
     if split.scheme in SENTINELS:
-        return _named_by_sentinels(split, options)
-    if split.scheme in CLUSTERS:
-        return _named_by_cluster(split, key_slot(prefix.encode()), options)
-    return Redis.from_url(url, **options)
+        redis = _named_by_sentinels(split, options)
+    elif split.scheme in CLUSTERS:
+        redis = _named_by_cluster(split, key_slot(prefix.encode()), options)
+    else:
+        redis = Redis.from_url(url, **options)
+    redis.connection_pool.make_connection()  # raises TypeError at an option that it does not know
+    return redis
 
 
 def _named_by_sentinels(split: SplitResult, options: dict[str, Any]) -> Redis:
     """Return a client that asks the Sentinels for the master each time that it connects."""
     service, _, database = split.path.strip("/").partition("/")
     if not service or not (database or "0").isdigit():
-        where = f"{split.scheme}://{split.netloc.rpartition('@')[2]}{split.path}"
-        raise StoreError(f"{where} must end with the name of the service: /SERVICE or /SERVICE/0")
+        where = without_password(split.geturl())
+        raise ConfigError(f"{where} must end with the name of the service: /SERVICE or /SERVICE/0")
     sentinels, is_tls, given = _parsed(split, SENTINEL_PORT)
     asking = {name: value for name, value in given.items() if name.startswith("ssl_")}
-    sentinel = cast(Any, Sentinel)(sentinels, sentinel_kwargs={**ONCE, **asking, "ssl": is_tls}, **options)
+    for name in ("username", "password"):
+        asking[name] = given.pop(f"sentinel_{name}", None)
+    sentinel = cast(Any, Sentinels)(sentinels, sentinel_kwargs={**ONCE, **asking, "ssl": is_tls}, **options)
     connection = MasterTlsConnection if is_tls else MasterConnection
     master = sentinel.master_for(service, connection_class=connection, **given, db=int(database or 0))
     return cast(Redis, master)

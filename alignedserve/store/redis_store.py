@@ -32,9 +32,17 @@ from typing import Any, TypeVar, cast
 import msgspec
 from redis.exceptions import ConnectionError, MovedError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
-from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull, StoreRefused, StoreUnfit
+from alignedserve.errors import ConfigError, Conflict, Fenced, StoreError, StoreFull, StoreRefused, StoreUnfit
+from alignedserve.store.address import without_password
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
-from alignedserve.store.redis_client import REPLICA_MS, LoginRefused, connect, is_replicated, key_prefix
+from alignedserve.store.redis_client import (
+    REPLICA_MS,
+    LoginRefused,
+    SentinelsRefuse,
+    connect,
+    is_replicated,
+    key_prefix,
+)
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     MOST_TOGETHER,
@@ -55,6 +63,10 @@ OLDEST = (6, 0)  # version of Redis
 T = TypeVar("T", StoredFile, Job, StoredResponse)
 ROWS = 100  # rows of a list or of results that are read together
 
+_UNREADABLE = (
+    "jobs.store is no address: redis://USER:PASSWORD@HOST:PORT/0, with options of redis-py behind a ?; write / ? # @ & "
+    "of a password as %2F %3F %23 %40 %26"
+)
 _OPERATIONS = files("alignedserve.store").joinpath("redis.lua").read_text(encoding="utf-8")
 
 Migration = Callable[["RedisStore"], Awaitable[None]]
@@ -83,8 +95,11 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 class RedisStore:
     def __init__(self, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-        self._prefix = key_prefix(url, prefix)
-        self.redis, self._has_replicas = connect(url, self._prefix), is_replicated(url)
+        try:
+            self._prefix = key_prefix(url, prefix)
+            self.redis, self._has_replicas = connect(url, self._prefix), is_replicated(url)
+        except (TypeError, ValueError):  # whose texts may have a part of a password
+            raise ConfigError(_UNREADABLE) from None
         self._num_following = 1  # replicas of the master, when it last said so
         self._migrations = migrations
         self._where = without_password(url)
@@ -407,6 +422,10 @@ class RedisStore:
             raise StoreFull(f"{self._where} has no memory left: give Redis more, or delete files") from error
         except (ConnectionError, TimeoutError) as error:
             raise StoreError(f"{self._where} is not reached: {_one_line(error)}") from error
+        except SentinelsRefuse as error:
+            said = f"the Sentinels of {self._where} refuse the user or password for them in jobs.store"
+            named = "start with the right ones, ?sentinel_username=USER&sentinel_password=PASSWORD"
+            raise StoreRefused(f"{said} ({_one_line(error).rstrip('.')}): {named}") from error
         except LoginRefused as error:
             said = f"{self._where} refuses the user or password in jobs.store ({_one_line(error).rstrip('.')})"
             raise StoreRefused(f"{said}: start with the right ones, redis://USER:PASSWORD@HOST") from error
@@ -442,11 +461,6 @@ def _fence(fence: int | None) -> str:
 
 def _fenced(fence: int | None) -> Fenced:
     return Fenced(f"another job runner has the lease: our number was {fence}")
-
-
-def without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _one_line(error: Exception) -> str:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import StoreError, StoreFull, StoreRefused, StoreTaken, StoreUnfit
+from alignedserve.store.address import without_password
 from alignedserve.store.blobs import Blobs, Writing, check_writable, sync_path
 from alignedserve.store.sqlite_store import ANSWER_S, SqliteStore
 from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
@@ -213,8 +214,6 @@ def _shown(jobs: JobsConfig) -> str:
     """Return where the store is, without a password."""
     if jobs.store == SQLITE:
         return str(data_folder(jobs))
-    from alignedserve.store.redis_store import without_password
-
     return without_password(jobs.store)
 
 

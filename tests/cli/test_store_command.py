@@ -84,10 +84,18 @@ def test_without_a_store_there_is_nothing_to_look_at(capsys: pytest.CaptureFixtu
     assert "jobs.store is off" in capsys.readouterr().err
 
 
-def test_a_password_of_a_store_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--print-config", "--jobs-store", "redis://user:s3cret@host/1"]) == 0
-    said = capsys.readouterr().out
-    assert "store: redis://(hidden)@host/1" in said
+@pytest.mark.parametrize(
+    ("store", "shown"),
+    [
+        ("redis://user:s3cret@host/1", "store: redis://(hidden)@host/1\n"),
+        ("rediss+sentinel://:s3cret@a,b/jobs?sentinel_password=s3cret", "jobs?sentinel_password=(hidden)\n"),
+        ("redis+sentinels://:s3cret@a", "that begins with redis://, not 'redis+sentinels'\n"),
+    ],
+)
+def test_a_password_of_a_store_is_not_shown(store: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["serve", "--print-config", "--jobs-store", store])
+    said = "".join(capsys.readouterr())
+    assert shown in said
     assert "s3cret" not in said
 
 

@@ -9,14 +9,19 @@ from functools import partial
 
 import pytest
 
-from alignedserve.errors import StoreError, StoreRefused
+from alignedserve.errors import ConfigError, StoreError, StoreRefused
 from alignedserve.store import redis_client
+from alignedserve.store.address import hide_secrets, without_password
 from alignedserve.store.redis_store import RedisStore
 from tests.redis_server import RedisCluster, RedisTrio, Servers
 from tests.store.loading import Load, opened
 from tests.store.test_stores import ME, stored
 
-STARTS = {"sentinels": RedisTrio, "sentinels with TLS": partial(RedisTrio, is_tls=True), "cluster": RedisCluster}
+STARTS = {
+    "sentinels": RedisTrio,
+    "sentinels with TLS and passwords": partial(RedisTrio, is_tls=True, password="s3cret", sentinel_password="wh1sper"),
+    "cluster": RedisCluster,
+}
 
 
 @pytest.fixture(scope="module", params=STARTS)
@@ -70,7 +75,16 @@ def test_a_master_without_a_replica_acknowledges_nothing(servers: Servers, monke
 
 def test_a_password_that_servers_refuse_is_said(servers: Servers) -> None:
     with pytest.raises(StoreRefused, match=r"refuses the user or password in jobs\.store"):
-        asyncio.run(RedisStore.open(servers.url.replace("//", "//nobody:wrong@"), "p"))
+        asyncio.run(RedisStore.open(re.sub("//(:s3cret@)?", "//nobody:wrong@", servers.url), "p"))
+
+
+def test_a_password_that_sentinels_refuse_is_said(servers: Servers) -> None:
+    for url in servers.refused:
+        with pytest.raises(StoreRefused) as refused:
+            asyncio.run(RedisStore.open(url, "p"))
+        said = r"the Sentinels of \S+ refuse the user or password for them [^\n]+: start with the right ones, \S+"
+        assert re.fullmatch(said, str(refused.value))
+        assert not re.search("s3cret|wh1sper|wr0ng", str(refused.value))
 
 
 def test_what_was_acknowledged_is_there_after_a_failover(servers: Servers) -> None:
@@ -87,8 +101,47 @@ def test_what_was_acknowledged_is_there_after_a_failover(servers: Servers) -> No
 
 @pytest.mark.parametrize("url", ["redis+sentinel://a,b:1", "rediss+sentinel://:p@a/jobs/x"])
 def test_an_address_without_a_service_says_what_is_missing(url: str) -> None:
-    with pytest.raises(StoreError, match=r"must end with the name of the service"):
+    with pytest.raises(ConfigError, match=r"must end with the name of the service"):
         redis_client.connect(url, "p")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:pa/ss@host",
+        "redis+sentinel://:pa/ss@host/jobs",
+        "redis+cluster://:pa?ss@host",
+        "redis+sentinel://host:pass/jobs",
+        "redis+sentinel://host/jobs?sentinel_password=x&pass=1",
+        "redis+cluster://host?sentinel_password=pass",
+        "redis://host?socket_timeout=pass",
+        "unix:///nowhere?pass=1",
+    ],
+)
+def test_an_address_that_cannot_be_read_is_not_shown(url: str) -> None:
+    """Parts of passwords that were not quoted stood in the errors of a port that is no number."""
+    with pytest.raises(ConfigError) as fault:
+        asyncio.run(RedisStore.open(url, "p"))
+    assert not re.search("pa|ss", re.sub("password|address|PASSWORD", "", str(fault.value)))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "where"),
+    [
+        ("redis://u:p@host:1/2", "redis://(hidden)@host:1/2", "redis://host:1/2"),
+        ("unix:///tmp/socket", "unix:///tmp/socket", "unix:///tmp/socket"),
+        ("redis://host?password=p@q&db=1", "redis://host?password=(hidden)&db=1", "redis://host"),
+        (
+            "rediss+sentinel://:p@a,b/jobs?sentinel_username=u&sentinel_password=q",
+            "rediss+sentinel://(hidden)@a,b/jobs?sentinel_username=u&sentinel_password=(hidden)",
+            "rediss+sentinel://a,b/jobs",
+        ),
+        ("redis://:p/q@host", "redis://(hidden)", "redis://(hidden)"),
+        ("redis://:p?q@host", "redis://(hidden)", "redis://(hidden)"),
+    ],
+)
+def test_passwords_of_an_address_are_hidden(url: str, shown: str, where: str) -> None:
+    assert (hide_secrets(url), without_password(url)) == (shown, where)
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://:secret@127.0.0.1:1/jobs", "redis+cluster://:secret@127.0.0.1:1"])
