@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,15 @@ class RedisCluster(Servers):
         yield
         for port in (new, old):
             self.ask(port, "SETSLOT", slot, "NODE", new_id)
+
+
+_LOGINS = {"password": "s3cret", "sentinel_password": "wh1sper"}
+PASSWORDS = "|".join(_LOGINS.values())
+REPLICATED: dict[str, Callable[[Path], Servers]] = {
+    "sentinels": RedisTrio,
+    "sentinels with TLS and passwords": partial(RedisTrio, is_tls=True, **_LOGINS),
+    "cluster": RedisCluster,
+}
 
 
 def _wait_until(what: str, is_so: Callable[[], bool]) -> None:

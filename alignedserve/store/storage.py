@@ -27,7 +27,7 @@ log = logging.getLogger("alignedserve.launch")
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
 _FOLDER = "files"
-_KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share a Redis have a database each
+KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share a Redis have a database each
 LOOK_S = 2.0  # in which a store must answer at the start
 ORPHAN_S = 86_400.0  # after this time a file that was begun is surely no longer being written
 
@@ -119,7 +119,7 @@ async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
     _check_redis_client()
     from alignedserve.store.redis_store import RedisStore  # imported only if Redis is used: its client is an extra
 
-    return Storage(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
+    return Storage(await RedisStore.open(jobs.store, KEY_PREFIX), blobs, holder)
 
 
 def _check_redis_client() -> None:

@@ -8,30 +8,33 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from redis.crc import key_slot
 
 from alignedserve.launch.keeper import MOST_QUICK_DEATHS
+from alignedserve.store.redis_client import connect, key_prefix
+from alignedserve.store.storage import KEY_PREFIX
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, command, mixed, streamed, tokens_of
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.patient import ENDED, Patient
 from tests.rare import rare, thinned
-from tests.redis_server import RedisCluster, RedisServer
+from tests.redis_server import PASSWORDS, REPLICATED, RedisServer, Servers
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.jsonl"
 DONE_S = 1_800.0 if SOAK else 600.0
 LINES = 2_000 if SOAK else 10
-CLUSTER_LINES = 60
+FAILOVER_LINES = 60
 KILLS = 32 if SOAK else 2
 # seconds between two kills of one part: the launcher gives up a part that never lives for longer than 5 s
 APART_S = 6.0
@@ -164,52 +167,69 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
             if done > len(killer.killed) * LINES // (KILLS + 1):
                 killer.kill()
             time.sleep(0.1 * killer._draw.random())
-        assert batch["status"] == "completed", batch
-        assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
         print(f"killed: {killer.killed}")
         # No kill happens while a gateway is starting again, and a short job may end by then.
         assert len(killer.killed) >= (KILLS - 1 if SOAK else 1), killer.killed
-        rows = patient.rows(batch)
-    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in rows}
-    assert len(rows) == len(answers) == LINES
-    check_greedy(wanted, [answers[str(number)]["token_ids"] for number in range(LINES)])
+        answers = _answers(patient, id, LINES)
+    check_greedy(wanted, answers)
     if killer.chatted:
         chats, tokens = zip(*killer.chatted, strict=True)
         check_greedy(chats, tokens)
 
 
-@rare  # tests/store has clusters whose master dies, and the test above a whole deployment on one Redis
-def test_on_a_cluster_whose_master_dies_every_line_is_answered_once_and_streams_go_on(tmp_path: Path) -> None:
-    cluster, lines = RedisCluster(tmp_path), mixed(CLUSTER_LINES, seed=13, prompts=(3, 200), outputs=(60, 90))
+@rare  # tests/store has such servers, and the test above a whole deployment on one Redis
+@pytest.mark.parametrize("kind", ["sentinels with TLS and passwords", "cluster"])
+def test_after_a_failover_every_line_is_answered_once_and_streams_go_on(tmp_path: Path, kind: str) -> None:
+    """Batches are also submitted while there is no master: each that was acknowledged is there, and complete."""
+    servers, lines = REPLICATED[kind](tmp_path), mixed(FAILOVER_LINES, seed=13, prompts=(3, 200), outputs=(60, 90))
     chats = [chat for chat in mixed(8, seed=14, outputs=(100, 150)) if chat.stream]
+    later = [mixed(2, seed=seed, outputs=(5, 20)) for seed in range(15, 21)]
 
-    async def chat_and_kill(url: str) -> list[list[int]]:
+    async def chat_and_kill(url: str) -> tuple[list[str], list[list[int]]]:
         async with client(url) as http:
             begun = [await _begun(http, chat) for chat in chats]
-            assert cluster.ask(cluster.servers[0], "COUNTKEYSINSLOT", key_slot(b"{alignedserve}")) > 0
+            assert await _master(servers) == servers.servers[0]
             looked = await http.get(f"/v1/batches/{id}")
-            assert looked.json()["request_counts"]["completed"] < CLUSTER_LINES, "the batch runs"
-            await asyncio.to_thread(cluster.kill, cluster.servers[0])
+            assert looked.json()["request_counts"]["completed"] < FAILOVER_LINES, "the batch runs"
+            await asyncio.to_thread(servers.kill, servers.servers[0])
+            submitting = asyncio.create_task(asyncio.to_thread(lambda: [*map(patient.submit, later)]))
             for chunks, tokens in begun:
                 async for chunk in chunks:
                     tokens += chunk["choices"][0].get("token_ids") or ()
-        return [tokens for _, tokens in begun]
+        return await submitting, [tokens for _, tokens in begun]
 
     try:
-        with deployed("--max-batch", "8", "--jobs-store", cluster.url, topology="1+1") as deployment:
+        with deployed("--max-batch", "8", "--jobs-store", servers.url, topology="1+1") as deployment:
             patient = Patient(deployment)
             id = patient.submit(lines)
             wait_until(lambda: patient.look(id)["request_counts"]["completed"] >= 3, DONE_S, deployment.log)
-            tokens = asyncio.run(chat_and_kill(deployment.url))
-            wait_until(lambda: patient.look(id)["status"] in ENDED, DONE_S, deployment.log)
-            batch, rows = patient.look(id), patient.rows(patient.look(id))
+            ids, tokens = asyncio.run(chat_and_kill(deployment.url))
+            answers = []
+            for each, wanted in zip([id, *ids], [lines, *later], strict=True):
+                wait_until(lambda: patient.look(each)["status"] in ENDED, DONE_S, deployment.log)  # noqa: B023
+                answers += _answers(patient, each, len(wanted))
+            assert not re.search(PASSWORDS, deployment.whole_log())
     finally:
-        cluster.kill()
-    assert batch["request_counts"] == {"total": CLUSTER_LINES, "completed": CLUSTER_LINES, "failed": 0}
-    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in rows}
-    assert len(rows) == len(answers) == CLUSTER_LINES
-    check_greedy(lines, [answers[str(number)]["token_ids"] for number in range(CLUSTER_LINES)])
+        servers.kill()
+    check_greedy([*lines, *chain(*later)], answers)
     check_greedy(chats, tokens)
+
+
+async def _master(servers: Servers) -> int:
+    """Return the port of the server that has the jobs."""
+    async with connect(servers.url, key_prefix(servers.url, KEY_PREFIX)) as redis:
+        return int((await redis.info("server"))["tcp_port"])
+
+
+def _answers(patient: Patient, id: str, total: int) -> list[list[int]]:
+    """Return the tokens of each line of a batch that must have completed; each line has one answer."""
+    batch = patient.look(id)
+    assert batch["status"] == "completed", batch
+    assert batch["request_counts"] == {"total": total, "completed": total, "failed": 0}
+    rows = patient.rows(batch)
+    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in rows}
+    assert len(rows) == len(answers) == total
+    return [answers[str(number)]["token_ids"] for number in range(total)]
 
 
 @rare  # the test above kills it too
