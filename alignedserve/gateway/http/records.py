@@ -15,6 +15,7 @@ from alignedserve.owner.client import Delivered
 _log = logging.getLogger("alignedserve.gateway")
 
 CLIENT_CLOSED = 499  # in the log: the client left before its answer or in the middle of it
+MOST_SHOWN = 200  # characters of a path, which a client chooses
 
 
 @dataclass
@@ -45,7 +46,7 @@ class HttpRecord:
         fields = {
             "request_id": self.id,
             "method": self.method,
-            "path": self.path,
+            "path": self.path if len(self.path) <= MOST_SHOWN else f"{self.path[:MOST_SHOWN]}…",
             "status": self.status,
             "duration_s": round(now - self.began_at, 6),
             "caller": self.caller,
