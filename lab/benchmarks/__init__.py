@@ -11,7 +11,7 @@ Kernels and the engine
 Single cores and processes
     cost.py             how well the cost model predicts steps
     gateway.py          the time that the gateway adds to a request and to a token
-    hostile.py          what hostile bodies, floods, poison, hung steps, lost logs and locks cost a deployment
+    hostile.py          what hostile bodies, floods, poison, hung steps, lost launchers and logs cost a deployment
 Deployments, real or simulated
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents

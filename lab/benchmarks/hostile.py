@@ -33,6 +33,7 @@ commit 0d46efdc; where nothing was given up then, the time for which it was watc
 
     poison         a request that kills its worker at its prompt, as it decodes, as it is sampled, or at its end
     hang           a request whose step never ends
+    launcher       the launcher is killed with -9, and the next one started at once (baseline: its first start)
     log            parts die while nobody can write the log
     locks          another process locks the folder of the pool, or a file of ours (takes root, as the next)
     memory         a small /dev/shm, and a small pool

@@ -4,7 +4,7 @@ batches.py       a client of files and batches
 chats.py         chats beside documents, with two backends: a deployment over HTTP, and the simulator
 crowd.py         processes that compute beside what is measured
 divergence.py    how far logits are from those of the same weights in fp32, on a text
-faults.py        poison, hangs, logs, locks and small memory, as rows of lab.benchmarks.hostile
+faults.py        poison, hangs, killed launchers, logs, locks and small memory, as rows of lab.benchmarks.hostile
 family_models.py random models of families that transformers could run too
 gpu_shapes.py    the command line of a GPU's benchmarks, their models, and how work on a GPU is timed
 hog.py           a tenant that takes half of the memory bandwidth, real and simulated

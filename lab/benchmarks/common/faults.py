@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from socket import socket
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 import httpx
 
+from alignedserve.core import Role
 from alignedserve.kvpool.arena.shared_files import ALONE
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.common.serving import (
@@ -24,6 +26,7 @@ from alignedserve.lab.benchmarks.common.serving import (
     Answer,
     ServedDeployment,
     ask,
+    name_of,
     parts_under,
     serve,
     serve_command,
@@ -228,9 +231,42 @@ def measure_memory(model: str) -> None:
         report(f"{name}: neither serves nor says why in one line", is_riddle, "", baseline=1, goal=0)
 
 
+# --- A launcher that is killed
+
+
+def measure_launcher(model: str) -> None:
+    """Kill the launcher, and start the next one at once, which goes on with the parts."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    flags = (*SMALL, "--topology", "1+1", "--profile-s", "0", "--set", "engine.tune_s=0")  # what no later start repeats
+    with serve(model, *flags, port=port) as first:
+        parts = {pid: name for pid, name in parts_under(first.pid).items() if name.partition("-")[0] in set(Role)}
+        os.kill(first.pid, signal.SIGKILL)
+        killed_at = perf_counter()
+        with serve(model, *flags, port=port) as second:
+            greeted_s = perf_counter() - killed_at
+            answer = asyncio.run(ask(second.url, [5, 6, 7], 4))
+            lost = parts.keys() - {pid for pid, name in parts.items() if _is(pid, name)}
+            new = [name for name in parts_under(second.pid).values() if name in parts.values()]
+    name = "the launcher, killed"
+    report(f"{name}: load average of the {os.cpu_count()} processors", os.getloadavg()[0], "")
+    report(f"{name}: until the next one greets", greeted_s, "s", baseline=first.ready_s)
+    first_token_s = answer.token_at[0] - killed_at if answer.is_whole else inf
+    report(f"{name}: until the first token of a new request", first_token_s, "s", goal=15)
+    report(f"{name}: of {len(parts)} parts, those that are other processes", len(lost) + len(new), "", goal=0)
+
+
+def _is(pid: int, name: str) -> bool:
+    with suppress(OSError):
+        return name_of(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")) == name
+    return False
+
+
 FAULTS = {
     "poison": measure_poison,
     "hang": measure_hang,
+    "launcher": measure_launcher,
     "log": measure_log,
     "locks": measure_locks,
     "memory": measure_memory,

@@ -36,8 +36,8 @@ class ServedDeployment:
     ready_s: float  # from its start until it served
 
 
-def serve_command(model: Path | str, *flags: str) -> list[str]:
-    command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", "0"]
+def serve_command(model: Path | str, *flags: str, port: int = 0) -> list[str]:
+    command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", str(port)]
     return [*command, "--served-model-name", NAME, "--log-level", "warning", *flags]
 
 
@@ -48,10 +48,11 @@ def serve(
     environment: Mapping[str, str] | None = None,
     before: Sequence[str] = (),
     stderr: IO[Any] | None = None,
+    port: int = 0,
 ) -> Iterator[ServedDeployment]:
     """Start a deployment, by a command that begins with `before`, and stop it at the end. It computes on the CPU, for
     which the loads are, unless a variable or a flag says otherwise."""
-    command = [*before, *serve_command(model, *flags)]
+    command = [*before, *serve_command(model, *flags, port=port)]
     environment = {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu", **(os.environ if environment is None else environment)}
     began = perf_counter()
     # The deployment has a session of its own, which Ctrl-C does not reach: the benchmark asks the launcher once to
