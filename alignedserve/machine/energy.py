@@ -5,8 +5,9 @@
     modelled   BUSY_W for each processor that the process keeps busy
 
 `EnergyMeter` tells steps what they use. Counters are too coarse for a step, so a step is told its time times the power
-of the last second or so, without what the device takes while it does nothing. For example, a GPU of 70 W at rest that
-used 340 J in a second, of which steps took 0.9 s, has a power of (340 - 0.1 · 70) / 0.9 = 370 W in steps.
+of steps lately. That is told apart from the power at rest by least squares: between two looks at the counter the device
+uses `busy_w` for the time in steps, and `rest_w` for the rest of the time. For example, with 88 J in a second of which
+steps took a tenth, and 364 J in one of which they took nine tenths, steps use 398 W, and rest 54 W.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from alignedserve.machine.gpus import OpenDriver
 BUSY_W = 3.5
 READ_S = 1.0  # between two looks at the counter
 _FIRST_READ_S = 0.1  # until the first look: steps before it are told nothing
-_AT_REST = 0.05  # share of the time in steps, below which the power is that of a device at rest
+_APART = 1e-3  # of the product of squares: looks with less different shares of steps tell the two powers not apart
+_LEFT = 0.95  # weight of the looks before, after each
 _POWERCAP, _STAT = Path("/sys/class/powercap"), Path("/proc/stat")
 _TICK_S = 0.01  # USER_HZ is 100 on Linux
 
@@ -31,6 +33,30 @@ _TICK_S = 0.01  # USER_HZ is 100 on Linux
 class Counter(NamedTuple):
     source: str
     joules: Callable[[], float]  # since some moment
+
+
+class Powers:
+    """The power of a device in steps and at rest, of the last twenty looks or so."""
+
+    def __init__(self) -> None:
+        self.busy_w = self.rest_w = 0.0
+        self._busy2 = self._both = self._rest2 = self._used_busy = self._used_rest = 0.0  # sums of products
+
+    def learn(self, busy_s: float, rest_s: float, joules: float) -> None:
+        self._busy2 = _LEFT * self._busy2 + busy_s * busy_s
+        self._both = _LEFT * self._both + busy_s * rest_s
+        self._rest2 = _LEFT * self._rest2 + rest_s * rest_s
+        self._used_busy = _LEFT * self._used_busy + joules * busy_s
+        self._used_rest = _LEFT * self._used_rest + joules * rest_s
+        apart = self._busy2 * self._rest2 - self._both * self._both
+        if apart > _APART * self._busy2 * self._rest2:
+            busy_w = (self._used_busy * self._rest2 - self._used_rest * self._both) / apart
+            rest_w = (self._used_rest * self._busy2 - self._used_busy * self._both) / apart
+            if busy_w >= rest_w >= 0:
+                self.busy_w, self.rest_w = busy_w, rest_w
+                return
+        if not self.busy_w or not rest_s:  # nothing tells the two apart yet, or there is but one
+            self.busy_w = joules / (busy_s + rest_s) if joules else 0.0
 
 
 class EnergyMeter:
@@ -43,28 +69,32 @@ class EnergyMeter:
         self._read_at, self._began_at = clock(), counter.joules()
         self._joules = self._began_at  # when it was read
         self._busy_s = 0.0  # since then
-        self._rest_w = self._busy_w = 0.0
+        self._powers, self._rest_joules = Powers(), 0.0
 
     @property
     def joules(self) -> float:
         """Return what the devices have used from the start on, steps or not."""
         return self._devices * (self._count() - self._began_at)
 
+    @property
+    def rest_joules(self) -> float:
+        """Return what they have used beside steps, by the last look."""
+        return self._devices * max(0.0, self._rest_joules)
+
     def step(self, seconds: float) -> float:
         """Return the joules of a step that has ended and took this long."""
         self._busy_s += seconds
-        if self._clock() - self._read_at >= (READ_S if self._busy_w else _FIRST_READ_S):
+        if self._clock() - self._read_at >= (READ_S if self._powers.busy_w else _FIRST_READ_S):
             self._look()
-        return self._devices * self._busy_w * seconds
+        return self._devices * self._powers.busy_w * seconds
 
     def _look(self) -> None:
+        """Learn from what was used since the last look, and count what of it was not used in steps."""
         now, joules, busy_s = self._clock(), self._count(), self._busy_s
         passed_s, used = now - self._read_at, joules - self._joules
         self._read_at, self._joules, self._busy_s = now, joules, 0.0
-        if busy_s < _AT_REST * passed_s:
-            self._rest_w = used / passed_s
-        else:
-            self._busy_w = max(0.0, used - self._rest_w * max(0.0, passed_s - busy_s)) / busy_s
+        self._powers.learn(busy_s, max(0.0, passed_s - busy_s), used)
+        self._rest_joules += used - self._powers.busy_w * busy_s
 
     def _count(self) -> float:
         with self._reading:

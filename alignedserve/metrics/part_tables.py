@@ -110,7 +110,10 @@ def _failed_policies(figures: Figures) -> Values:
 
 def _energy(figures: Figures) -> Values:
     told = None if figures.process is None else figures.process.energy
-    return () if told is None else ((label("source", told.source), told.joules),)
+    if told is None:
+        return
+    for use, joules in (("steps", told.joules - told.rest_joules), ("rest", told.rest_joules)):
+        yield f'{label("source", told.source)},use="{use}"', joules
 
 
 def _fallbacks(figures: Figures) -> Values:
@@ -222,7 +225,7 @@ PART_METRICS: tuple[PartMetric[Figures], ...] = (
     PartMetric(
         "counter",
         "energy_joules_total",
-        "Energy of a worker's devices, steps or not: counted (nvml, rapl), or modelled.",
+        "Energy of a worker's devices, in steps and at rest: counted (nvml, rapl), or modelled.",
         _WORKER,
         _energy,
     ),

@@ -157,6 +157,7 @@ class EnergyFigures:
     """The energy of a device since its process began, steps or not."""
 
     joules: float
+    rest_joules: float  # of them, those beside steps
     source: str  # nvml, rapl or modelled
 
 

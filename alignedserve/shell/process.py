@@ -66,7 +66,7 @@ def own_process() -> ProcessFigures | None:
 
 def _energy() -> EnergyFigures | None:
     meter = metered()
-    return None if meter is None else EnergyFigures(meter.joules, meter.source)
+    return None if meter is None else EnergyFigures(meter.joules, meter.rest_joules, meter.source)
 
 
 @cache

@@ -13,6 +13,7 @@ Single cores and processes
     gateway.py          the time that the gateway adds to a request and to a token
     hostile.py          what hostile bodies, floods, poison, hung steps, lost launchers and logs cost a deployment
 Deployments, real or simulated
+    charged.py          whether requests are charged with what workers used, and what that costs
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
     turns.py            chats of turns and prompts that begin alike against vLLM's server; memory for half of a load

@@ -45,6 +45,7 @@ def test_what_steps_are_told_is_what_the_device_used_in_them(load: list[tuple[fl
         told, used = told + meter.step(step_s), used + STEP_W * step_s
     unknown = STEP_W * 2 * READ_S  # the first steps, before the power is known
     assert told == pytest.approx(used, rel=0.05, abs=unknown)
+    assert told + meter.rest_joules == pytest.approx(meter.joules, rel=0.05, abs=unknown)
 
 
 def test_ranks_use_what_one_of_them_uses_each() -> None:
