@@ -91,6 +91,27 @@ def test_a_text_that_is_much_too_long_is_not_tokenised(gateway: Gateway) -> None
     assert tokenize(gateway, prompt="ab " * 500)["count"] > MOST, "but one that is a little"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize("field", ["tools", "chat_template_kwargs"])
+def test_what_a_template_is_given_beside_messages_is_not_tokenised_either(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, path: str, field: str
+) -> None:
+    """Of a tool's description of 2.8 MB, /tokenize once made a million tokens, which took 700 MB."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("a template is given megabytes")
+
+    monkeypatch.setattr("alignedserve.text.text_model.TextModel.chat_ids", never)
+    long = "word " * 600_000
+    given = {
+        "tools": [{"type": "function", "function": {"name": "f", "description": long}}],
+        "chat_template_kwargs": {"date_string": long},
+    }
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], field: given[field]}
+    answer = gateway.ask("POST", path, json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
 def test_a_long_context_is_not_tokenised_many_times_over(text: TextModel) -> None:
     gateway = Gateway(text, FakeOwner(), max_model_len=MOST_CONVERTED // 2)
     for path, body in (("/tokenize", {"prompt": "a " * 1_900_000}), ("/detokenize", {"tokens": [5] * 1_900_000})):

@@ -198,7 +198,8 @@ def _make_request(
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
     most = MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
-        prompts = [[*all_texts([body.shown_messages, body.rendering.tools])]]
+        rendering = body.rendering
+        prompts = [[*all_texts([body.shown_messages, rendering.tools, rendering.more])]]
     else:
         prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
     for texts in prompts:

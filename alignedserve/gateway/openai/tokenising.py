@@ -52,9 +52,12 @@ class DetokenizeRequest(Strict):
 
 def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
     """Return the answer of /tokenize, and the number of tokens."""
-    texts = [*all_texts([body.prompt, [message.shown for message in body.messages or ()]])]
+    rendering = _rendering(body)
+    texts = [
+        *all_texts([body.prompt, [message.shown for message in body.messages or ()], rendering.tools, rendering.more])
+    ]
     check_length(texts, text, max_model_len, _most_tokens(max_model_len), "messages" if body.messages else "prompt")
-    ids = _ids(body, text)
+    ids = _ids(body, rendering, text)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
 
@@ -63,14 +66,17 @@ def _most_tokens(max_model_len: int) -> int:
     return min(MOST_CONTEXTS * max_model_len, max(max_model_len, MOST_CONVERTED))
 
 
-def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
-    if body.prompt is not None:
-        return text.prompt_ids(body.prompt, body.add_special_tokens is not False)
-    rendering = Rendering(
+def _rendering(body: TokenizeRequest) -> Rendering:
+    return Rendering(
         tuple(tool.shown for tool in body.tools or ()),
         opens_answer=body.add_generation_prompt is not False,
         more=body.chat_template_kwargs or {},
     )
+
+
+def _ids(body: TokenizeRequest, rendering: Rendering, text: TextModel) -> list[int]:
+    if body.prompt is not None:
+        return text.prompt_ids(body.prompt, body.add_special_tokens is not False)
     return text.chat_ids([message.shown for message in body.messages or ()], rendering)
 
 
