@@ -166,6 +166,11 @@ class EngineConfig:
         " without --lora",
         least=0,
     )
+    adapters_root: str | None = experiment(
+        None,
+        "the folder below which adapters lie that clients load while it runs; by default the folders in which those of"
+        " --lora lie, and without --lora clients load none",
+    )
     tensor_parallel_size: int = common(
         1, "ranks that share the model in each worker: processes, each with its own GPU if there are any", least=1
     )

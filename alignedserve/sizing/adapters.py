@@ -39,6 +39,14 @@ def adapter_room(config: Config, model: ModelConfig, dtype: str) -> int:
     return given * _MIB
 
 
+def adapter_roots(config: Config) -> tuple[Path, ...]:
+    """Return the folders below which clients may load adapters."""
+    if (root := config.engine.adapters_root) is not None:
+        return (Path(root).expanduser().absolute(),)
+    parents = (Path(folder).parent for _, folder in (() if config.lora is None else config.lora.folders))
+    return tuple(dict.fromkeys(parent for parent in parents if parent != parent.parent))  # the root of all is no choice
+
+
 def check_names(config: Config) -> None:
     """Raise where an adapter has the model's own name: a request could not choose between them."""
     model = config.served_model_name or config.model

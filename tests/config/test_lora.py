@@ -12,7 +12,7 @@ from alignedserve.cli.serving import add_serve, config_of
 from alignedserve.config.config import Config, dump, load, parse
 from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.errors import AdapterError, ConfigError
-from alignedserve.sizing.adapters import adapter_room, as_named, check_names, first_adapters
+from alignedserve.sizing.adapters import adapter_room, adapter_roots, as_named, check_names, first_adapters
 from tests.adapters import make_adapter
 from tests.models import gqa
 
@@ -84,3 +84,13 @@ def test_memory_is_planned_for_them(tmp_path: Path) -> None:
     assert (named.name, named.folder) == ("sql", str(adapter))
     with pytest.raises(AdapterError, match="is not a folder"):
         adapter_room(load({"lora": "sql=/nowhere"}, {}, None), model, "float32")
+
+
+def test_clients_load_from_beside_those_of_the_settings_or_from_the_folder_that_is_named(tmp_path: Path) -> None:
+    def roots(**given: object) -> tuple[Path, ...]:
+        return adapter_roots(load(given, {}, None))
+
+    assert roots() == ()
+    assert roots(lora="a=/one/a,b=/one/b,c=/two/c") == (Path("/one"), Path("/two"))
+    assert roots(lora="a=/a") == ()
+    assert roots(**{"lora": "a=/one/a", "engine.adapters_root": str(tmp_path)}) == (tmp_path,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.gateway.conftest import FakeOwner, Gateway
 from tests.models import gqa
 
 ROOM = 1 << 20
+ROOTS = (Path(tempfile.gettempdir()),)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,8 @@ def written(folder: Path, rank: int = 4) -> Path:
     return folder
 
 
-def adapters_of(model: Path, path: Path | None = None, room: int = ROOM) -> Adapters:
-    return Adapters(path, read_config(model), "float32", room)
+def adapters_of(model: Path, path: Path | None = None, room: int = ROOM, roots: tuple[Path, ...] = ROOTS) -> Adapters:
+    return Adapters(path, read_config(model), "float32", room, roots)
 
 
 @pytest.fixture
@@ -131,6 +133,30 @@ def test_what_cannot_be_loaded_is_refused_in_a_line(gateway: Gateway, tmp_path: 
     assert full[-1].status_code == 400
     assert "unload another" in full[-1].json()["error"]["message"]
     assert gateway.complete(model="taken").status_code == 200
+
+
+def test_what_lies_elsewhere_is_not_loaded_and_nothing_is_said_of_it(
+    text: TextModel, model: Path, tmp_path: Path
+) -> None:
+    """An absolute path, `..`, and links of folders and of files all lead out of the root."""
+    root, outside = tmp_path / "root", written(tmp_path / "outside")
+    (tmp_path / "root2").mkdir()
+    inside = written(root / "inside")
+    (root / "link").symlink_to(outside)
+    half = written(root / "half")
+    (half / WEIGHTS).unlink()
+    (half / WEIGHTS).symlink_to(outside / WEIGHTS)
+    (root / "beside").symlink_to(inside)
+    gateway = Gateway(text, FakeOwner((2,)), adapters=adapters_of(model, roots=(root,)))
+    elsewhere = [outside, tmp_path / "nothing", root / ".." / "outside", root / "link", half, tmp_path / "root2", "/"]
+    for folder in [*elsewhere, "/etc/passwd", "/proc/self/root", f"{root}/../root2/x", "/proc/self/fd/0"]:
+        refused = load(gateway, "sql", folder)
+        assert refused.status_code == 400
+        assert f"does not lie below {root} " in refused.json()["error"]["message"]
+    assert load(gateway, "one", root / "." / ".." / "root" / "inside").status_code == 200
+    assert load(gateway, "two", root / "beside").status_code == 200
+    none = Gateway(text, FakeOwner((2,)), adapters=adapters_of(model, roots=()))
+    assert "start it with --set engine.adapters_root" in load(none, "sql", inside).json()["error"]["message"]
 
 
 def test_a_deployment_without_memory_for_adapters_says_so(text: TextModel, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import fcntl
 import json
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,12 @@ from threading import Lock
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
 from alignedserve.config.lora import MOST_NAME
 from alignedserve.core import Adapter
-from alignedserve.engine.adapters.lora import LoraFiles, read_lora
+from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.errors import AdapterError
 from alignedserve.gateway.access.ledger import LOCK_S, open_shared
 from alignedserve.locks import LockHeld, take
 from alignedserve.shell.part import Part
-from alignedserve.sizing.adapters import adapter_room, first_adapters
+from alignedserve.sizing.adapters import adapter_room, adapter_roots, first_adapters
 
 _MIB = 1 << 20
 _SIZE = 1 << 20  # of the file
@@ -50,9 +50,16 @@ class Adapters:
     """A process's view of the adapters: in a file that it shares, or without `path` in its own memory."""
 
     def __init__(
-        self, path: Path | None = None, model: ModelConfig | None = None, dtype: str = "float32", room: int = 0
+        self,
+        path: Path | None = None,
+        model: ModelConfig | None = None,
+        dtype: str = "float32",
+        room: int = 0,
+        roots: Sequence[Path] = (),
     ) -> None:
-        """`room` is the bytes that each worker has for all adapters of this model, in this dtype."""
+        """`room` is the bytes that each worker has for all adapters of this model, in this dtype. Clients load those
+        alone that lie below one of the `roots`."""
+        self._roots = roots
         self._model, self._of_number, self._room = model, DTYPE_BYTES[dtype], room
         self._path = path or Path()
         self._fd = -1 if path is None else open_shared(path, _SIZE)
@@ -64,7 +71,7 @@ class Adapters:
         """Return the adapters of a part's deployment; the first part writes those of the settings."""
         config, (model, room) = part.config, part.capacity()
         path = part.shared_memory / f"{part.spec.deployment}-adapters"
-        made = cls(path, model, room.dtype, adapter_room(config, model, room.dtype))
+        made = cls(path, model, room.dtype, adapter_room(config, model, room.dtype), adapter_roots(config))
         made.begin(first_adapters(config, model))
         return made
 
@@ -98,6 +105,7 @@ class Adapters:
             raise AdapterError(
                 "this deployment has no memory for adapters: start it with --lora, or with --set engine.adapters_mb=N"
             )
+        self._check_below(Path(folder))
         self._check_new(name, models)
         loaded = self._loaded(name, read_lora(Path(folder), self._model))
         with self._locked():
@@ -113,6 +121,19 @@ class Adapters:
             if name not in self._known:
                 raise UnknownAdapter(f"no adapter {name!r:.80} is loaded: see /v1/models")
             self._write({other: loaded for other, loaded in self._known.items() if other != name})
+
+    def _check_below(self, folder: Path) -> None:
+        """Raise where the folder or one of its files lies elsewhere than below a root, wherever links lead. What is
+        said is the same whether or not something is there."""
+        if not self._roots:
+            raise AdapterError("clients load no adapters here: start it with --set engine.adapters_root=FOLDER")
+        roots = [root.resolve() for root in self._roots]
+        for file in (folder, folder / CONFIG, folder / WEIGHTS):
+            if not any(file.resolve().is_relative_to(root) for root in roots):
+                raise AdapterError(
+                    f"lora_path {str(folder)!r:.160} does not lie below {' or '.join(map(str, self._roots))}"
+                    " (engine.adapters_root), or links lead elsewhere"
+                )
 
     def _check_new(self, name: str, models: tuple[str, ...]) -> None:
         if name in models:
