@@ -230,7 +230,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=scopes,
         default=usual,
-        help=f"what the key may ask for (default: {' '.join(usual)}); dashboard is the live page",
+        help=f"what the key may ask for (default: {' '.join(usual)}); dashboard is the live page, metrics is /metrics",
     )
     for flag, limit in (
         ("--requests-per-minute", "most requests in a minute"),

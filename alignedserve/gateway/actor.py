@@ -27,6 +27,7 @@ from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.certificate import Certificate
+from alignedserve.gateway.access.exposure import is_loopback
 from alignedserve.gateway.access.keys import KeyRing, KeysFile
 from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
@@ -140,7 +141,7 @@ class Gateway:
 
     async def _serve_http(self) -> None:
         async with self._siblings.listening(), self._pictures.listening(), self._budgets.kept():
-            followed = [_follow(self._keys_file.read, "the keys are")]
+            followed = [_follow(self._keys_file.read, "the keys are", self._app.state.end_revoked)]
             if self._certificate is not None:
                 followed.append(_follow(self._certificate.read, "the certificate is"))
             beside = [asyncio.create_task(each) for each in (self._drain(), *followed)]
@@ -190,13 +191,15 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-async def _follow(read: Callable[[], object], what_is: str) -> None:
-    """Read what a file has now and then: what it says counts from then on, such as that a key is refused."""
+async def _follow(read: Callable[[], object], what_is: str, then: Callable[[], object] = lambda: None) -> None:
+    """Read what a file has now and then: what it says counts from then on, such as that a key is refused. Call `then`
+    behind each look."""
     fault = ""
     while True:
         await asyncio.sleep(LOOK_S)
         try:
             await asyncio.to_thread(read)
+            then()
             fault = ""
         except ConfigError as error:
             if str(error) != fault:
@@ -247,6 +250,7 @@ def run(part: Part, on_start: OnStart) -> None:
         served_model_names=(name,),
         max_model_len=capacity.max_model_len,
         keys=keys_file.ring,
+        is_exposed=not is_loopback(server.host),
         cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
         names=(server.host, socket.gethostname()),
         metrics_prefix=server.metrics_prefix,

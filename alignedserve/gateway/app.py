@@ -32,7 +32,7 @@ from alignedserve.core import Adapter, Slo
 from alignedserve.errors import AlignedServeError
 from alignedserve.fallbacks import fallbacks
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import Scope
+from alignedserve.gateway.access.keys import ANONYMOUS, USUAL_SCOPES, Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, GatewayHead
 from alignedserve.gateway.embedding import VectorRoutes
@@ -44,7 +44,7 @@ from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
 from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter, load_adapter, unload_adapter
-from alignedserve.gateway.openai.errors import beyond_scope, draining, not_ready
+from alignedserve.gateway.openai.errors import beyond_anonymous, beyond_scope, draining, not_ready
 from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
@@ -86,7 +86,8 @@ def make_app(
     keeps responses, and clients may choose `adapters` as their model.
 
     Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.scrapes.owners` if there
-    are other owners. Give figures that other parts report to `app.state.parts` and to `app.state.dashboard`."""
+    are other owners. Call `app.state.end_revoked` when keys have changed. Give figures that other parts report to
+    `app.state.parts` and to `app.state.dashboard`."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     named = settings.served_model_names[0], settings.metrics_prefix
@@ -110,13 +111,13 @@ def make_app(
     starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
     routes = _Routes(app, starter, has_jobs=bool(job_routes))
     app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
+    app.state.end_revoked = lambda: (starter.end_revoked(), dashboard.end_revoked(settings.keys))
     unscoped = (
         ("GET", "/", routes.front),
         ("GET", "/docs", routes.docs),
         ("GET", "/live", routes.live),
         ("GET", "/health", routes.health),
         ("GET", "/ready", routes.ready),
-        ("GET", "/metrics", routes.metrics),
         ("GET", "/status", routes.status),
         ("GET", "/v1/requests/{id}/timeline", starter.explaining.timeline),
     )
@@ -137,15 +138,18 @@ def make_app(
         ("POST", "/v1/load_lora_adapter", routes.load_adapter),
         ("POST", "/v1/unload_lora_adapter", routes.unload_adapter),
     )
-    for scope, table in (
-        (None, unscoped),
-        (Scope.GENERATE, generating),
-        (Scope.ADAPTERS, changing),
-        (Scope.DASHBOARD, (*dashboard.routes, ("GET", f"{PAGE}/requests/{{id}}", starter.explaining.of_anybody))),
-        (Scope.BATCH, job_routes),
-    ):
+    told_of_all = *dashboard.routes, ("GET", f"{PAGE}/requests/{{id}}", starter.explaining.of_anybody)
+    tables: tuple[tuple[tuple[Scope, ...], Sequence[HttpRoute]], ...] = (
+        ((), unscoped),
+        ((Scope.GENERATE,), generating),
+        ((Scope.ADAPTERS,), changing),
+        ((Scope.METRICS, Scope.DASHBOARD), (("GET", "/metrics", routes.metrics),)),
+        ((Scope.DASHBOARD,), told_of_all),
+        ((Scope.BATCH,), job_routes),
+    )
+    for scopes, table in tables:
         for method, path, answer in table:
-            app.add_route(path, answer if scope is None else _restrict(scope, answer), methods=[method])
+            app.add_route(path, _restrict(scopes, answer, settings) if scopes else answer, methods=[method])
     return app
 
 
@@ -153,12 +157,15 @@ TextBody = TypeVar("TextBody", TokenizeRequest, DetokenizeRequest)
 _Convert: TypeAlias = Callable[[TextBody, TextModel, int], tuple[dict[str, Any], int]]
 
 
-def _restrict(scope: Scope, answer: Answer) -> Answer:
-    """Return a route for callers whose key has this scope; routes without a scope are open to all."""
+def _restrict(scopes: Sequence[Scope], answer: Answer, settings: GatewaySettings) -> Answer:
+    """Return a route for callers whose key has one of these scopes; routes without scopes are open to all."""
 
     async def answer_in_scope(http: HttpRequest) -> Response:
-        if scope not in caller_of(http).scopes:
-            raise beyond_scope(scope.value)
+        caller = caller_of(http)
+        if settings.is_exposed and caller is ANONYMOUS and USUAL_SCOPES.isdisjoint(scopes):
+            raise beyond_anonymous(scopes[0].value)
+        if caller.scopes.isdisjoint(scopes):
+            raise beyond_scope(scopes[0].value)
         return await answer(http)
 
     return answer_in_scope

@@ -23,8 +23,9 @@ from alignedserve.core import Slo
 from alignedserve.dashboard.page import live_page
 from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPicture, Picture
 from alignedserve.errors import StoreError
+from alignedserve.gateway.access.keys import Caller, KeyRing
 from alignedserve.gateway.files import HttpRoute
-from alignedserve.gateway.http.middleware import PAGE
+from alignedserve.gateway.http.middleware import PAGE, caller_of
 from alignedserve.gateway.openai.errors import invalid, too_many_pages
 from alignedserve.gateway.pages import html_answer
 from alignedserve.gateway.streaming import WatchedStream
@@ -60,6 +61,7 @@ class Dashboard:
         self._stalled_page_s = stalled_page_s
         self._view = DeploymentView()
         self._pages: dict[_NewestPicture, float] = {}  # with the length of the slots that it asked for
+        self._callers: dict[_NewestPicture, Caller] = {}
         self._making: asyncio.Task[None] | None = None
         self.jobs: OpenJobs | None = None  # set where the deployment takes jobs
         self.all_requests: Callable[[float], Awaitable[RecentRequests]] = self._own_requests  # set: others own some
@@ -90,6 +92,12 @@ class Dashboard:
         for page in self._pages:
             page.put(None)
 
+    def end_revoked(self, keys: KeyRing) -> None:
+        """End the streams of pages whose keys count no more: they connect again, and are refused."""
+        for page, caller in self._callers.items():
+            if not keys.knows(caller):
+                page.put(None)
+
     async def page(self, _: HttpRequest) -> Response:
         return html_answer(live_page())
 
@@ -104,16 +112,17 @@ class Dashboard:
             raise too_many_pages()
         self.begin()
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return _PictureStream(self._events(slot_s), self._stalled_page_s, headers)
+        return _PictureStream(self._events(slot_s, caller_of(http)), self._stalled_page_s, headers)
 
-    async def _events(self, slot_s: float) -> AsyncGenerator[bytes, None]:
+    async def _events(self, slot_s: float, caller: Caller) -> AsyncGenerator[bytes, None]:
         page = _NewestPicture()
-        self._pages[page] = slot_s
+        self._pages[page], self._callers[page] = slot_s, caller
         try:
             while (event := await page.take()) is not None:
                 yield event
         finally:
             self._pages.pop(page, None)
+            self._callers.pop(page, None)
 
     async def _look_each_second(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from alignedserve.core import FinishReason, Request
+from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
@@ -43,6 +44,7 @@ class Generation:
         self._is_paused, self._may_begin = False, asyncio.Event()
         self._may_begin.set()
         self._is_infeasible = self._is_over = False
+        self._ended_by: AlignedServeError | None = None
         numbered = enumerate(zip(requests, readers, strict=True))
         self._pieces = self._merge(
             [self._read(number, request, reader, number >= at_once) for number, (request, reader) in numbered]
@@ -86,6 +88,13 @@ class Generation:
         for id in self._ids:
             self._client.resume(id)
 
+    def end(self, error: AlignedServeError) -> None:
+        """End the answer with this error, whether or not anything comes of its requests."""
+        self._ended_by = error
+        self._arrived.put_nowait(error)
+        for id in self._ids:
+            self._client.end(id, error)
+
     async def close(self) -> None:
         await self._pieces.aclose()
 
@@ -99,6 +108,8 @@ class Generation:
         if waits:
             await self._may_begin.wait()
             request = replace(request, arrival_at=self._client.now())
+        if self._ended_by is not None:
+            raise self._ended_by
         opened = self._until_admitted(request) if waits else self._client.open(request)
         with meter.meter(number, request), self._follow(request) as trace:
             async with aclosing(opened) as deliveries:

@@ -20,6 +20,7 @@ class GatewaySettings:
     keys: KeyRing = field(default_factory=lambda: KeyRing(()))
     body_limit_bytes: int = 4 << 20
     body_limit_s: float = 30.0
+    is_exposed: bool = False  # other machines reach it: without keys clients have the scopes of a usual key alone
     cors_origins: tuple[str, ...] = ()  # pages of these origins may use the API; none: browsers refuse all of them
     names: tuple[str, ...] = ()  # names of this server, besides localhost and its addresses
     stalled_client_s: float = 60.0  # an answer is given up if its client reads nothing for so long

@@ -7,17 +7,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request as HttpRequest
 
 from alignedserve.core import Adapter, Request
 from alignedserve.gateway.access.adapters import Adapters
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies, BodyTurns
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
-from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
+from alignedserve.gateway.openai.errors import draining, key_revoked, no_key, no_such_model, not_ready
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests, num_requests
@@ -71,6 +73,7 @@ class Starter:
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(lambda: settings.body_limit_bytes, settings.body_limit_s)
         self._turns = BodyTurns()
+        self._open: WeakKeyDictionary[Generation, Caller] = WeakKeyDictionary()
 
     def check_ready(self) -> None:
         """Raise if no request for tokens could run now."""
@@ -149,4 +152,12 @@ class Starter:
         generation = Generation(
             self.client, requests, readers, following.meter, following.follow, self.settings.at_once
         )
+        self._open[generation] = tab.caller
         return StartedRequests(requests, promise, generation, following.meter, self.settings.stalled_client_s)
+
+    def end_revoked(self) -> None:
+        """End the answers of callers whose keys count no more."""
+        for generation, caller in [*self._open.items()]:
+            if not self.settings.keys.knows(caller):
+                self._open.pop(generation, None)
+                generation.end(no_key() if caller is ANONYMOUS else key_revoked())

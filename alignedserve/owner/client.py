@@ -84,6 +84,9 @@ class OwnerClient(Protocol):
     def has_unread(self, request: str) -> bool:
         """Return whether a delivery has come that was not read from `open`."""
 
+    def end(self, request: str, error: AlignedServeError) -> None:
+        """Raise the error where the request's deliveries are awaited, which cancels it everywhere."""
+
     def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         """Yield the request's deliveries; the last has a finish.
 

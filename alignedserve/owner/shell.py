@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import count
 
 from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
-from alignedserve.errors import CastOut
+from alignedserve.errors import AlignedServeError, CastOut
 from alignedserve.explain.story import Story
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Culprit, CutOff, Delivered, GivenUp, Overloaded
@@ -52,7 +52,8 @@ class Owner(NoHands):
         lost_at = part.clock.now() if part.member.incarnation > 1 else -math.inf
         self._core = OwnerCore(frozenset(needed), lost_at)
         self._shell: Shell = part.shell(self._core, self, give_up_on=self._core.give_up_on)
-        self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | None] = ArrivalQueues()  # None: cut off
+        # None: cut off
+        self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | AlignedServeError | None] = ArrivalQueues()
         self._stories, self._story_numbers = asyncio.Semaphore(_MOST_STORIES), count(1)
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
@@ -113,6 +114,8 @@ class Owner(NoHands):
                     arrived = await arrivals.get()
                     if arrived is None:
                         raise CutOff
+                    if isinstance(arrived, AlignedServeError):
+                        raise arrived
                     assert not isinstance(arrived, TellStory)
                     ended = isinstance(arrived, Reject) or arrived.finish is not None
                     if isinstance(arrived, Reject):
@@ -145,6 +148,9 @@ class Owner(NoHands):
 
     def has_unread(self, request: str) -> bool:
         return self._arrivals.has(request)
+
+    def end(self, request: str, error: AlignedServeError) -> None:
+        self._arrivals.put(request, error)
 
     async def story(self, request: str) -> Story:
         number = next(self._story_numbers)

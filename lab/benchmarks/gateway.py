@@ -32,6 +32,7 @@ import uvloop
 from fastapi import FastAPI
 
 from alignedserve.core import FinishReason, Request
+from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import Story, tell
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.owner.arrivals import ArrivalQueues
@@ -74,6 +75,8 @@ class Beating:
     def pause(self, request: str) -> None: ...
 
     def resume(self, request: str) -> None: ...
+
+    def end(self, request: str, error: AlignedServeError) -> None: ...
 
     def has_unread(self, request: str) -> bool:
         return self._arrivals.has(request)

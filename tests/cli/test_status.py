@@ -43,3 +43,19 @@ def test_open_requests_are_the_sum_of_their_places(
 def test_the_address_of_the_api_names_its_server(url: str) -> None:
     with asking(url, None) as http:
         assert http.build_request("GET", "/status").url == "http://host:8000/status"
+
+
+def test_without_the_scope_of_metrics_it_says_what_the_rest_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(asked: httpx.Request) -> httpx.Response:
+        if asked.url.path != "/metrics":
+            return httpx.Response(200, json=TOLD)
+        return httpx.Response(403, json={"error": {"message": "it lacks the scope metrics"}})
+
+    def asking(url: str, _: object) -> httpx.Client:
+        return httpx.Client(base_url=url, transport=httpx.MockTransport(answer))
+
+    monkeypatch.setattr(status, "asking", asking)
+    assert cli.main(["status"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["ready: demo", "no figures: it lacks the scope metrics"]

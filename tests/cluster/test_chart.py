@@ -23,7 +23,8 @@ from tests.helm import CHART, NAME, ROOT, helm, refusal, rendered
 
 KUBERNETES = "1.31.0"
 WITH_ALL = (
-    "store: {redis: true}\ngateway: {claim: jobs}\nmachines: {gpus: 4, roles: {decode: 3}}\nhead: {redis: 'db:6390'}"
+    "monitor: true\nstore: {redis: true}\ngateway: {claim: jobs}\nmachines: {gpus: 4, roles: {decode: 3}}\n"
+    "head: {redis: 'db:6390'}"
 )
 WITHOUT_GPUS = "machines: {gpus: 0}"
 VALUES = ("", WITH_ALL, WITHOUT_GPUS)
@@ -83,11 +84,20 @@ def test_kubernetes_takes_the_manifests(values: str) -> None:
     import kubernetes_validate
 
     for manifest in rendered(values):
-        if manifest["kind"] != "RayCluster":
+        if manifest["kind"] not in ("RayCluster", "ServiceMonitor"):
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
     for role, pod in pods(values).items():
         whole = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {"name": role, **pod["metadata"]}}
         kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+
+
+def test_prometheus_scrapes_with_the_key_of_the_secret() -> None:
+    assert of_kind("ServiceMonitor") == []
+    (monitor,), (service,) = of_kind("ServiceMonitor", "monitor: true\nsecret: mine"), of_kind("Service")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["authorization"] == {"credentials": {"name": "mine", "key": "api-key"}}
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 
 @pytest.mark.parametrize("values", VALUES)

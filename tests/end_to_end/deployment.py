@@ -201,8 +201,8 @@ class Deployment:
         time.sleep(during_s)
         return (self.cpu_s() - before) / during_s
 
-    def ask(self, path: str) -> httpx.Response:
-        return _HTTP.get(f"{self.url}{path}")
+    def ask(self, path: str, key: str = "") -> httpx.Response:
+        return _HTTP.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {})
 
     @property
     def is_ready(self) -> bool:
@@ -210,9 +210,9 @@ class Deployment:
             return self.ask("/ready").status_code == 200
         return False
 
-    def metric(self, name: str) -> float:
+    def metric(self, name: str, key: str = "") -> float:
         """Return the sum of a metric over its labels."""
-        exposed = self.ask("/metrics").text
+        exposed = self.ask("/metrics", key).text
         assert f"# HELP alignedserve:{name} " in exposed, f"there is no metric {name}"
         return sum(map(float, re.findall(rf"^alignedserve:{name}(?:{{[^}}]*}})? (\S+)$", exposed, re.MULTILINE)))
 

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import NO_OPENING, Logprob, Opening, Request, Role
+from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.gateway import app as gateway_app
 from alignedserve.gateway.access.adapters import Adapters
@@ -71,6 +72,7 @@ class FakeOwner:
         self.paused: list[str] = []
         self.resumed: list[str] = []
         self.unread: set[str] = set()  # requests that have deliveries which were not read
+        self._waiting: dict[str, asyncio.Future[None]] = {}  # requests whose next step waits for an event
 
     def now(self) -> float:
         return time.monotonic()
@@ -98,8 +100,23 @@ class FakeOwner:
     def has_unread(self, request: str) -> bool:
         return request in self.unread
 
+    def end(self, request: str, error: AlignedServeError) -> None:
+        if request in self._waiting:
+            self._waiting.pop(request).set_exception(error)
+
     async def story(self, request: str) -> Story:
         return tell(request, self.remembered, (), self.now())
+
+    async def _unless_ended(self, request: str, step: asyncio.Event) -> None:
+        ended = self._waiting[request] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.create_task(step.wait())
+        try:
+            await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
+        finally:
+            waiting.cancel()
+            self._waiting.pop(request, None)
 
     def steps_of(self, request: Request) -> tuple[Any, ...]:
         return self.steps
@@ -110,7 +127,7 @@ class FakeOwner:
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, asyncio.Event):
-                await step.wait()
+                await self._unless_ended(request.id, step)
                 continue
             if isinstance(step, Delivered):
                 yield step

@@ -77,3 +77,36 @@ def test_without_keys_everybody_is_anonymous(text: TextModel, caplog: pytest.Log
         assert gateway.complete(cache_salt="own").status_code == 200
     assert [line["caller"] for line in lines] == ["anonymous"]
     assert [request.salt for request in gateway.owner.opened] == [f"{NO_KEY_SALT}own"]
+
+
+ROUTES = {  # what a reader needs, and what tells of others or changes what others have
+    "/v1/models": Scope.GENERATE,
+    "/metrics": Scope.METRICS,
+    "/dashboard": Scope.DASHBOARD,
+    "/dashboard/requests/x": Scope.DASHBOARD,
+}
+NEED_NO_KEY = ("/", "/docs", "/live", "/health", "/ready")
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_each_scope_opens_its_routes_alone(text: TextModel, scope: Scope) -> None:
+    gateway = Gateway(text, FakeOwner(), keys=KeyRing([entry("ann", ANN, scope)]))
+    for path, needed in ROUTES.items():
+        status = gateway.get(path, headers=bearer(ANN)).status_code
+        opens = scope is needed or (path, scope) == ("/metrics", Scope.DASHBOARD)
+        assert (status != 403) == opens, (path, status)
+        assert gateway.get(path).status_code == 401
+        assert gateway.get(path, headers=bearer("wrong")).status_code == 401
+    assert {gateway.get(path).status_code for path in NEED_NO_KEY} == {200}
+
+
+def test_who_is_anonymous_and_comes_from_elsewhere_gets_what_a_reader_needs(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner((2,)), is_exposed=True)
+    assert gateway.complete().status_code == gateway.get("/v1/models").status_code == 200
+    adapter = {"lora_name": "a", "lora_path": "/a"}
+    refused = [gateway.get(path) for path in ROUTES if ROUTES[path] is not Scope.GENERATE]
+    refused += [gateway.ask("POST", f"/v1/{verb}_lora_adapter", json=adapter) for verb in ("load", "unload")]
+    assert {(answer.status_code, answer.json()["error"]["code"]) for answer in refused} == {(403, "insufficient_scope")}
+    assert "it has no keys" in refused[0].json()["error"]["message"]
+    here = Gateway(text, FakeOwner((2,)))
+    assert [here.get(path).status_code for path in ("/metrics", "/dashboard")] == [200, 200]

@@ -84,6 +84,8 @@ def test_compose_gives_prometheus_and_grafana_what_they_read() -> None:
         name: dict(volume.split(":")[:2] for volume in services[name]["volumes"]) for name in ("prometheus", "grafana")
     }
     assert rules == ["alerts.yaml"], "beside prometheus.yml"
+    (scraped,) = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    assert scraped["authorization"] == {"credentials_file": f"/run/secrets/{services['prometheus']['secrets'][0]}"}
     assert mounted["prometheus"]["./deploy/alerts.yaml"] == "/etc/prometheus/alerts.yaml"
     (provider,) = yaml.safe_load((DEPLOY / "grafana" / "boards.yaml").read_text())["providers"]
     assert mounted["grafana"]["./deploy/grafana/board.json"].startswith(provider["options"]["path"])

@@ -14,7 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.cli.remote.options import StatusOptions
-from alignedserve.cli.remote.server import answered, asking
+from alignedserve.cli.remote.server import answered, asking, said_by
 
 _LOOK_S = 0.5  # between two questions whether the deployment is ready
 _NEW = "gateway"  # where requests are that the router has not counted yet: it counts each second
@@ -52,6 +52,7 @@ class DeploymentStatus:
     scale: dict[str, str]  # role -> least and most workers, where they come and go with the load
     fallbacks: list[dict[str, str]]  # part, what does not work there, why, and what is done instead
     weights: dict[str, str]  # part -> how it keeps the weights of its model, and what that costs
+    lacks: str = ""  # why there are no figures
 
     @property
     def is_ready(self) -> bool:
@@ -64,6 +65,7 @@ class DeploymentStatus:
         return [
             f"{self.state}: {', '.join(self.models)}",
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
+            *([self.lacks] if self.lacks else []),
             *("{part}: its step has run for {step_s:.1f} s".format(**late) for late in self.late),
             *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
             *(self._of_class(kind) for kind in sorted(self.open)),
@@ -106,7 +108,8 @@ def _is_ready(http: httpx.Client) -> bool:
 
 def _told(http: httpx.Client) -> DeploymentStatus:
     told: dict[str, Any] = answered(http, "/status").json()
-    exposed = answered(http, "/metrics").text
+    figures = http.get("/metrics")
+    exposed = figures.text if figures.status_code == httpx.codes.OK else ""
     sums, stages = _sums(exposed), _by_class(exposed, "num_requests_at", "stage")
     opened = dict(sums["num_requests_open", "class"])
     for kind, counts in stages.items():  # gateways count now, the router counted up to a second ago
@@ -120,6 +123,7 @@ def _told(http: httpx.Client) -> DeploymentStatus:
         missed=_by_class(exposed, "slo_missed", "why"),
         stages=stages,
         pool_pages=dict(sums["kv_pool_pages", "state"]),
+        lacks="" if exposed else f"no figures: {said_by(figures)}",
     )
 
 

@@ -58,6 +58,7 @@ class Scope(str, Enum):
     BATCH = "batch"  # files, and jobs over them
     DASHBOARD = "dashboard"  # the live page, which shows the requests and jobs of every key
     ADAPTERS = "adapters"  # loading and unloading adapters, for every key
+    METRICS = "metrics"  # figures of all keys together, for Prometheus; dashboard allows them too
 
 
 EVERY_SCOPE = frozenset(Scope)
@@ -151,6 +152,10 @@ class KeyRing:
     def digest(self) -> str:
         """Return a digest of the names of the keys: it is the same where the same callers are known."""
         return hashlib.sha256(" ".join(sorted(self._limits)).encode()).hexdigest()[:16]
+
+    def knows(self, caller: Caller) -> bool:
+        """Return whether the key with which this caller came still counts: not that of another with the same name."""
+        return not self._by_hash or any(caller.salt == known.salt for known in self._by_hash.values())
 
     def limits(self, caller: str) -> Limits | None:
         """Return the limits of a caller by its id, which a job keeps; None where its key has been revoked."""

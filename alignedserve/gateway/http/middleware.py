@@ -32,7 +32,7 @@ _log = logging.getLogger("alignedserve.gateway")
 RATE_LIMITED = 429
 PAGE = "/dashboard"  # the live page, which a browser opens: it asks its user for a key as a password
 PROBES = ("/live", "/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
-PUBLIC = (*PROBES, "/", "/docs")  # these need no key
+PUBLIC = ("/live", "/health", "/ready", "/", "/docs")  # these need no key
 API_KEY = "x-api-key"  # where Anthropic's clients send their key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe in a header and in a log line
 

@@ -1,4 +1,4 @@
-"""The text of /metrics, which anybody may ask for as often as they like.
+"""The text of /metrics, which may be asked for as often as one likes.
 
 To write the text takes the event loop some milliseconds, in which no stream gets its token. So it is written block by
 block, and after it the loop has nine times as long for others before it is written again: scrapes that come meanwhile

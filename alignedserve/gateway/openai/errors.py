@@ -89,6 +89,10 @@ def no_key() -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
+def key_revoked() -> ApiError:
+    return ApiError(401, "the API key of this request has been revoked: its answer ends here", code="key_revoked")
+
+
 def no_key_for_page() -> ApiError:
     message = "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name"
     headers = {"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'}
@@ -97,6 +101,11 @@ def no_key_for_page() -> ApiError:
 
 def beyond_scope(scope: str) -> ApiError:
     return ApiError(403, f"this API key does not allow that: it lacks the scope {scope}", code="insufficient_scope")
+
+
+def beyond_anonymous(scope: str) -> ApiError:
+    message = f"other machines reach this server, and it has no keys: start it with one that has the scope {scope}"
+    return ApiError(403, message, code="insufficient_scope")
 
 
 def _overloaded(message: str) -> ApiError:

@@ -1,0 +1,121 @@
+"""Tests that a key which is taken back counts at once: what it has open ends with an honest error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
+from alignedserve.text.text_model import TextModel
+from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway, data_lines
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+PATHS = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"model": MODEL, "prompt": "Hi"},
+    "/v1/responses": {"model": MODEL, "input": "Hi", "store": False},
+    "/v1/messages": {**CHAT, "max_tokens": 100},
+}
+
+
+def ring(*keys: str) -> KeyRing:
+    return KeyRing([KeyEntry(key.partition(" ")[0], hash_key(key), frozenset(Scope)) for key in keys])
+
+
+class Revoking(Gateway):
+    """A gateway whose requests get one token, and wait for ever, until keys change."""
+
+    def __init__(self, text: TextModel, before: KeyRing, *steps: Any) -> None:
+        self.never = asyncio.Event()
+        super().__init__(text, FakeOwner(*steps, self.never), keys=before)
+        self.ring = before
+
+    def asked(self, asks: list[tuple[str, dict[str, Any], str]], after: KeyRing) -> list[httpx.Response]:
+        """Ask with these keys, change the keys when all are open, and return the answers."""
+
+        async def all_of() -> list[httpx.Response]:
+            async with self.client() as client:
+                asking = [
+                    asyncio.create_task(client.post(path, json=body, headers={"Authorization": f"Bearer {key}"}))
+                    for path, body, key in asks
+                ]
+                while len(self.owner.open_now) < len(asks):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+                self.ring.take(after)
+                self.app.state.end_revoked()
+                ended, going_on = await asyncio.wait(asking, timeout=1)
+                for task in going_on:
+                    task.cancel()
+                return [task.result() for task in asking if task in ended]
+
+        return asyncio.run(asyncio.wait_for(all_of(), PATIENT_S))
+
+
+@pytest.mark.parametrize("steps", [((5,),), ()], ids=["amid its tokens", "while it waits"])
+@pytest.mark.parametrize("path", PATHS)
+def test_its_answers_end_and_others_go_on(text: TextModel, path: str, steps: tuple[Any, ...]) -> None:
+    gateway = Revoking(text, ring("ann", "bob"), *steps)
+    asks: list[tuple[str, dict[str, Any], str]] = [
+        (path, {**PATHS[path], "stream": is_streamed}, key) for is_streamed in (True, False) for key in ("ann", "bob")
+    ]
+    streamed, whole = gateway.asked(asks, ring("bob"))
+    assert len(gateway.owner.cancelled) == 4, "those of ann by the gateway, those of bob by the test"
+    assert whole.status_code == 401
+    assert "has been revoked" in whole.text
+    assert (streamed.status_code, "has been revoked" in streamed.text) == (200 if steps else 401, True)
+    if steps and "completions" in path:
+        assert data_lines(streamed)[-2]["error"]["code"] == "key_revoked"
+        assert data_lines(streamed)[-1] == "[DONE]"
+
+
+def test_all_choices_of_a_body_end(text: TextModel) -> None:
+    gateway = Revoking(text, ring("ann"), (5,))
+    body = {**PATHS["/v1/completions"], "n": 3, "stream": True}
+    (answer,) = gateway.asked([("/v1/completions", body, "ann")] * 1, ring("bob"))
+    assert answer.text.count("has been revoked") == 1
+    assert gateway.owner.open_now == set()
+
+
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [(lambda: ring("ann new"), True), (lambda: ring("ann", "bob"), False)],
+    ids=["replaced under its name", "another is added"],
+)
+def test_a_key_and_not_its_name_counts(text: TextModel, after: Callable[[], KeyRing], ends: bool) -> None:
+    gateway = Revoking(text, ring("ann"), (5,))
+    answers = gateway.asked([("/v1/completions", PATHS["/v1/completions"], "ann")], after())
+    assert [answer.status_code for answer in answers] == ([401] if ends else [])
+
+
+def test_what_was_open_without_a_key_ends_where_keys_are_needed_now(text: TextModel) -> None:
+    gateway = Revoking(text, KeyRing(()), (5,))
+    (answer,) = gateway.asked([("/v1/completions", PATHS["/v1/completions"], "none")], ring("ann"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_an_open_live_page_ends(text: TextModel) -> None:
+    gateway = Revoking(text, ring("ann", "bob"))
+    page = "/dashboard/events"
+
+    async def watched() -> tuple[bool, bool]:
+        async with gateway.client() as client:
+            asking = [
+                asyncio.create_task(client.get(page, headers={"Authorization": f"Bearer {key}"}))
+                for key in ("ann", "bob")
+            ]
+            while gateway.app.state.dashboard.num_open < 2:
+                await asyncio.sleep(0.01)
+            gateway.ring.take(ring("bob"))
+            gateway.app.state.end_revoked()
+            await asyncio.wait({asking[0]}, timeout=5)
+            found = asking[0].done(), asking[1].done()
+            asking[1].cancel()
+            gateway.app.state.dashboard.end()
+            return found
+
+    assert asyncio.run(asyncio.wait_for(watched(), PATIENT_S)) == (True, False)
