@@ -38,6 +38,7 @@ class Poison:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._number = folder, 0
+        self.prompts: list[str] = []  # of the last request, as a log would show them
         (folder / "ids").touch()
 
     @property
@@ -67,6 +68,7 @@ class Poison:
         seed, tokens = _SEED + self._number, (300 + self._number % 97, 400 + self._number % 89)
         of_adapter = [LORA] if BY_NAME[place].body == "adapter" else []
         marks = [str(seed), ", ".join(map(str, tokens * 2)), *of_adapter]
+        self.prompts = [f"hello {seed}", marks[1]]
         (self._folder / "ids").write_text("")
         armed = self._folder / "armed.new"
         armed.write_text(json.dumps({"place": place, "way": way, "marks": marks}))
@@ -168,6 +170,8 @@ class Trials:
                 wait_until(lambda: deployment.is_ready, BACK_S)
             if not deployment.is_ready:
                 row.problems.append("the deployment does not come back")
+        if shown := [prompt for prompt in self.poison.prompts if prompt in deployment.whole_log()[log_at:]]:
+            row.problems.append(f"the log shows its prompt: {shown}")
         row.seconds = round(time.monotonic() - began, 1)
         row.deaths = [part for part, _ in _ENDED.findall(deployment.whole_log()[log_at:])]
         if len(row.deaths) > MOST_DEATHS:
