@@ -1,0 +1,293 @@
+"""Memory follows the body: while requests are open, no part holds many times the bodies that caused them.
+
+Every field of every body that can be long (tests/filled.py) is filled up to what the server takes, and sent many times
+at once. Streams are not read, so that nothing ends early. The model has the vocabulary of Qwen, 151,936 tokens, and
+hardly anything else. Measured is the private memory of each part:
+
+    most      the most that the gateway and the router had, sampled while bodies came
+    held      what each part had when all were open, without what its allocator kept of freed memory
+
+The parts' allocator is told to give freed memory back (malloc_trim), and Python's own is switched off: or what one case
+has freed would hide what the next one takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.end_to_end.deployment import ANSWER_S, MODEL, Deployment, deployed, part_of, wait_until
+from tests.filled import Place, Walk
+from tests.rare import rare
+
+pytestmark = rare  # a minute for each few fields
+
+VOCAB = 151_936
+MOST_TIMES = 50  # of the bytes of the bodies, in each part
+MAX_BATCH = 16
+CHOICE_MB = 8 / 1024  # of a gateway's memory for each choice that is open or waits, however short its prompt is
+# A part's heap differs by some megabytes from moment to moment, and each connection has buffers of 64 KiB. A worker's
+# step has five arrays of logits of each of its requests.
+NOISE_MB = {"gateway": 24.0, "router": 16.0, "pool": 16.0, "jobs": 16.0}
+STEP_MB = 16.0 + 5 * MAX_BATCH * VOCAB * 4 / 2**20
+SIZES = ((3_900_000, 2), (200_000, 8), (8_000, 96))  # bytes of a body, and bodies at once
+AT_A_TIME = 4  # fields of a test
+CHOICES, BODIES_OF_CHOICES = 15, 32  # together fewer than the queue of the router takes
+WALK = Walk(VOCAB)
+_PARTS = ("gateway", "router", "pool", "jobs", "prefill", "decode", "colocated")
+_SETTLED_S = 2.0  # without another answer: streams that are open wait for their turn
+_MOST_S = 20.0
+_TRIMMED_S = 60.0
+
+_SITE = """
+import ctypes, gc, os, threading, time
+
+def follow():
+    trim, seen = ctypes.CDLL(None).malloc_trim, ""
+    while True:
+        time.sleep(0.02)
+        try:
+            asked = open({asked!r}).read()
+        except OSError:
+            continue
+        if asked != seen:
+            if not seen:
+                gc.freeze()  # a look at all that was imported would take seconds
+            gc.collect()
+            trim(0)
+            seen = asked
+            open(os.path.join({folder!r}, str(os.getpid())), "w").write(asked)
+
+def begin():
+    threading.Thread(target=follow, daemon=True).start()
+
+os.register_at_fork(after_in_child=begin)
+begin()
+"""
+
+
+@dataclass
+class Growth:
+    """What a case was answered, and by how many MB each part grew."""
+
+    sent_mb: float
+    num_choices: int
+    statuses: Counter[int] = field(default_factory=Counter)
+    most: dict[str, float] = field(default_factory=dict)
+    held: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_refused(self) -> bool:
+        return bool(self.statuses) and not self.statuses.keys() - {400, 404, 413}
+
+    @property
+    def shown(self) -> str:
+        parts = ((part, self.most[part], held) for part, held in self.held.items())
+        return ", ".join(f"{part} {most:.0f}, {held:.0f}" for part, most, held in parts if max(most, held) > 4)
+
+    def faults(self) -> Iterator[str]:
+        for part in self.held:
+            kind = part.partition("-")[0]
+            limit = MOST_TIMES * self.sent_mb + NOISE_MB.get(kind, STEP_MB)
+            limit += CHOICE_MB * self.num_choices if kind == "gateway" else 0
+            grown = self.most[part] if kind in ("gateway", "router") else self.held[part]
+            if grown > limit:
+                yield f"{part} grew by {grown:.0f} MB for bodies of {self.sent_mb:.2f} MB"
+
+
+class Measured:
+    """A deployment whose parts give freed memory back when they are asked to."""
+
+    def __init__(self, deployment: Deployment, folder: Path) -> None:
+        self.deployment, self._folder, self._asked = deployment, folder, 0
+        self._pids = dict[str, int]()
+        wait_until(self._has_found, _TRIMMED_S, lambda: f"{self._pids} of {deployment.processes()}")
+
+    def _has_found(self) -> bool:
+        names = {pid: part_of(command) or "" for pid, command in self.deployment.processes().items()}
+        self._pids = {name: pid for pid, name in names.items() if re.fullmatch(rf"({'|'.join(_PARTS)})(-\d+)?", name)}
+        return {"gateway-0", "router", "jobs-0", "decode-0"} <= self._pids.keys()
+
+    def memory(self) -> dict[str, float]:
+        """Return the private memory of each part now, in MB."""
+        rows = {name: Path(f"/proc/{pid}/status").read_text() for name, pid in self._pids.items()}
+        dead = [name for name, text in rows.items() if "RssAnon:" not in text]
+        assert not dead, f"{dead} died: {self.deployment.log()}"
+        return {name: int(text.partition("RssAnon:")[2].split()[0]) / 1024 for name, text in rows.items()}
+
+    def trim(self) -> dict[str, float]:
+        """Have all parts give back what they have freed, and return what they have then."""
+        self._asked += 1
+        new = self._folder / "asked.new"
+        new.write_text(str(self._asked))
+        new.rename(self._folder / "asked")
+        told = [self._folder / str(pid) for pid in self._pids.values()]
+        wait_until(
+            lambda: all(file.exists() and file.read_text() == str(self._asked) for file in told),
+            _TRIMMED_S,
+            self.deployment.log,
+        )
+        return self.memory()
+
+    @contextmanager
+    def watched(self) -> Iterator[dict[str, float]]:
+        """Yield the most that each part has from now until the end of the block."""
+        most, ends = self.memory(), threading.Event()
+
+        def watch() -> None:
+            while not ends.wait(0.02):
+                most.update({name: max(most[name], now) for name, now in self.memory().items()})
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            yield most
+        finally:
+            ends.set()
+            watching.join()
+
+    def open_at_once(self, path: str, body: Mapping[str, Any], count: int) -> Growth:
+        """Send the body that often at once, and return what it took while all were open."""
+        raw = json.dumps(body, ensure_ascii=False).encode()
+        prompts = body.get("prompt")
+        several = len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
+        growth, before = Growth(count * len(raw) / 2**20, count * several * body.get("n", 1)), self.trim()
+        with self.watched() as most:
+            held = asyncio.run(self._held(path, raw, count, growth))
+        growth.most = {name: most[name] - before[name] for name in before}
+        growth.held = {name: held[name] - before[name] for name in before}
+        self._wait_until_idle()
+        return growth
+
+    def _wait_until_idle(self) -> None:
+        """Wait until what was abandoned is tokenised: this text takes the same thread, and comes behind it."""
+        body = {"prompt": "a" * 20_000}
+        httpx.post(f"{self.deployment.url}/tokenize", json=body, timeout=ANSWER_S).raise_for_status()
+
+    async def _held(self, path: str, raw: bytes, count: int, growth: Growth) -> dict[str, float]:
+        writers: list[asyncio.StreamWriter] = []
+
+        async def send() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.deployment.port, limit=1 << 16)
+            writers.append(writer)
+            head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+            await writer.drain()
+            status = int((await reader.readline()).split()[1])
+            growth.statuses[status] += 1
+
+        sending = [asyncio.create_task(send()) for _ in range(count)]
+        began_at = changed_at = time.monotonic()
+        num_answered = 0
+        settled_s = _SETTLED_S if WALK.has(path, "stream") else _MOST_S
+        while num_answered < count and (now := time.monotonic()) - changed_at < settled_s and now - began_at < _MOST_S:
+            await asyncio.sleep(0.05)
+            if growth.statuses.total() != num_answered:
+                num_answered, changed_at = growth.statuses.total(), time.monotonic()
+        held = await asyncio.to_thread(self.trim)
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
+        for writer in writers:
+            with suppress(OSError):
+                writer.transport.abort()
+        return held
+
+
+@contextmanager
+def measured(folder: Path, model: Path, *flags: str, topology: str) -> Iterator[Measured]:
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(_SITE.format(asked=str(folder / "asked"), folder=str(folder)))
+    root = str(Path(__file__).parents[2])
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(site), root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONMALLOC": "malloc",
+    }
+    flags = ("--set", f"wire.death_s={_MOST_S:g}", *flags)  # to look for garbage stops a part for a moment
+    with deployed(*flags, topology=topology, model=model, environment=environment) as deployment:
+        yield Measured(deployment, folder)
+
+
+@pytest.fixture(scope="module")
+def writes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
+    """Yield a deployment of a model that has a large vocabulary and is small in all else."""
+    folder = tmp_path_factory.mktemp("writes")
+    shapes = json.loads((MODEL / "config.json").read_text())
+    shapes |= {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    shapes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 32_768}
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(shapes))
+    flags = ("--load-format", "dummy", "--cache-directory", str(folder / "cache"), "--max-batch", str(MAX_BATCH))
+    with measured(folder, model, *flags, topology="1+1") as deployment:
+        yield deployment
+    shutil.rmtree(folder / "cache")
+
+
+def grown(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
+    """Fill the place as far as the server takes it, and yield what that took; then with several choices."""
+    beside: dict[str, Any] = {"stream": True} if WALK.has(place.path, "stream") else {}
+    for name in ("max_tokens", "max_output_tokens"):
+        beside |= {name: 2_000} if WALK.has(place.path, name) else {}
+    for size, count in SIZES:
+        body = {**beside, **place.make(size)}
+        growth = of.open_at_once(place.path, body, count)
+        yield f"{count} of {size}", growth
+        if not growth.is_refused and growth.sent_mb * 2**20 > count * size / 2:
+            break  # what is shorter is no more, but for what each request of many takes
+    if WALK.has(place.path, "n"):
+        size = SIZES[-1][0]
+        body = {**beside, **place.make(size), "n": CHOICES}
+        yield f"{CHOICES} choices of {size}", of.open_at_once(place.path, body, BODIES_OF_CHOICES)
+
+
+PLACES = WALK.places()
+VECTORS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}  # this model makes none: nothing of them stays open anyway
+PATHS = [*dict.fromkeys(place.path for place in PLACES)]
+
+
+def in_parts(*paths: str) -> list[Any]:
+    """Return the places of these routes, a few at a time."""
+    of_path = [[place for place in PLACES if place.path == path] for path in paths]
+    parts = [places[at : at + AT_A_TIME] for places in of_path for at in range(0, len(places), AT_A_TIME)]
+    return [pytest.param(part, id=f"{part[0]} and {len(part) - 1} more") for part in parts]
+
+
+def check(of: Measured, places: Sequence[Place]) -> None:
+    faults, taken = list[str](), 0
+    for place in places:
+        is_taken = False
+        for case, growth in grown(of, place):
+            faults += [f"{place}, {case}: {fault}" for fault in growth.faults()]
+            is_taken |= not growth.is_refused
+            print(f"{place}, {case}: {dict(growth.statuses)}, {growth.sent_mb:.2f} MB sent,", growth.shown)
+        taken += is_taken
+    assert not faults, "\n".join(faults)
+    print(f"{taken} of {len(places)} fields were taken")
+
+
+@pytest.mark.parametrize("places", in_parts(*(path for path in PATHS if path not in VECTORS)))
+def test_no_part_holds_many_times_the_body(writes: Measured, places: Sequence[Place]) -> None:
+    check(writes, places)
+
+
+def test_every_route_is_tried() -> None:
+    assert {*PATHS} - VECTORS == {
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions", "/v1/completions"),
+        *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/batches"),
+    }, "a new route is tried too, or named above"
