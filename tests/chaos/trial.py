@@ -151,7 +151,9 @@ class _Trial:
         self._judge_hangs()
         await asyncio.to_thread(wait_until, lambda: self._deployment.is_ready, BACK_S, log)
         await asyncio.wait_for(batch, DONE_S)
-        await asyncio.to_thread(wait_until, lambda: self._deployment.metric("num_requests_open") == 0, BACK_S, log)
+        await asyncio.to_thread(
+            wait_until, lambda: self._deployment.metric("num_requests_open", "as-chaos-load") == 0, BACK_S, log
+        )
         self.recorder.write("calm")
         await keeper.read_all()
         await asyncio.gather(*map(client.ask, questions[:4]))

@@ -63,9 +63,12 @@ def test_adapters_say_what_peft_says(
 ) -> None:
     with deployed("--lora", f"sql={folders['sql']}", "--gateways", "2", topology=topology) as deployment:
         check(deployment, [NAME, "sql"], references, seed=0)
-        refused = post(deployment, "load_lora_adapter", lora_name="law", lora_path=str(tmp_path))
-        assert refused.status_code == 400
-        assert "adapter_config.json" in refused.json()["error"]["message"]
+        empty = folders["sql"].parent / "empty"
+        empty.mkdir(exist_ok=True)
+        for path, why in ((empty, "adapter_config.json"), (tmp_path, "does not lie below")):
+            refused = post(deployment, "load_lora_adapter", lora_name="law", lora_path=str(path))
+            assert refused.status_code == 400
+            assert why in refused.json()["error"]["message"]
         loaded = post(deployment, "load_lora_adapter", lora_name="law", lora_path=str(folders["law"]))
         assert loaded.status_code == 200, loaded.text
         for _ in range(6):  # the kernel chooses the gateway of each connection

@@ -33,6 +33,8 @@ class Reloadable:
         self.settings, self.keys, self.pem = folder / "serve.yaml", folder / "keys.yaml", folder / "cert.pem"
         self.set(server={"body_limit_mb": 4})
         self.ann = make_key(self.keys, "ann", Scope, Limits())
+        self.with_ann = self.keys.read_text()
+        self.eve = make_key(self.keys, "eve", Scope, Limits())
         shutil.copy(PEMS / "first.pem", self.pem)
         self.flags = ("--config", str(self.settings), "--keys-file", str(self.keys), "--tls-cert", str(self.pem))
 
@@ -61,7 +63,7 @@ def beside_streams(deployment: Deployment, key: str, act: Callable[[], None]) ->
         options: dict[str, Any] = {"headers": headers, "timeout": ANSWER_S, "limits": limits, "trust_env": False}
         async with httpx.AsyncClient(base_url=deployment.url, verify=False, **options) as http:
             streams = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
-            while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < 3 * STREAMS:
+            while await asyncio.to_thread(deployment.metric, "generation_tokens_total", key) < 3 * STREAMS:
                 await asyncio.sleep(0.02)
             await asyncio.to_thread(act)
             assert not any(stream.done() for stream in streams)
@@ -76,10 +78,12 @@ def test_keys_certificate_and_settings_change_beside_streams(
     asked = Reloadable(tmp_path)
     with deployed(*asked.flags) as deployment:
         reload = ["reload", "--port", str(deployment.port)]
-        bob = make_key(tmp_path / "bob.yaml", "bob", Scope, Limits())
+        new = tmp_path / "new.yaml"
+        new.write_text(asked.with_ann)
+        bob = make_key(new, "bob", Scope, Limits())
 
         def change() -> None:
-            shutil.copy(tmp_path / "bob.yaml", asked.keys)
+            shutil.copy(new, asked.keys)
             shutil.copy(PEMS / "second.pem", asked.pem)
             asked.set(server={"body_limit_mb": 1}, log={"level": "debug"})
             assert cli.main(reload) == 0
@@ -92,7 +96,7 @@ def test_keys_certificate_and_settings_change_beside_streams(
             with held(deployment.pid("decode-0")):
                 wait_until(lambda: shown(deployment) == of("second"), BACK_S, deployment.log)
                 wait_until(lambda: status(deployment, bob, LARGE) == 413, BACK_S, deployment.log)
-                assert status(deployment, asked.ann) == 401
+                assert status(deployment, asked.eve) == 401
             assert status(deployment, bob) == 200
             wait_until(lambda: " DEBUG decode-0: " in deployment.whole_log(), BACK_S, deployment.log)
 
