@@ -12,7 +12,9 @@ def hide_secrets(url: str) -> str:
 
     All but the scheme is hidden where a / or ? may be one of a password that was not quoted."""
     url = re.sub(r"([?&][^=&]*password)=[^&]*", rf"\1={HIDDEN}", url)
-    scheme, _, rest = url.partition("://")
+    scheme, colon, rest = url.partition("://")
+    if not colon:  # sqlite, or off
+        return url
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     others = rest[len(host) :]
     if "@" in others:

@@ -131,6 +131,7 @@ def test_an_address_that_cannot_be_read_is_not_shown(url: str) -> None:
         ),
         ("redis://:p/q@host", "redis://(hidden)", "redis://(hidden)"),
         ("redis://:p?q@host", "redis://(hidden)", "redis://(hidden)"),
+        ("sqlite", "sqlite", "sqlite"),
     ],
 )
 def test_passwords_of_an_address_are_hidden(url: str, shown: str, where: str) -> None:
