@@ -107,10 +107,8 @@ class EnergyMeter:
 def counter_of(gpu: str = "", powercap: Path = _POWERCAP, stat: Path = _STAT) -> Counter:
     """Return the best counter there is of the GPU with this UUID, or of the processors for a process without one."""
     if gpu:
-        driver = OpenDriver()
-        if driver.joules(gpu) is not None:
-            return Counter("nvml", lambda: driver.joules(gpu) or 0.0)
-        return Counter("modelled", _modelled)
+        counted = GpuCounter(OpenDriver(), gpu)
+        return Counter("nvml", counted.joules) if counted.tells else Counter("modelled", _modelled)
     packages = [package for path in sorted(powercap.glob("intel-rapl:*")) if (package := Package.at(path)) is not None]
     if packages:
         return Counter("rapl", PackageShare(packages, stat).joules)
@@ -119,6 +117,22 @@ def counter_of(gpu: str = "", powercap: Path = _POWERCAP, stat: Path = _STAT) ->
 
 def _modelled() -> float:
     return BUSY_W * time.process_time()
+
+
+class GpuCounter:
+    """The counter of a GPU. A look at which its driver does not answer, or has begun to count again, adds nothing."""
+
+    def __init__(self, driver: OpenDriver, gpu: str) -> None:
+        self._driver, self._gpu = driver, gpu
+        self._last, self._joules = driver.joules(gpu), 0.0
+        self.tells = self._last is not None
+
+    def joules(self) -> float:
+        now = self._driver.joules(self._gpu)
+        if now is not None:
+            self._joules += max(0.0, now - (self._last or 0.0))
+            self._last = now
+        return self._joules
 
 
 class Package:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.machine.energy import READ_S, Counter, EnergyMeter, Package, PackageShare, counter_of
+from alignedserve.machine.energy import READ_S, Counter, EnergyMeter, GpuCounter, Package, PackageShare, counter_of
 from alignedserve.machine.gpus import OpenDriver
 from tests.machine.test_gpus import FakeNvml
 
@@ -113,6 +114,24 @@ class CountingNvml(FakeNvml):
 def test_a_gpu_tells_its_energy(gpu: str, joules: float | None) -> None:
     driver = OpenDriver(lambda _: CountingNvml(1, 1, 1))
     assert driver.joules(gpu) == joules
+
+
+class MoodyNvml(FakeNvml):
+    """A driver that answers as it is told to: None is a failure."""
+
+    answers: Sequence[int | None] = ()
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, millijoules: Any) -> int:
+        first, *self.answers = self.answers
+        millijoules._obj.value = first or 0
+        return int(first is None)
+
+
+def test_a_look_at_which_a_driver_does_not_answer_adds_nothing() -> None:
+    nvml = MoodyNvml(1)
+    nvml.answers = (9_000_000_000, 9_000_001_000, None, 9_000_003_000, 500, 700)
+    counted = GpuCounter(OpenDriver(lambda _: nvml), "0")
+    assert [counted.joules() for _ in range(5)] == pytest.approx([1.0, 1.0, 3.0, 3.0, 3.2]), "the fourth after a reload"
 
 
 def test_without_a_driver_no_gpu_tells_its_energy() -> None:
