@@ -20,7 +20,7 @@ from alignedserve.scheduling.slo import (
     token_slack_s,
 )
 
-_BEHIND = 1 << 80  # more than the priorities of requests differ by
+BEHIND = 1 << 80  # more than the priorities of requests differ by
 
 
 class Promise(ABC):
@@ -112,7 +112,7 @@ class TokenPromise(Promise):
         slack_s = token_slack_s(self.dues.due_at(now), now, work, times, self._counts_chunks)
         request, behind = self.request, 0
         if self.is_behind:
-            slack_s, behind = inf, _BEHIND
+            slack_s, behind = inf, BEHIND
         is_late = self.dues.is_late(now)
         whole = outlived(self._expected, request.max_tokens, self._num_output)
         remaining = work.prompt + max(1, whole - self._num_output)
@@ -185,7 +185,6 @@ class StepPromise(Promise):
         if num_output:
             self._dues.num_done = self._early_chunks + num_output
         self._level = Level(request.arrival_at, policy.age_s)
-        self.is_behind = False  # whether it comes behind best-effort requests of other callers (caller_shares.py)
 
     @property
     def due(self) -> None:
@@ -239,7 +238,7 @@ class StepPromise(Promise):
             slack_s,
             request.arrival_at,
             is_late,
-            request.priority + (_BEHIND if self.is_behind else 0),
+            request.priority,
             INTERRUPTED if is_interrupted else self._level.at(now, remaining, has_begun),
             work.transfer_s,
             remaining,

@@ -12,6 +12,8 @@ from alignedserve.core import Request, ServiceClass, WorkerLimits
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Shape
 from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.slo import Standing
+from alignedserve.worker.step.waiting_prompts import Filing, Place, PromiseLine
 from tests.conftest import examples
 from tests.cost.fitted import cost_of
 from tests.decode_worker.test_packing import LIMITS, Device, make_request, parts
@@ -211,3 +213,20 @@ def test_documents_of_one_caller_go_the_shortest_first_again_when_others_have_go
     firsts = list(dict.fromkeys(name for plan in device.plans for name in parts(plan)))
     assert firsts[:3] in (["ann0", "ann1", "bob0"], ["ann0", "bob0", "ann1"])
     assert [name for name in firsts if name != "bob0"] == [f"ann{at}" for at in range(6)]
+
+
+def test_documents_that_wait_are_not_filed_again_as_callers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes behind changes at nearly every end, and thousands may wait."""
+    device, filed, file = Device(DEFAULT, replace(ROOMY, max_batch=8)), list[str](), PromiseLine.file
+
+    def counted(line: PromiseLine, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        filed.append(standing.id)
+        return file(line, standing, by_slack, end)
+
+    device.ask(*documents("ann", 200), *documents("bob", 200))
+    device.step()
+    monkeypatch.setattr(PromiseLine, "file", counted)
+    for _ in range(300):
+        device.step()
+    assert sum(number == 30 for number in device.said.values()) > 40, "many have ended"
+    assert len(filed) < 400, "less than once each"

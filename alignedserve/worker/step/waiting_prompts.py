@@ -22,7 +22,7 @@ from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from math import inf
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import Promise, StepPromise, TokenPromise
+from alignedserve.scheduling.promise import BEHIND, Promise, StepPromise, TokenPromise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes
 from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.request import WorkerRequest
@@ -78,6 +78,10 @@ class WaitingLine(ABC):
         """Yield prompts that are dropped to the end because they are late."""
         return iter(())
 
+    def put_behind(self, callers: frozenset[str]) -> None:  # noqa: B027  (without promises none comes behind)
+        """Have the best-effort prompts of these callers, and of no others, come behind those of others that are not
+        urgent either."""
+
 
 class ArrivalLine(WaitingLine):
     def __init__(self, prompts: Iterable[WorkerRequest], real_time: Iterable[WorkerRequest]) -> None:
@@ -113,7 +117,8 @@ class PromiseLine(WaitingLine):
         self._rt: list[Place] = []
         self._rt_later: list[Place] = []
         self._be: list[Place] = []
-        self._be_later: list[Place] = []
+        self._be_later: dict[str | None, list[Place]] = {}  # by caller; None: chats that yield
+        self._behind: frozenset[str] = frozenset()
         self._late: list[Place] = []
 
     def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
@@ -123,7 +128,9 @@ class PromiseLine(WaitingLine):
             return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
         key = (by_slack[0],) if self._ranks_be_by_slack else (standing.level, standing.restore_s)
         later = (standing.priority, *key, standing.remaining, *end)
-        return [(self._be, by_slack), (self._be_later, later)]
+        running = end[-1]
+        caller = running.request.caller if isinstance(running.promise, StepPromise) else None
+        return [(self._be, by_slack), (self._be_later.setdefault(caller, []), later)]
 
     def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
         classes = _classes(only_rt)
@@ -142,10 +149,24 @@ class PromiseLine(WaitingLine):
 
     def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
-        for place in self._rt_later if is_rt else self._be_later:
+        for place in self._rt_later if is_rt else self._be_in_order():
             if self._filed[place[-1]].until - now > most_s:
                 key = (place[0], place[1] - now) if is_rt or self._ranks_be_by_slack else place[:2]
                 yield (*rank, *key, *place[2:-2]), place[-1]
+
+    def _be_in_order(self) -> Iterable[Place]:
+        """Return the places of best-effort prompts by priority and what comes after it. Whose callers come behind
+        changes often, and each of them may have thousands, so they are filed as if none did."""
+        if not all(self._be_later.values()):
+            self._be_later = {caller: places for caller, places in self._be_later.items() if places}
+        if not self._behind:
+            return merge(*self._be_later.values())
+        first = [places for caller, places in self._be_later.items() if caller not in self._behind]
+        last = [places for caller, places in self._be_later.items() if caller in self._behind]
+        return merge(*first, ((place[0] + BEHIND, *place[1:]) for place in merge(*last)))
+
+    def put_behind(self, callers: frozenset[str]) -> None:
+        self._behind = callers
 
     def late(self, now: float) -> Iterator[Ranked]:
         for place in self._late:
@@ -269,9 +290,7 @@ class WaitingPrompts:
         if running.request.service is ServiceClass.RT:
             self.callers[running.request.caller] += 1
         elif isinstance(running.promise, StepPromise):
-            caller = running.request.caller
-            self.documents.setdefault(caller, {})[running] = None
-            running.promise.is_behind = caller in self._behind
+            self.documents.setdefault(running.request.caller, {})[running] = None
         if running.promise.is_rt:
             self._ttfts[running.request.slo.ttft_s] += 1
         self._unfiled[running] = None
@@ -323,7 +342,6 @@ class WaitingPrompts:
         if running.request.service is ServiceClass.RT:
             _forget(self.callers, running.request.caller)
         elif isinstance(running.promise, StepPromise):
-            running.promise.is_behind = False
             of_caller = self.documents[running.request.caller]
             del of_caller[running]
             if not of_caller:
@@ -361,12 +379,9 @@ class WaitingPrompts:
 
     def put_behind(self, callers: frozenset[str]) -> None:
         """Have the best-effort prompts of these callers, and of no others, come behind those of others."""
-        for caller in sorted(callers ^ self._behind):
-            for running in self.documents.get(caller, ()):
-                assert isinstance(running.promise, StepPromise)
-                running.promise.is_behind = caller in callers
-                self.refile(running)
-        self._behind = callers
+        if callers != self._behind:
+            self._behind = callers
+            self.line.put_behind(callers)
 
     # --- Their order
 
@@ -387,6 +402,7 @@ class WaitingPrompts:
     def _refile_all(self) -> None:
         self._filed.clear()
         self.line = self._new_line()
+        self.line.put_behind(self._behind)
         self._in_time = []
         self._dues = Changes()
         self._unfiled = dict.fromkeys(self._all)
