@@ -1,10 +1,10 @@
 """The tokens that a worker has emitted: sent to the owners once a step, kept until they have them.
 
 All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
-used, at their end and whenever TELL_S have come together: all of it, so a later frame makes good for a lost one. Where
-a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once where the
-link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the owner
-acknowledges the last one.
+used, at the first token here, at their end and whenever TELL_S have come together: all of it, so a later frame makes
+good for a lost one. Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S
+later, or at once where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens
+stay here until the owner acknowledges the last one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
-TELL_S = 0.25  # of a step's time, since the owner was told last: a client that leaves has used no more unseen
+# Of workers' time, since the owner was told last: a client that leaves, or whose stop string is found, has used no more
+# unseen since its last token. All requests of a worker together have one second in a second: that is 100 at most.
+TELL_S = 0.01
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
@@ -86,7 +88,8 @@ class Outputs:
         else:  # nearly always, and once for each token
             new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)
         self._new[request.owner].append(new)
-        if running.spent_s > running.told_s and (finish or running.spent_s - running.told_s > TELL_S):
+        unsaid_s = running.spent_s - running.told_s
+        if unsaid_s > 0 and (finish or not running.told_s or unsaid_s > TELL_S) and request.is_metered:
             running.told_s = running.spent_s
             self._used[request.owner].append(
                 RequestUse(name, request.attempt, running.spent._replace(source=self._energy_source))

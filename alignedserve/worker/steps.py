@@ -67,12 +67,12 @@ class StepEnd:
         return runs.end_step(ended.plan, event, self._shares(ended.plan), now)
 
     def _shares(self, plan: StepPlan) -> Iterable[float]:
-        """Return the shares that the parts of a step are charged with: none where they are not metered. Requests of a
-        deployment all are, or none; but while it is upgraded."""
-        first = self._runs.find(plan.parts[0].request)
-        if first is None or not first.request.is_metered:
-            return repeat(0.0, len(plan.parts))
-        return self._pace.cost.shares(plan)
+        """Return the shares that the parts of a step are charged with: none where nobody is told. Mostly its first
+        request is metered, or none is; but that one may have left, and gateways of two versions may share a worker."""
+        find = self._runs.find
+        if any((running := find(part.request)) is not None and running.request.is_metered for part in plan.parts):
+            return self._pace.cost.shares(plan)
+        return repeat(0.0, len(plan.parts))
 
     def _note(self, plan: StepPlan, seconds: float) -> None:
         """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""

@@ -384,13 +384,13 @@ def test_an_owner_is_told_what_its_requests_have_used_at_their_end(make: MakeCor
     assert uses(first) | uses(second) == {"a": Spent(0.2, 6.0, "rapl"), "b": Spent(0.1, 3.0, "rapl")}
 
 
-def test_an_owner_is_told_meanwhile_what_a_long_request_has_used() -> None:
-    """A client that leaves has used no more than a quarter of a second unseen."""
+def test_an_owner_is_told_at_the_first_token_and_meanwhile_what_a_request_has_used() -> None:
+    """A client that leaves, or whose stop string is found, has used no more than a hundredth of a second unseen."""
     worker = decode_core(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(metered("a", max_tokens=9))), 0.0)
-    told = [uses(worker.handle(StepDone(StepResult(step, (("a", 7),)), 0.1), step / 10)) for step in range(1, 8)]
-    assert [said["a"].seconds for said in told if said] == pytest.approx([0.3, 0.6])
+    told = [uses(worker.handle(StepDone(StepResult(step, (("a", 7),)), 0.004), step / 10)) for step in range(1, 9)]
+    assert [said["a"].seconds for said in told if said] == pytest.approx([0.004, 0.016, 0.028])
 
 
 def test_nobody_is_told_what_requests_use_that_are_not_metered() -> None:
@@ -398,3 +398,30 @@ def test_nobody_is_told_what_requests_use_that_are_not_metered() -> None:
     worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     assert not uses(worker.handle(StepDone(StepResult(1, (("a", 0),)), 5.0, 5.0), 5.0))
+
+
+def test_a_step_is_charged_though_its_first_request_has_left() -> None:
+    worker = decode_core(WorkerSetup(LIMITS))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a", max_tokens=9))), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("b", max_tokens=2))), 0.0)
+    worker.handle(StepDone(StepResult(1, (("a", 7),)), 0.1), 0.1)
+    worker.handle(StepDone(StepResult(2, (("a", 7), ("b", 7))), 0.1), 0.2)
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.25)
+    ended = uses(worker.handle(StepDone(StepResult(3, (("a", 7), ("b", 0))), 0.2), 0.4))
+    assert ended["b"].seconds > 0.1, "its half of the last step"
+
+
+@pytest.mark.parametrize("first", [A, metered("a")])
+def test_a_gateway_of_the_version_before_is_not_told_what_it_cannot_read(first: Request) -> None:
+    """It shares the worker with one of this version, whatever the order of their requests."""
+    second = request("b", owner="gateway-1") if first.is_metered else metered("b", owner="gateway-1")
+    worker, told = decode_core(WorkerSetup(LIMITS)), dict[str, Spent]()
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    for asked in (first, second):
+        worker.handle(said(ROUTER, Prefill(replace(asked, max_tokens=2))), 0.0)
+    told |= uses(worker.handle(StepDone(StepResult(1, (("a", 7),)), 0.1), 0.1))
+    told |= uses(worker.handle(StepDone(StepResult(2, (("a", 0), ("b", 7))), 0.1), 0.2))
+    told |= uses(worker.handle(StepDone(StepResult(3, (("b", 0),)), 0.1), 0.3))
+    assert list(told) == ["a" if first.is_metered else "b"]
+    assert min(used.seconds for used in told.values()) > 0.1
