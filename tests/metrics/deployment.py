@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.config.choices import MetricsPrefix
-from alignedserve.core import Fallback, FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
+from alignedserve.core import Fallback, FinishReason, PreemptionCause, Rejection, ServiceClass, Spent, Usage
 from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.exposition import merge
@@ -14,6 +14,7 @@ from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.figures import (
     DecodeSteps,
+    EnergyFigures,
     FailedPolicy,
     Garbage,
     GpuFigures,
@@ -28,6 +29,7 @@ from alignedserve.store.job import JobStatus
 
 FELL_BACK = (Fallback("x", "y", "z"),)
 MACHINE = MachineFigures(1.0, 1, 1, 1, (GpuFigures(1.0, 1, 1),))
+ENERGY = EnergyFigures(2.0, 1.0, "nvml")
 FAILED = (FailedPolicy(PolicyKind.ORDER, PolicyFailure.RAISED, 1),)
 
 
@@ -36,6 +38,7 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     requests = RequestMetrics("demo", prefix)
     for service in ServiceClass:
         requests.count_end(service, FinishReason.STOP.value)
+        requests.count_use(service, "acme", Spent(1.0, 1.0))
         requests.count_rejected(service, Rejection.LATE.value)
         requests.count_outcome(DeadlineOutcome(service, ALL, "default", is_kept=True))
     requests.count_http_error(503)
@@ -47,7 +50,7 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     load, process = (
         WorkerLoad(slack_s=1.0, preempted=preempted),
         ProcessFigures(
-            1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),), (Fallback("x", "y", "z"),), machine=MACHINE
+            1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),), FELL_BACK, machine=MACHINE, energy=ENERGY
         ),
     )
     parts.update(Figures(steps=DecodeSteps(), worker=load, process=process, member="decode-0"))
