@@ -321,6 +321,11 @@ class DecodeCore:
         return self.writing.settled()
 
     @property
+    def copying(self) -> tuple[Attempt, ...]:
+        """Return the attempts to whose blocks copies from the pool are under way."""
+        return tuple(running.key for running in self.here.copies.values())
+
+    @property
     def held(self) -> dict[str, int]:
         """Return what is taken now; nothing when no request is open."""
         held = {

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from typing import Protocol
 
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.architectures.vectors import EncoderConfig
@@ -22,6 +23,7 @@ from alignedserve.executor.loading import capture_decodes, steps_ahead
 from alignedserve.executor.work_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, WorkWatch
 from alignedserve.machine.energy import EnergyMeter, counter_of, meters
 from alignedserve.machine.whole_file import one_at_a_time
+from alignedserve.protocol.messages import Attempt
 from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
 from alignedserve.signs import Stage
@@ -33,7 +35,13 @@ log = logging.getLogger("alignedserve.engine")
 _MOST_ORDER_BYTES = 1 << 30  # to a rank: a step of 1,024 requests of a million tokens each takes a fifth
 
 
-def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
+class WorkerCore(Core, Protocol):
+    @property
+    def copying(self) -> tuple[Attempt, ...]:
+        """Return the attempts to whose blocks copies from the pool are under way."""
+
+
+def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], WorkerCore]) -> None:
     """Build the engine and the core that `make` returns, and run them until the part is stopped."""
     config = part.config
     look_ahead = steps_ahead(part)
@@ -65,7 +73,9 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             copies_beside=built.copies_beside,
             energy_source=energy.source,
         )
-        shell = part.shell(make(setup), hands, hands.begin_aside)
+        core = make(setup)
+        part.at_work.under_way = lambda: core.copying  # a copy that ends this process ends it amid other events
+        shell = part.shell(core, hands, hands.begin_aside)
         on_start(shell)
         try:
             part.run(shell, late_s=watch.late_s, is_busy=lambda: watch.is_busy)

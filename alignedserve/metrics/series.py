@@ -22,6 +22,7 @@ from alignedserve.config.choices import MetricsPrefix
 disable_created_metrics()  # a fifth of all lines, which nobody asks for
 
 PART, MODEL = "part", "model_name"
+_MOST_SERIES = 200  # of a block, which takes the event loop some milliseconds
 
 Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
 
@@ -62,9 +63,12 @@ class Series:
         return f"{self.prefix}{name}", about, (*self.names, *labels)
 
     def blocks(self) -> Iterator[str]:
-        """Yield each family as it is when its turn comes."""
+        """Yield each family as it is when its turn comes; a long one, as of many keys, comes in several blocks."""
         for metric in self.registry.collect():
-            yield generate_latest(_Alone(metric)).decode()
+            for at in range(0, max(1, len(metric.samples)), _MOST_SERIES):
+                some = Metric(metric.name, metric.documentation, metric.type)
+                some.samples = metric.samples[at : at + _MOST_SERIES]
+                yield generate_latest(_Alone(some)).decode()
 
 
 class _Alone(Collector):

@@ -7,7 +7,7 @@ it is given up after three deaths.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from alignedserve.core import Request
 from alignedserve.protocol.events import Event, Received
@@ -23,6 +23,7 @@ class AtWork:
 
     def __init__(self) -> None:
         self.attempts: tuple[Attempt, ...] = ()
+        self.under_way: Callable[[], tuple[Attempt, ...]] = tuple  # what goes on whatever the core turns to
 
     def on(self, attempts: tuple[Attempt, ...]) -> None:
         self.attempts = attempts

@@ -48,11 +48,15 @@ class WorkNote(AtWork):
         os.posix_fallocate(self._fd, 0, _BYTES)
         # It stays until there is more to note: a life that ends before it could say this leaves it to the next one.
         self._note, self.left = mmap.mmap(self._fd, _BYTES), read(path)
+        self._noted: tuple[Attempt, ...] = ()
 
     def on(self, attempts: tuple[Attempt, ...]) -> None:
-        if attempts == self.attempts:
+        self.attempts = attempts
+        if more := self.under_way():
+            attempts = tuple(dict.fromkeys((*attempts, *more)))
+        if attempts == self._noted:
             return
-        self.attempts, note = attempts, self._note
+        self._noted, note = attempts, self._note
         note[:_LENGTH] = _NOTHING  # the process may end between any two of these writes
         if not attempts or len(attempts) > MOST_NAMED:
             return

@@ -185,8 +185,10 @@ class TestThePoolKeepsItToo:
         worker.handle(said("pool-0", Batch((replace(IN_A, pages=(5,)),))), 0.0)
         commands = received(worker, intact=False)
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
+        assert worker.copying == (("a", 0),), "it may be why its worker ends amid the copy"
         assert worker.log.faults.num_failed_transfers == 1
         assert [type(command) for command in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
+        assert worker.copying == ()
 
     def test_what_did_not_come_is_not_copied_from_a_pool_that_has_started_again(self, worker: DecodeCore) -> None:
         offered(worker, IN_A)

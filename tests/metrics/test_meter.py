@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.core import ServiceClass, Slo, Spent
 from alignedserve.loads.figures.request_figures import attains
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
+from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Overloaded
@@ -108,3 +109,15 @@ def test_what_requests_use_counts_for_their_class_and_key_whatever_their_end() -
         assert value(shown, f'alignedserve:request_energy_joules_total{{class="{service}",key="acme"}}') == joules
     (used,) = metrics.log.recent(0.0).keys
     assert (used.key, used.device_s, used.joules) == ("acme", 2.0, 60.0), "of requests that ended"
+
+
+def test_the_use_of_a_thousand_keys_is_written_in_short_blocks() -> None:
+    metrics = RequestMetrics()
+    for number in range(1_000):
+        metrics.count_use(ServiceClass.RT, f"key-{number}", Spent(1.0, 2.0))
+    blocks = [*metrics.blocks()]
+    assert max(block.count("\n") for block in blocks) <= 202
+    whole = merge(blocks)
+    assert whole.count("# TYPE alignedserve:request_energy_joules_total counter") == 1
+    for number in (0, 500, 999):
+        assert value(whole, f'alignedserve:request_energy_joules_total{{key="key-{number}"}}') == 2.0

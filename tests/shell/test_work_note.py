@@ -81,3 +81,17 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     with pytest.raises(NotPrivate):
         WorkNote(tmp_path / "work")
     assert read(tmp_path / "work") == ()
+
+
+def test_what_goes_on_beside_the_core_is_noted_as_long_as_it_does(tmp_path: Path) -> None:
+    """A copy from the pool may end the process while its core turns to other requests, or to none."""
+    note, copied = WorkNote(tmp_path / "work"), [("copied", 0)]
+    note.under_way = lambda: tuple(copied)
+    note.on(TWO)
+    assert read(tmp_path / "work") == (*TWO, ("copied", 0))
+    note.on(())
+    assert read(tmp_path / "work") == (("copied", 0),)
+    assert note.attempts == ()
+    copied.clear()
+    note.on(())
+    assert read(tmp_path / "work") == ()
