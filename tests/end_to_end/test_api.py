@@ -38,8 +38,11 @@ def test_it_chats_the_same_streamed_and_not(sdk: openai.OpenAI) -> None:
     assert text
     assert text == whole.choices[0].message.content
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert last.usage == whole.usage
+    assert last.usage is not None
     assert whole.usage is not None
+    usages = [usage.model_dump() for usage in (last.usage, whole.usage)]
+    assert all(usage.pop("cost")["device_seconds"] > 0 for usage in usages)
+    assert usages[0] == usages[1]
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 

@@ -22,6 +22,7 @@ from alignedserve.simulator.run import Simulation
 from tests.rare import rarely
 
 DEVICE = "rtx4090-llama-3.1-8b-tp1"
+MEASURED = "lab/devices/profiles/a100-codellama-34b-tp2.json"
 FEW = "sizes:prompt=100,output=5,rate=2,cv=0,num_requests=8"
 MANY = "chat,rate=40"
 
@@ -212,7 +213,7 @@ def test_the_picture_has_loads_beside_the_workloads_own(enough: Callable[..., li
         (("--device", DEVICE), f"--device '{DEVICE}' has no price: write DEVICE:PRICE, such as {DEVICE}:3.90"),
         (("--device", f"{DEVICE}:free"), f"the price of {DEVICE} must be a number above 0"),
         (("--device", f"{DEVICE}:1", "--device", f"{DEVICE}:2"), f"--device {DEVICE} is given twice"),
-        (("--device", "self.json:3", "--price-kwh", "1"), "nobody knows what self.json takes: add its energy"),
+        (("--device", f"{MEASURED}:3", "--price-kwh", "1"), f"nobody knows what {MEASURED} takes: add its energy"),
         (("--device", "h100:3"), "--device h100 is a GPU alone: it needs --model, one of opt-6.7b"),
         (("--device", "h100:3", "--model", ""), "--model"),
         (("--device", "nothing:3"), "--profile 'nothing' is neither a file"),

@@ -75,7 +75,9 @@ class Gpus:
     ) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: reach)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"uuid-{number}"))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"uuid-{device.index}")
+        )
         monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
         monkeypatch.setattr(opening, "gpus_reached", lambda _: hidden or {})
 
