@@ -55,8 +55,9 @@ class Powers:
             if busy_w >= rest_w >= 0:
                 self.busy_w, self.rest_w = busy_w, rest_w
                 return
-        if not self.busy_w or not rest_s:  # nothing tells the two apart yet, or there is but one
-            self.busy_w = joules / (busy_s + rest_s) if joules else 0.0
+        # Nothing tells the two apart yet, or there is but one. A look back at a rest says little of steps.
+        if not rest_s or (not self.busy_w and busy_s > rest_s):
+            self.busy_w = joules / (busy_s + rest_s)
 
 
 class EnergyMeter:
