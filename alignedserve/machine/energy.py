@@ -1,13 +1,13 @@
 """The energy of the device that this process computes on: counted where the machine counts it, else modelled.
 
     nvml       the GPU's own counter
-    rapl       the counters of the processors' packages, of which the process has its share of the processor time
+    rapl       the counters of the processors; the process is given the share that its processor time has of all
     modelled   BUSY_W for each processor that the process keeps busy
 
-`EnergyMeter` tells steps what they use. Counters are too coarse for a step, so a step is told its time times the power
-of steps lately. That is told apart from the power at rest by least squares: between two looks at the counter the device
-uses `busy_w` for the time in steps, and `rest_w` for the rest of the time. For example, with 88 J in a second of which
-steps took a tenth, and 364 J in one of which they took nine tenths, steps use 398 W, and rest 54 W.
+A counter is too coarse for one step. So `EnergyMeter` learns the device's power in steps (`busy_w`) and its power at
+rest (`rest_w`), and a step's energy is its time times `busy_w`. Both are fitted by least squares to the energy between
+two looks at the counter. Example: the device used 88 J in a second with 0.1 s of steps, and 364 J in a second with
+0.9 s of steps. Then `busy_w` is 398 W and `rest_w` 54 W.
 """
 
 from __future__ import annotations

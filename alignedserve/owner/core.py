@@ -86,8 +86,8 @@ class OwnedRequest:
     is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
     is_paused: bool = False  # whether its attempt waits here: no other part knows of it
     spent: Spent = NOTHING_SPENT  # in all attempts, as workers told
-    spent_before: Spent = NOTHING_SPENT  # in those before the last one of which they told
-    spent_in: int = 0  # that attempt
+    spent_before: Spent = NOTHING_SPENT  # in the attempts before `spent_in`
+    spent_in: int = 0  # the newest attempt that a worker told of
 
     @property
     def next_attempt(self) -> Request:
@@ -115,8 +115,8 @@ class OwnedRequest:
         return self.num_gained > PASSED[min(self.num_passed, len(PASSED) - 1)]
 
     def note_use(self, attempt: int, spent: Spent) -> None:
-        """Note what this attempt has spent so far. What is said of an attempt only grows; it may come late, from a
-        worker that has handed the request on."""
+        """Note what this attempt has spent so far. A smaller value than the one known is old: a worker that handed the
+        request on may tell late."""
         if attempt > self.spent_in:
             self.spent_before, self.spent_in = self.spent, attempt
         so_far = self.spent_before.plus(spent)

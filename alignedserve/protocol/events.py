@@ -54,7 +54,7 @@ class TimerFired:
 class StepDone:
     result: StepResult
     seconds: float = 0.0  # that the step took
-    joules: float = 0.0  # that the devices used meanwhile, as far as it is known
+    joules: float = 0.0  # energy of its devices; 0 where nothing measures it
 
 
 @dataclass(frozen=True, slots=True)

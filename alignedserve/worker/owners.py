@@ -22,8 +22,9 @@ from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
-# Of workers' time, since the owner was told last: a client that leaves, or whose stop string is found, has used no more
-# unseen since its last token. All requests of a worker together have one second in a second: that is 100 at most.
+# An owner is told of a request again after it has used this much more of its worker's time. So an answer that ends by
+# a stop string, or whose client leaves, is charged to within 10 ms. The requests of a worker share one second each
+# second, so it tells at most 100 times a second, besides first tokens and ends.
 TELL_S = 0.01
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 

@@ -231,7 +231,7 @@ _GPUS = {
     "v100": Gpu("V100 32GB", 34.1, 900, 125.0, 80, 12, 150.0, 6.8, 71.0, 0.80, 0.70, 0.62),
 }
 GPUS: Mapping[str, Gpu] = MappingProxyType(_GPUS)
-# Of a whole board, by the data sheets: the most that it takes (A100, H100 and V100 as SXM).
+# The highest power of a board, in watts, by NVIDIA's data sheets; A100, H100 and V100 are the SXM boards.
 _WATTS = {"a100": 400, "h100": 700, "l40s": 350, "rtx4090": 450, "rtxpro6000": 600, "v100": 300}
 
 

@@ -70,7 +70,7 @@ def test_where_redis_keeps_what_ray_knows_a_deployment_outlives_rays_server(tmp_
             def lose() -> None:
                 os.kill(nodes.gcs_server(), signal.SIGKILL)
                 os.kill(lost, signal.SIGKILL)
-                time.sleep(AWAY_S)
+                time.sleep(AWAY_S)  # that it outlives this time is what is tried: nothing ends it sooner
                 assert "decode-1 cannot be started: NoAnswer" in deployment.whole_log()
                 nodes.restart_gcs_server()
                 wait_until(lambda: nodes.pid("decode-1") not in (lost, None), BACK_S, deployment.log)

@@ -59,7 +59,7 @@ import ctypes, gc, os, threading, time
 def follow():
     trim, seen = ctypes.CDLL(None).malloc_trim, ""
     while True:
-        time.sleep(0.02)
+        time.sleep(0.02)  # another process writes the file, and nothing wakes this one
         try:
             asked = open({asked!r}).read()
         except OSError:
@@ -240,7 +240,8 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
 
 
 def grown(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
-    """Fill the place as far as the server takes it, and yield what that took; then with several choices."""
+    """Send bodies with this place filled, of smaller and smaller sizes until the server takes them; then bodies with
+    several choices. Yield what each case took."""
     beside: dict[str, Any] = {"stream": True} if WALK.has(place.path, "stream") else {}
     for name in ("max_tokens", "max_output_tokens"):
         beside |= {name: 2_000} if WALK.has(place.path, name) else {}
