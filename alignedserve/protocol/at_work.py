@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from alignedserve.core import Request
 from alignedserve.protocol.events import Event, Received
-from alignedserve.protocol.messages import Attempt, Batch, Declare, Progress, Tokens
+from alignedserve.protocol.messages import Attempt, Batch, Declare, Prefetch, Progress, Tokens
 
 
 class AtWork:
@@ -48,7 +48,7 @@ def _requests(said: object) -> Sequence[Request]:
     match said:
         case Declare(requests):
             return requests
-        case Batch(entries):
+        case Batch(entries) | Prefetch(entries):
             return [entry.request for entry in entries]
     request = getattr(getattr(said, "entry", said), "request", None)
     return (request,) if isinstance(request, Request) else ()

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -64,8 +64,33 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     values: Raw
 
 
+class _RequestHead(msgspec.Struct, array_like=True):
+    """The first fields of a request; what follows is skipped."""
+
+    id: str
+    owner: str
+    attempt: int
+
+
+class _EntryHead(msgspec.Struct, array_like=True):
+    request: _RequestHead
+
+
+_Head = TypeVar("_Head")
+
+
+class _First(msgspec.Struct, Generic[_Head], array_like=True):
+    """The first field of a message; what follows is skipped."""
+
+    field: _Head
+
+
 _read_frame = msgspec.msgpack.Decoder(_Frame).decode
 _read_record = msgspec.msgpack.Decoder(_Record).decode
+_read_request = msgspec.msgpack.Decoder(_First[_RequestHead]).decode
+_read_requests = msgspec.msgpack.Decoder(_First[list[_RequestHead]]).decode
+_read_entry = msgspec.msgpack.Decoder(_First[_EntryHead]).decode
+_read_entries = msgspec.msgpack.Decoder(_First[list[_EntryHead]]).decode
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -88,6 +113,27 @@ def decode(frame: bytes, most_bytes: int) -> Envelope:
     if read.version != VERSION:
         _check_version(frame)
     return Envelope(read.sender, read.incarnation, read.number, _message(read.kind, read.values, _KINDS))
+
+
+def attempts_in(frame: bytes) -> tuple[messages.Attempt, ...]:
+    """Return the attempts at the requests that a frame holds, which `decode` may fail at so badly that it ends its
+    process: nothing but their names is read."""
+    try:
+        read = _read_frame(frame)
+        match read.kind:
+            case "Submit" | "Prefill":
+                heads = [_read_request(read.values).field]
+            case "Declare":
+                heads = _read_requests(read.values).field
+            case "Commit" | "Offer" | "Evict":
+                heads = [_read_entry(read.values).field.request]
+            case "Batch" | "Prefetch":
+                heads = [entry.request for entry in _read_entries(read.values).field]
+            case _:
+                heads = []
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # `decode` says what is wrong
+        heads = []
+    return tuple((head.id, head.attempt) for head in heads)
 
 
 def pack(value: Any) -> bytes:

@@ -22,9 +22,9 @@ import zmq
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.protocol.events import LinkGap, Received
 from alignedserve.protocol.membership import UNNUMBERED, Heard
-from alignedserve.protocol.messages import ROUTER, Message
+from alignedserve.protocol.messages import ROUTER, Attempt, Message
 from alignedserve.protocol.prompts import SharedPrompts
-from alignedserve.protocol.wire import Envelope, decode, encode
+from alignedserve.protocol.wire import Envelope, attempts_in, decode, encode
 from alignedserve.shell.link_keys import LinkKeys
 
 log = logging.getLogger("alignedserve.links")
@@ -137,8 +137,11 @@ class Links:
             if not self._waker.closed:
                 self._waker.send(b"")
 
-    def receive(self, timeout_s: float | None) -> list[Received | LinkGap]:
-        """Return what has arrived; where nothing has, wait for it at most so long."""
+    def receive(
+        self, timeout_s: float | None, on: Callable[[tuple[Attempt, ...]], None] = lambda _: None
+    ) -> list[Received | LinkGap]:
+        """Return what has arrived; where nothing has, wait for it at most so long. `on` is told which requests are in
+        the frame that is read next, since the process may end amid reading it."""
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
@@ -147,17 +150,21 @@ class Links:
         events: list[Received | LinkGap] = []
         if self._hears_launcher:
             for labelled in _drain(self._labelled):
-                events += self._read(labelled.bytes, self._keys.is_launchers(labelled))
+                events += self._read(labelled.bytes, on, self._keys.is_launchers(labelled))
         else:
             for frame in _drain(partial(self._inbox.recv, zmq.NOBLOCK)):
-                events += self._read(frame)
+                events += self._read(frame, on)
+        on(())
         return events
 
     def _labelled(self) -> zmq.Frame:
         """Return a frame with the keys that it came by. This costs a microsecond more."""
         return self._inbox.recv(zmq.NOBLOCK, copy=False)
 
-    def _read(self, frame: bytes, is_launchers: bool = False) -> list[Received | LinkGap]:
+    def _read(
+        self, frame: bytes, on: Callable[[tuple[Attempt, ...]], None], is_launchers: bool = False
+    ) -> list[Received | LinkGap]:
+        on(attempts_in(frame))
         try:
             envelope = self._prompts.share(decode(frame, self._most_bytes))
         except (KeyboardInterrupt, SystemExit):

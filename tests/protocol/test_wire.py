@@ -34,8 +34,10 @@ from alignedserve.core import (
 )
 from alignedserve.errors import WireError
 from alignedserve.protocol import messages
+from alignedserve.protocol.at_work import attempts_of
+from alignedserve.protocol.events import Received
 from alignedserve.protocol.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
-from alignedserve.protocol.wire import VERSION, Envelope, decode, encode
+from alignedserve.protocol.wire import VERSION, Envelope, attempts_in, decode, encode
 from tests.conftest import examples
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
@@ -172,11 +174,30 @@ def test_every_kind_comes_back_as_it_was(kind: type, data: st.DataObject) -> Non
     assert repr(back) == repr(envelope), "types are kept as well"
 
 
+HOLDERS = [kind for kind in KINDS if re.search(r"\b(Request|Entry)\b", str(vars(kind).get("__annotations__")))]
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+@given(data=st.data())
+@quick
+def test_requests_are_named_without_reading_them(kind: type, data: st.DataObject) -> None:
+    envelope = data.draw(ENVELOPES[kind])
+    assert attempts_in(encode(envelope)) == attempts_of(Received("x", envelope.message, 1))
+
+
+@given(frame=st.binary(max_size=200))
+@settings(deadline=None, max_examples=examples(300))
+def test_what_is_no_frame_names_none(frame: bytes) -> None:
+    assert attempts_in(frame) == ()
+    assert attempts_in(encode(TOKENS)) == (), "nobody's process is asked why it ended at tokens"
+
+
 @pytest.mark.parametrize("envelope", [COMMIT, TOKENS], ids=["commit", "tokens"])
 def test_a_frame_cut_anywhere_is_refused(envelope: Envelope) -> None:
     frame = encode(envelope)
     for length in range(len(frame)):
         refused(frame[:length])
+        assert attempts_in(frame[:length]) == ()
     refused(frame + b"\0")
 
 

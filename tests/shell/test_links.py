@@ -14,9 +14,22 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.protocol.events import LinkGap, Received
 from alignedserve.protocol.membership import UNNUMBERED
-from alignedserve.protocol.messages import LAUNCHER, ROUTER, AskPages, Cancel, Died, Heartbeat, Life, Member, Started
-from alignedserve.protocol.wire import Envelope, encode
+from alignedserve.protocol.messages import (
+    LAUNCHER,
+    ROUTER,
+    AskPages,
+    Attempt,
+    Cancel,
+    Died,
+    Heartbeat,
+    Life,
+    Member,
+    Started,
+    Submit,
+)
+from alignedserve.protocol.wire import Envelope, decode, encode
 from alignedserve.shell.links import CUT_OFF, LinkFull, Links, Pulse
+from tests.samples import request
 from tests.shell.conftest import DEADLINE_S, MOST_BYTES, OURS, Start, beat_of, member, wait_for
 
 
@@ -64,6 +77,26 @@ def got(pages: int, sender: str = "worker", incarnation: int = 5) -> Received:
 
 
 GAP = LinkGap("worker")
+
+
+def test_what_a_frame_holds_is_known_before_it_is_read(start: Start, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose frame ends its reader is found out like one that a core fails at."""
+    noted, at_reading = list[tuple[Attempt, ...]](), list[tuple[Attempt, ...]]()
+
+    def read(frame: bytes, most_bytes: int) -> Envelope:
+        at_reading.append(noted[-1])
+        return decode(frame, most_bytes)
+
+    monkeypatch.setattr("alignedserve.shell.links.decode", read)
+    router = start(ROUTER)
+    asked = request("r", attempt=3)
+    raw(router, encode(Envelope("gateway", 5, 1, Submit(asked))))
+    raw(router, encode(Envelope("gateway", 5, 2, AskPages(1))))
+    events = list[Received | LinkGap]()
+    while len(events) < 2:
+        events += router.receive(DEADLINE_S, noted.append)
+    assert at_reading == [(("r", 3),), ()]
+    assert noted[-1] == (), "it is read"
 
 
 def test_messages_arrive_in_order(start: Start) -> None:
