@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeAlias
@@ -17,7 +17,7 @@ from alignedserve.shell.event_loop import ENDS
 from alignedserve.tracing.traces import Follow
 
 Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
-_Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: one of the sources has ended
+_Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: a task has no more sources
 
 
 _BEGIN_AT_ONCE = 8  # requests of a body
@@ -31,7 +31,7 @@ class Generation:
         self,
         client: OwnerClient,
         requests: Sequence[Request],
-        readers: Sequence[AnswerReader],
+        readers: Iterable[AnswerReader],
         meter: BodyMeter,
         follow: Follow,
         at_once: int,
@@ -40,15 +40,15 @@ class Generation:
         self._client, self._meter, self._follow = client, meter, follow
         self._ids = [request.id for request in requests]
         self._arrived: _Arrived = asyncio.Queue()
-        self._places = asyncio.Semaphore(at_once)
         self._is_paused, self._may_begin = False, asyncio.Event()
         self._may_begin.set()
         self._is_infeasible = self._is_over = False
         self._ended_by: AlignedServeError | None = None
-        numbered = enumerate(zip(requests, readers, strict=True))
-        self._pieces = self._merge(
-            [self._read(number, request, reader, number >= at_once) for number, (request, reader) in numbered]
+        sources = (  # made as they begin: of what waits there is the request alone
+            self._read(number, request, reader, number >= at_once)
+            for number, (request, reader) in enumerate(zip(requests, readers, strict=False))
         )
+        self._pieces = next(sources) if len(requests) == 1 else self._merge(sources, min(at_once, len(requests)))
         self._first: Numbered | None = None
 
     async def begin(self) -> None:
@@ -143,17 +143,14 @@ class Generation:
                 await asyncio.sleep(error.retry_after_s)
                 request = replace(request, arrival_at=self._client.now())
 
-    async def _merge(self, sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:
-        """Yield the pieces of all sources as they arrive. A single source, the usual case, needs no task of its own."""
-        if len(sources) == 1:
-            async with aclosing(sources[0]) as source:
-                async for numbered in source:
-                    yield numbered
-            return
+    async def _merge(
+        self, sources: Iterable[AsyncGenerator[Numbered, None]], at_once: int
+    ) -> AsyncGenerator[Numbered, None]:
+        """Yield the pieces of all sources as they arrive, so many sources at a time."""
         tasks: list[asyncio.Task[None]] = []
         try:
-            for source in sources:
-                tasks.append(asyncio.create_task(self._forward(source)))
+            while len(tasks) < at_once:
+                tasks.append(asyncio.create_task(self._forward(sources)))
                 if len(tasks) % _BEGIN_AT_ONCE == 0:
                     await asyncio.sleep(0)  # the event loop looks for others' bytes
             num_open = len(tasks)
@@ -170,13 +167,15 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _forward(self, source: AsyncGenerator[Numbered, None]) -> None:
-        """Put the source's pieces into the queue, and at its end None, or the error that ended it."""
+    async def _forward(self, sources: Iterable[AsyncGenerator[Numbered, None]]) -> None:
+        """Put the pieces of one source after the other into the queue, as long as others leave any, and at the end
+        None, or the error that ended one."""
         ended: BaseException | None = None
         try:
-            async with self._places, aclosing(source) as pieces:
-                async for numbered in pieces:
-                    self._arrived.put_nowait(numbered)
+            for source in sources:
+                async with aclosing(source) as pieces:
+                    async for numbered in pieces:
+                        self._arrived.put_nowait(numbered)
         except ENDS:
             raise
         except BaseException as error:

@@ -148,7 +148,7 @@ class Starter:
         tab.hold_logprobs(requests, has_limit, is_streamed=bool(body.stream))
         requests = tab.pay(requests, prompt_tokens, has_limit)
         following = self.follow(http, promise, requests, prompt_tokens)
-        readers = [AnswerReader.from_body(body, self.text, request.prompt) for request in requests]
+        readers = AnswerReader.each(body, self.text, requests)
         generation = Generation(
             self.client, requests, readers, following.meter, following.follow, self.settings.at_once
         )

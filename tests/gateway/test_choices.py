@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, Slo
+from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests
@@ -96,6 +98,23 @@ def test_all_are_streamed_together(gateway: Gateway, route: str) -> None:
     assert chunks[-1]["choices"] == []
     whole = getattr(gateway, route)(n=4).json()["usage"]
     assert chunks[-1]["usage"] == whole
+
+
+def test_of_what_waits_there_is_the_request_alone(text: TextModel) -> None:
+    """A thousand prompts in five kilobytes are run some at a time: those that wait take little memory."""
+    body = {"model": MODEL, "prompt": [[5]] * 1024}
+    asked = parse_body(CompletionRequest, json.dumps(body).encode())
+    requests = make_requests(asked, PROMISE, ORIGIN, text, 256)
+    meter: Any = None  # nothing runs, so nothing is measured
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        held = Generation(OwnOwner(text), requests, AnswerReader.each(asked, text, requests), meter, meter, at_once=8)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held is not None
+    assert (after - before) / len(requests) < 100, "bytes of each, beside its request"
 
 
 @pytest.mark.parametrize("route", ["chat", "complete"])

@@ -190,6 +190,21 @@ class TestTabs:
         assert refused_for(lambda: second.hold_places(5)) == 0
         assert refused_for(first.admit) == 1
 
+    def test_all_callers_together_have_a_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each choice takes some of the gateway's memory, and without keys nobody has a limit of its own."""
+        monkeypatch.setattr("alignedserve.gateway.http.limits.MOST_CHOICES", 10)
+        ledger = Ledger()
+        first, second = Tab(ledger, ANONYMOUS), Tab(ledger, caller("bob"))
+        for tab in (first, second):
+            tab.admit()
+        first.hold_places(8)
+        with pytest.raises(ApiError, match="holds as many choices of others as it can") as refused:
+            second.hold_places(3)
+        assert (refused.value.status, refused.value.code) == (503, "server_is_overloaded")
+        second.hold_places(2)
+        first.close()
+        second.hold_places(10)
+
     def test_vectors_run_in_the_places_that_are_left(self) -> None:
         ledger, ann = Ledger(), caller(most_open=5)
         tabs = [Tab(ledger, ann) for _ in range(3)]

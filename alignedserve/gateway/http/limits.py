@@ -35,6 +35,7 @@ from alignedserve.gateway.openai.errors import (
     rate_limited,
     too_costly,
     too_many_choices,
+    too_many_choices_held,
     too_many_logprobs_at_once,
 )
 
@@ -43,6 +44,7 @@ USUAL_PART = 8
 REFUSALS = range(400, 500)  # statuses with which a body has computed nothing, if it has no output
 REFUSALS_PER_S, REFUSALS_AT_ONCE = 50, 100  # of a caller; the answers to those beyond wait, each at most
 REFUSAL_WAIT_S = 5.0
+MOST_CHOICES = 32_768  # of all bodies of a gateway: each takes up to 4 KB of it, also where nobody has a key
 MOST_HELD_BACK = 1024  # of all callers: each has a connection
 LUMP = 64  # tokens of output that are written to the ledger together, beyond those that were taken before
 # What a token pays for of other work, each about 50 µs: a tokenizer takes 1 to 3 µs a token, an upload 8 µs a KiB.
@@ -57,7 +59,7 @@ class Tab:
 
     def __init__(self, ledger: Ledger, caller: Caller, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self.caller, self._limits, self._now = ledger, caller, caller.limits, now
-        self._places = 0
+        self._places = self._choices = 0
         self._logprobs = 0  # that are held
         self._logprobs_each, self._foreseen = 0, 0  # of a token; tokens still to come whose log-probabilities are held
         self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
@@ -103,6 +105,10 @@ class Tab:
             raise too_many_choices(number, most)
         if self.hold_up_to(number, least=number) < number:
             raise self._over(f"{most} requests open at once", 1.0)
+        if self._ledger.choices + number - self._choices > MOST_CHOICES:
+            raise too_many_choices_held()
+        self._ledger.choices += number - self._choices
+        self._choices = number
 
     def hold_up_to(self, most: int, least: int = 0) -> int:
         """Hold as many places as are left, but no more than `most`, and return their number; hold no more than before
@@ -223,6 +229,8 @@ class Tab:
             self._ledger.budgets.use(self.caller.id, used - self._counted)
             self._counted = used
         self._hold_logprobs(-self._logprobs)
+        self._ledger.choices -= self._choices
+        self._choices = 0
         if self._places:
             with self._ledger.row(self.caller.id) as row:
                 row.open_at[self._ledger.place] -= self._places

@@ -124,6 +124,10 @@ def too_many_bodies() -> ApiError:
     return _overloaded("the server is reading as many bodies as it can hold: try again")
 
 
+def too_many_choices_held() -> ApiError:
+    return _overloaded("the server holds as many choices of others as it can: try again")
+
+
 def bad_head() -> ApiError:
     return invalid("this is not a valid HTTP request", code="invalid_http")
 

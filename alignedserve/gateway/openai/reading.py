@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import count
 from typing import Any
 
-from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Spent
+from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Request, Spent
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.modelled import call_format, make_splitter, markers_of_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
@@ -81,6 +82,11 @@ class AnswerEnding:
     is_empty: bool = False  # whether the answer shows the prompt only
 
 
+def _ending_of(body: ChatRequest | CompletionRequest) -> AnswerEnding:
+    include = bool(body.include_stop_str_in_output)
+    return AnswerEnding(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
+
+
 _NOTHING = CallText()
 
 
@@ -131,15 +137,27 @@ class AnswerReader:
         cls, body: ChatRequest | CompletionRequest, text: TextModel, prompt: Sequence[int] = ()
     ) -> AnswerReader:
         """Return the reader of the answer to a body; `prompt` shows whether the output begins within a reasoning."""
-        include = bool(body.include_stop_str_in_output)
-        ending = AnswerEnding(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
-        skip_special = body.skip_special_tokens is not False
         if not isinstance(body, ChatRequest):
-            return cls(text.decoder(skip_special), ending)
+            return next(cls._of_prompts(body, text))
+        ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
         calls = _call_reader(body, text, skip_special)
         markers = [*(calls.markers if calls is not None else ()), *markers_of_reasoning(body, text)]
         splitter, shows_reasoning = make_splitter(body, prompt, text), body.include_reasoning is not False
         return cls(text.decoder(skip_special, markers), ending, calls, splitter, shows_reasoning)
+
+    @classmethod
+    def each(
+        cls, body: ChatRequest | CompletionRequest, text: TextModel, requests: Sequence[Request]
+    ) -> Iterator[AnswerReader]:
+        """Yield the reader of each request of a body, and hold nothing of the body meanwhile."""
+        if isinstance(body, CompletionRequest):
+            return cls._of_prompts(body, text)  # of up to a thousand that wait none has a reader
+        return iter([cls.from_body(body, text, request.prompt) for request in requests])
+
+    @classmethod
+    def _of_prompts(cls, body: CompletionRequest, text: TextModel) -> Iterator[AnswerReader]:
+        ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
+        return (cls(text.decoder(skip_special), ending) for _ in count())
 
     def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:
