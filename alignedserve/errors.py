@@ -11,6 +11,7 @@
     ├── MemoryTooSmall        weights, KV and a step do not fit into the memory: a flag's or the machine's fault
     ├── LeaseError            pages or a name belong to another holder or to none: the caller's fault
     ├── PromptError           the model's chat template refuses these messages: the client's fault
+    ├── PromptTooLong         a conversation surely has more tokens than were asked for: the client's fault
     ├── ApiError              an answer of the gateway that is an error (gateway/openai/errors.py)
     ├── Overloaded            a request was not accepted, a later try may be (owner/client.py)
     ├── WireError             a frame is no message of this version: it is dropped, with a line in the log
@@ -93,6 +94,10 @@ class LeaseError(AlignedServeError):
 
 
 class PromptError(AlignedServeError):
+    pass
+
+
+class PromptTooLong(AlignedServeError):
     pass
 
 

@@ -27,7 +27,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -38,28 +38,22 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from alignedserve.errors import ModelError, PromptError
+from alignedserve.errors import ModelError, PromptError, PromptTooLong
+from alignedserve.text.encoding import encode, surely_exceeds
 
 _PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
 
 
-def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Return the text's token ids, encoded as a batch of one.
-
-    The library's own `encode` stops all other threads meanwhile: for seconds, if a text has megabytes."""
-    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
-    return ids
-
-
 @dataclass(frozen=True)
 class Rendering:
-    """The inputs of a template besides the messages."""
+    """The inputs of a template besides the messages, and the most tokens that its prompt may have."""
 
     tools: tuple[dict[str, Any], ...] = ()
     opens_answer: bool = True  # whether the prompt ends where the assistant's answer begins
     continues: bool = False  # whether the answer continues the last message, which is the assistant's
     more: Mapping[str, Any] = field(default_factory=dict)  # other variables of this template
     offered: Mapping[str, Any] = field(default_factory=dict)  # variables that a template gets where it has them
+    most_tokens: int | None = None  # where it surely has more, PromptTooLong is raised in place of encoding it
 
 
 USUAL = Rendering()
@@ -119,7 +113,11 @@ class ChatTemplate:
             rendered = _cut_after(rendered, shown[-1]["content"])
         named = self._special.sub(lambda found: self._names[found[0]], rendered)
         back = str.maketrans({stand_in: character for character, stand_in in stand_ins.items()})
-        return encode(self._tokenizer, named.translate(back), add_special_tokens=False)
+        prompt, ids_of = named.translate(back), partial(encode, self._tokenizer, add_special_tokens=False)
+        most = rendering.most_tokens
+        if most is not None and len(prompt) > most and surely_exceeds(ids_of, [prompt], most):
+            raise PromptTooLong
+        return ids_of(prompt)
 
     def _choose_stand_ins(self, texts: Iterable[str]) -> dict[str, str]:
         """Return a character that stands in none of the texts for each edge of a special token."""

@@ -21,16 +21,15 @@ from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.calls.describing import described, with_short_ids
 from alignedserve.text.calls.formats import GENERAL, CallFormat, find_call_format, named_call_format
-from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
+from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering
 from alignedserve.text.decoding import IncrementalDecoder
+from alignedserve.text.encoding import encode, surely_exceeds
 from alignedserve.text.reasoning.families import ReasoningFamily, choose_family
 from alignedserve.text.reasoning.names import AUTO
 from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.token_bytes import TokenBytes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LEAST_SLICE, MOST_SLICE = 4096, 16384  # characters of a long text that are tokenised together
-CUT_TOKENS = 16  # tokens that cutting a text may add to each of its slices, at most
 
 
 @dataclass(frozen=True)
@@ -124,19 +123,8 @@ class TextModel:
         return encode(self.tokenizer, text, add_special_tokens=False)
 
     def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
-        """Return whether the texts surely have more than `most` tokens.
-
-        Texts are tokenised slice by slice: megabytes at once would take gigabytes of memory, what lies behind `most`
-        tokens is not looked at, and Python's lock is free between slices. Each slice counts without the tokens that
-        cutting may have added, so that no text is refused wrongly."""
-        slice_length = min(max(LEAST_SLICE, 4 * most), MOST_SLICE)
-        num_tokens = 0
-        for text in texts:
-            for start in range(0, len(text), slice_length):
-                num_tokens += max(0, len(self.answer_ids(text[start : start + slice_length])) - CUT_TOKENS)
-                if num_tokens > most:
-                    return True
-        return False
+        """Return whether the texts surely have more than `most` tokens."""
+        return surely_exceeds(self.answer_ids, texts, most)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

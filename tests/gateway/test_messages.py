@@ -7,10 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.owner.client import Culprit, Delivered, Overloaded
+from alignedserve.text.encoding import encode
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, ids_of
 from tests.gateway.test_tools import PARAMETERS, SAID_BY_HERMES, hermes, prompt_of, saying  # noqa: F401  (a fixture)
@@ -153,6 +155,24 @@ def test_tokens_are_counted_without_an_answer(gateway: Gateway) -> None:
     assert gateway.owner.opened == []
     used = ask(gateway).json()["usage"]
     assert counted == {"input_tokens": used["input_tokens"] + used["cache_read_input_tokens"]}
+
+
+def test_what_a_template_writes_between_short_texts_counts_before_it_is_encoded(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of four megabytes was three million tokens, and a gigabyte of them: none of its texts is long."""
+    seen: list[int] = []
+
+    def noted(tokenizer: Tokenizer, asked: str, add_special_tokens: bool) -> list[int]:
+        seen.append(len(asked))
+        return encode(tokenizer, asked, add_special_tokens)
+
+    monkeypatch.setattr("alignedserve.text.chat_template.encode", noted)
+    schema = {"type": "string", "enum": [f"{number:06}" for number in range(20_000)]}
+    answer = ask(gateway, f"{PATH}/count_tokens", tools=[{"name": "a", "input_schema": schema}])
+    assert answer.status_code == 400
+    assert "the prompt is too long" in answer.json()["error"]["message"]
+    assert max(seen) < 200_000 / 10
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from alignedserve.core import Adapter, Choice, Request, Sampling
+from alignedserve.errors import PromptTooLong
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.modelled import limited_reasoning, limits
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
-from alignedserve.text.chat_template import all_texts
+from alignedserve.text.chat_template import Rendering, all_texts
 from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import SamplingDefaults, TextModel
 from alignedserve.text.token_sets import pack_tokens
@@ -70,7 +72,7 @@ def make_requests(
     num_choices = body.n or 1
     rules = _make_rules(body, text, origin.on_trial)
     _check_rules(rules, num_requests(body))
-    prompts = _prompts(body, text)
+    prompts = _prompts(body, text, max_model_len)
     _check_choices(num_choices, sum(map(len, prompts)))
     made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
     _check_logprobs(body, made, origin.caller.limits.logprobs_at_once)
@@ -195,27 +197,35 @@ def _make_request(
     )
 
 
+def _most_tokens(body: ChatRequest | CompletionRequest, max_model_len: int) -> int:
+    return MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
+
+
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
-    most = MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
         rendering = body.rendering
         prompts = [[*all_texts([body.shown_messages, rendering.tools, rendering.more])]]
     else:
         prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
     for texts in prompts:
-        check_length(texts, text, max_model_len, most, _prompt_field(body))
+        check_length(texts, text, max_model_len, _most_tokens(body, max_model_len), _prompt_field(body))
 
 
 def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:
     """Raise if the texts surely have more than `most` tokens, before they are tokenised as a whole."""
     if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
-        length = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
-        raise too_long(f"the prompt is too long: {length}", max_model_len, field)
+        raise _far_too_long(max_model_len, most, field)
 
 
-def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
+def _far_too_long(max_model_len: int, most: int, field: str) -> ApiError:
+    length = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
+    return too_long(f"the prompt is too long: {length}", max_model_len, field)
+
+
+def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
-        prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
+        most = _most_tokens(body, max_model_len)
+        prompts = [tuple(chat_ids(text, body.shown_messages, body.rendering, max_model_len, most))]
     else:
         with_special = body.add_special_tokens is not False
         prompts = [
@@ -225,10 +235,21 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tup
     return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
 
 
+def chat_ids(
+    text: TextModel, messages: Sequence[Mapping[str, Any]], rendering: Rendering, max_model_len: int, most: int
+) -> list[int]:
+    """Return the prompt of a conversation. What its template writes between texts may be far longer than these: raise
+    if all of it surely has more than `most` tokens."""
+    try:
+        return text.chat_ids(messages, replace(rendering, most_tokens=most))
+    except PromptTooLong:
+        raise _far_too_long(max_model_len, most, "messages") from None
+
+
 def prompt_of(body: ChatRequest, text: TextModel, max_model_len: int) -> tuple[int, ...]:
     """Return the prompt of a chat, which need not leave room for an output."""
     _check_length(body, text, max_model_len)
-    (prompt,) = _prompts(body, text)
+    (prompt,) = _prompts(body, text, max_model_len)
     return prompt
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.requests import MOST_CONTEXTS, check_length, check_token_ids, too_long
+from alignedserve.gateway.openai.requests import MOST_CONTEXTS, chat_ids, check_length, check_token_ids, too_long
 from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, fault
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatMessage, TokenId
@@ -56,8 +56,12 @@ def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tupl
     texts = [
         *all_texts([body.prompt, [message.shown for message in body.messages or ()], rendering.tools, rendering.more])
     ]
-    check_length(texts, text, max_model_len, _most_tokens(max_model_len), "messages" if body.messages else "prompt")
-    ids = _ids(body, rendering, text)
+    most = _most_tokens(max_model_len)
+    check_length(texts, text, max_model_len, most, "messages" if body.messages else "prompt")
+    if body.prompt is not None:
+        ids = text.prompt_ids(body.prompt, body.add_special_tokens is not False)
+    else:
+        ids = chat_ids(text, [message.shown for message in body.messages or ()], rendering, max_model_len, most)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
 
@@ -72,12 +76,6 @@ def _rendering(body: TokenizeRequest) -> Rendering:
         opens_answer=body.add_generation_prompt is not False,
         more=body.chat_template_kwargs or {},
     )
-
-
-def _ids(body: TokenizeRequest, rendering: Rendering, text: TextModel) -> list[int]:
-    if body.prompt is not None:
-        return text.prompt_ids(body.prompt, body.add_special_tokens is not False)
-    return text.chat_ids([message.shown for message in body.messages or ()], rendering)
 
 
 def detokenize(body: DetokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
