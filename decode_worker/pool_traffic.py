@@ -13,6 +13,7 @@ request decodes here, those whose prompts have run wait for pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 
 from alignedserve.core import FinishReason, units_for
 from alignedserve.explain.decisions import Kind
@@ -28,6 +29,8 @@ from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
+CROSSING_S = 2.0  # after a Commit: what the pool says of a request until then, it may have said before it had that
+
 
 class PageWriting(CorePart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
@@ -39,6 +42,7 @@ class PageWriting(CorePart):
         self._pool, self._holds, self._outputs = pool, pool.holds, outputs
         self._notes, self._decisions = log.notes, log.decisions
         self._awaited: set[Attempt] = set()  # the pool is still to say what it holds of these
+        self._committed: dict[Attempt, float] = {}  # lately, and when
         self.num_kept_pages = 0  # of prompts and answers
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
@@ -52,7 +56,7 @@ class PageWriting(CorePart):
 
     def copied_out(self, event: CopiedOut, now: float) -> list[Command]:
         copy = self.writer.end_copy(event.number)
-        return [] if copy is None else self._hand_on(copy)
+        return [] if copy is None else self._hand_on(copy, now)
 
     @property
     def target(self) -> Member | None:
@@ -95,13 +99,13 @@ class PageWriting(CorePart):
         self._awaited.discard(running.key)
         return not is_awaited
 
-    def hand_on_parts(self, running: WorkerRequest, has_ended: bool = False) -> list[Command]:
+    def hand_on_parts(self, running: WorkerRequest, now: float, has_ended: bool = False) -> list[Command]:
         """Give the pages of all written parts of a request to the pool."""
         copy = self.writer.take_parts(running)
         copy.has_ended, copy.stays = has_ended, not has_ended
-        return self._hand_on(copy)
+        return self._hand_on(copy, now)
 
-    def _hand_on(self, copy: Copy) -> list[Command]:
+    def _hand_on(self, copy: Copy, now: float) -> list[Command]:
         """Give the pages of a copy that has ended to the pool, or take them back where it is not wanted any more."""
         if self._pool.member is None or not copy.wanted:
             self.writer.take_back(copy)
@@ -117,7 +121,7 @@ class PageWriting(CorePart):
         self._holds.discard(copy.running.key)
         if copy.has_left:
             self._here.move(copy.running, State.GONE)
-        return self._pool.send(self._keep(copy) if copy.has_ended else self._commit(copy))
+        return self._pool.send(self._keep(copy) if copy.has_ended else self._commit(copy, now))
 
     def _keep(self, copy: Copy, goes_on: bool = False) -> Keep:
         running, tokens = copy.running, (len(copy.known) + len(copy.pages)) * self.page_size
@@ -125,8 +129,10 @@ class PageWriting(CorePart):
         names = self._names.pages_of(running, tokens)[len(copy.known) :] if self._policy.reuse else ()
         return Keep(*running.key, len(copy.known), copy.pages, names, running.request.service, goes_on)
 
-    def _commit(self, copy: Copy) -> Commit:
+    def _commit(self, copy: Copy, now: float) -> Commit:
         running = copy.running
+        self._committed = {key: at for key, at in self._committed.items() if now - at < CROSSING_S}
+        self._committed[running.key] = now
         self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
         self._notes.note("returned", running.key)
         self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
@@ -142,6 +148,7 @@ class PageWriting(CorePart):
             running.forget_known()
         self._holds.clear()
         self._awaited.clear()
+        self._committed.clear()
 
     # --- Requests that are being written
 
@@ -154,6 +161,11 @@ class PageWriting(CorePart):
     def settled(self) -> set[Attempt]:
         """Return the attempts that have ended and whose answers are being copied to the pool."""
         return {copy.running.key for copy in self.writer.copies if copy.has_ended}
+
+    def is_told(self, attempt: Attempt, now: float) -> bool:
+        """Return whether the pool hears of this attempt anyway, or has just got it. A Release in answer to what it said
+        before that could reach it when it has handed the request out again: it would free pages that are read here."""
+        return now - self._committed.get(attempt, -inf) < CROSSING_S or attempt in self.settled()
 
     def ask_again(self) -> None:
         self.writer.ask_again()
@@ -222,17 +234,17 @@ class PromptKeeping:
             if running.state is not State.KEPT:
                 self._writer.forget_parts(running)
         self._through = {running: None for running in self._through if self._decodes(running)}
-        return [*self._hand_on(), *self._begin()]
+        return [*self._hand_on(now), *self._begin()]
 
     def _decodes(self, running: WorkerRequest) -> bool:
         return self._here.residents.get(running.request.id) is running and not running.num_lost
 
-    def _hand_on(self) -> list[Command]:
+    def _hand_on(self, now: float) -> list[Command]:
         being_written, commands = self._writer.being_written, list[Command]()
         for running in [running for running in self._copying if running not in being_written]:
             del self._copying[running]
             if self._writer.num_written(running):
-                commands += self._writing.hand_on_parts(running)
+                commands += self._writing.hand_on_parts(running, now)
             else:  # its pages were forgotten, since the pool holds other pages before them than it did
                 self._through[running] = None
         return commands
@@ -406,7 +418,7 @@ class AnswerKeeping:
                 commands.append(self._writer.begin(running, pool, tokens, has_ended=True))
                 self._memory.pages.note_in_pool(running)
             elif self._writer.num_written(running):
-                commands += self._writing.hand_on_parts(running, has_ended=True)
+                commands += self._writing.hand_on_parts(running, now, has_ended=True)
             else:
                 commands += self._holds.release(running.key)
             self._here.move(running, State.GONE)

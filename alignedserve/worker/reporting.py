@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from math import inf
@@ -37,11 +37,11 @@ class RouterLink(CorePart):
         log: WorkerLog,
         owners: Owners,
         rate: PromptRate,
-        settled: Callable[[], Collection[Attempt]],
+        is_told: Callable[[Attempt, float], bool],
     ) -> None:
-        """`settled` returns the attempts that are not here any more and that the pool will hear of anyway."""
+        """`is_told` returns whether the pool hears anyway, or has just heard, that an attempt is not here any more."""
         self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
-        self._notes, self._outputs, self._rate, self._settled = log.notes, owners.outputs, rate, settled
+        self._notes, self._outputs, self._rate, self._is_told = log.notes, owners.outputs, rate, is_told
 
     def retire(self, message: Retire, frame: Received, now: float) -> None:
         self._here.is_retiring = True
@@ -55,20 +55,20 @@ class RouterLink(CorePart):
 
     def inquired(self, message: Inquire, frame: Received, now: float) -> list[Command]:
         held = set(self._here.attempts())
-        return self._answer(frame.sender, [attempt for attempt in message.attempts if attempt not in held])
+        return self._answer(frame.sender, [attempt for attempt in message.attempts if attempt not in held], now)
 
     def router_joined(self, event: MemberJoined, now: float) -> list[Command]:
         self._notes.renew()
         return [self._holding()]
 
-    def _answer(self, asker: str, unknown: list[Attempt]) -> list[Command]:
+    def _answer(self, asker: str, unknown: list[Attempt], now: float) -> list[Command]:
         """Tell the router which attempts are not here; release the pages that the pool keeps for them."""
         if asker == ROUTER or self._pool.member is None:
             for attempt in unknown:
                 self._notes.note("unknown", attempt)
             return []
-        settled, pool = self._settled(), self._pool.member.name
-        return [Send(pool, Release(*attempt)) for attempt in unknown if attempt not in settled]
+        pool = self._pool.member.name
+        return [Send(pool, Release(*attempt)) for attempt in unknown if not self._is_told(attempt, now)]
 
     def repeat(self, to: str) -> list[Command]:
         return [self._holding()] if to == ROUTER else []

@@ -288,6 +288,15 @@ class TestBestEffort:
         assert copies is not None
         assert (copies.checkpoints, len(copies.restores), copies.moves) == ((), 2, ())
 
+    def test_keeps_its_end_where_it_has_become_real_time(self) -> None:
+        """Found by `alignedserve fuzz --seed 940013613`: blocks of both ends were freed at one."""
+        sharing, once = Sharing(2, 4, 0), be()
+        sharing.runs(once, 4)
+        assert sharing.blocks.claim(once, RT, 5)
+        sharing.run((once, 5))
+        sharing.blocks.release(once)
+        assert sharing.blocks.num_free == 2
+
     def test_or_moves_with_its_share_to_a_free_block(self) -> None:
         sharing, best_effort, chat, second_chat = Sharing(2, 4, 100), be(), rt(), rt("other")
         sharing.runs(second_chat, 4)

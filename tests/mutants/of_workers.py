@@ -320,7 +320,7 @@ WORKER = (
     Mutant(
         "unknown attempts not released",
         f"{_WORKER}/reporting.py",
-        "[Send(pool, Release(*attempt)) for attempt in unknown if attempt not in settled]",
+        "[Send(pool, Release(*attempt)) for attempt in unknown if not self._is_told(attempt, now)]",
         "[]",
         "A pool that asks for an attempt that is not there any more keeps its pages.",
     ),

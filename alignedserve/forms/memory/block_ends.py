@@ -122,13 +122,15 @@ class TwoEndedBlocks(Blocks):
     # --- Claims
 
     def claim(self, owner: SlotOwner, side: Side, tokens: int) -> bool:
-        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit."""
+        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit.
+
+        It keeps the end at which it began, also where it has become real-time or best-effort since."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
             return True
         new = holding or _SlotHolding(owner, side)
-        if not (self._claim_left(new, tokens) if side is Side.LEFT else self._claim_right(new, tokens)):
+        if not (self._claim_left(new, tokens) if new.side is Side.LEFT else self._claim_right(new, tokens)):
             return False
         self._holdings[owner] = new
         self._pinned.add(new)
