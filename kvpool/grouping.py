@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from alignedserve.core import Entry, Estimate, units_for
+from alignedserve.core import Entry, Estimate, Request, ServiceClass, units_for
 from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
@@ -209,9 +210,28 @@ class SlowestAsk:
         self._slowest = max(self._asks, key=lambda worker: self._asks[worker].times.most_s, default=None)
 
 
+def in_turns(found: Sequence[WaitingEntry], out: Iterable[Request]) -> Sequence[WaitingEntry]:
+    """Let the best-effort requests of several callers take turns by weight, those that are `out` at workers counted.
+
+    They share the places in the order that such requests have. For example, if ten of one caller are out and ten more
+    wait, the first of another comes before these; if none is out, one of each in turn."""
+    documents = [waiting for waiting in found if waiting.entry.request.service is ServiceClass.BE]
+    if len({waiting.entry.request.caller for waiting in documents}) < 2:
+        return found
+    turns, ranked = Counter(request.caller for request in out if request.service is ServiceClass.BE), []
+    for place, waiting in enumerate(documents):
+        request = waiting.entry.request
+        turns[request.caller] += 1
+        ranked.append((turns[request.caller] / request.weight, place))
+    shared = iter([documents[place] for _, place in sorted(ranked)])
+    return [next(shared) if waiting.entry.request.service is ServiceClass.BE else waiting for waiting in found]
+
+
 class InTime(Waiters):
-    def __init__(self, policy: Policy, block_size: int) -> None:
+    def __init__(self, policy: Policy, block_size: int, out: Callable[[], Iterable[Request]] = tuple) -> None:
+        """`out` returns the requests that workers have."""
         super().__init__(policy, block_size)
+        self._out = out
         self._pinned: dict[str, WaitingEntry] = {}
         # Heap of (when a real-time request must be handed out, number, entry); entries that have left stay in it.
         self._in_time: list[tuple[float, int, WaitingEntry]] = []
@@ -245,7 +265,7 @@ class InTime(Waiters):
     def _choose(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
         """Take requests in their order, whatever their lengths: as many as fit, and some ahead."""
         found = list(self._in_order(ask, now)) if ask.requests or ask.ahead else []
-        return Handed(pinned, self._with_some_ahead(found, ask, places))
+        return Handed(pinned, self._with_some_ahead(in_turns(found, self._out()), ask, places))
 
     @property
     def _wait_s(self) -> float:
@@ -293,8 +313,8 @@ class InTime(Waiters):
 
 
 class ByLength(InTime):
-    def __init__(self, policy: Policy, block_size: int) -> None:
-        super().__init__(policy, block_size)
+    def __init__(self, policy: Policy, block_size: int, out: Callable[[], Iterable[Request]] = tuple) -> None:
+        super().__init__(policy, block_size, out)
         self._tree = QuadTree()  # of all that are not pinned
 
     def add(self, waiting: WaitingEntry) -> None:
@@ -356,7 +376,7 @@ def _most_blocks(ask: AskBatch) -> int:
     return max(1, int(DEVICE_SHARE * ask.all_blocks))
 
 
-def waiters(policy: Policy, block_size: int) -> Waiters:
+def waiters(policy: Policy, block_size: int, out: Callable[[], Iterable[Request]] = tuple) -> Waiters:
     if policy.grouping is Grouping.FCFS:
         return OneByOne(policy, block_size)
-    return (ByLength if policy.batches_by_length else InTime)(policy, block_size)
+    return (ByLength if policy.batches_by_length else InTime)(policy, block_size, out)

@@ -82,7 +82,7 @@ class PoolCore:
         # worker -> its ask for pages that could not be answered yet, in the order of arrival
         self._page_asks: dict[str, _PageAsk] = {}
         self._spare: dict[str, bool] = {}  # worker with spare pages -> whether it was told to give them back
-        self._waiting = waiters(policy, block_size)
+        self._waiting = waiters(policy, block_size, lambda: (entry.request for _, entry in self._out.values()))
         self.rewriting = rewriting_of(policy, self._pages, self._waiting)
         self._has_changed = False  # whether requests or asks have changed since batches were looked for
         self._looks_at: float | None = None  # when a request's slack may run out: a timer is set

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, ServiceClass
-from alignedserve.kvpool.grouping import DEVICE_SHARE, LEAST, ByLength, SlowestAsk, WaitingEntry, waiters
+from alignedserve.kvpool.grouping import (
+    DEVICE_SHARE,
+    LEAST,
+    ByLength,
+    InTime,
+    SlowestAsk,
+    WaitingEntry,
+    in_turns,
+    waiters,
+)
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.policy import Handoff, Policy, Room
@@ -145,6 +154,34 @@ def test_requests_that_do_not_wait_for_their_batch_go_in_order_whatever_their_le
     for left in list(pool):
         grouped.add(left)
     assert {waiting.entry.prefix for waiting in grouped.next_for("decode-0", room, 40.0).dynamic} == {20}
+
+
+def of_caller(caller: str, number: int, weight: int = 1, service: ServiceClass = ServiceClass.BE) -> WaitingEntry:
+    made = entry(replace(request(f"{caller}{number}"), salt=caller, weight=weight, service=service), (0,))
+    return WaitingEntry(made, promise(made.request, POLICY, len(made.output), made.due), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("weight", "num_out", "handed_out"),
+    [(1, 0, ["a0", "b0", "a1", "b1"]), (1, 2, ["b0", "b1", "a0", "b2"]), (3, 0, ["b0", "b1", "a0", "b2"])],
+    ids=["in turn", "with two at workers", "by weight"],
+)
+def test_documents_of_several_callers_take_turns(weight: int, num_out: int, handed_out: list[str]) -> None:
+    """A flood of one caller's documents, which came first, is not in the way of another's."""
+    out = [of_caller("a", 100 + number).entry.request for number in range(num_out)]
+    pool = waiters(POLICY, BLOCK, lambda: out)
+    assert type(pool) is InTime
+    for caller, of in (("a", 1), ("b", weight)):
+        for number in range(10):
+            pool.add(of_caller(caller, number, of))
+    assert names(pool.next_for("w", ask(requests=4), 0.0).all) == handed_out
+
+
+def test_a_caller_alone_and_chats_go_as_they_come() -> None:
+    chats = [of_caller("a", number, service=ServiceClass.RT) for number in range(3)]
+    documents = [of_caller("b", number) for number in range(3)]
+    found = [chats[0], *documents, *chats[1:]]
+    assert in_turns(found, [document.entry.request for document in documents]) == found
 
 
 def test_a_request_that_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: ByLength) -> None:
