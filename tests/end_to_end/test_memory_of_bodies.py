@@ -21,16 +21,18 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
 
 from tests.end_to_end.deployment import ANSWER_S, MODEL, Deployment, deployed, part_of, wait_until
+from tests.end_to_end.patient import ENDED
 from tests.filled import Place, Walk
 from tests.rare import IN_SOAK, rare
 
@@ -109,6 +111,9 @@ class Growth:
                 yield f"{part} grew by {grown:.0f} MB for bodies of {self.sent_mb:.2f} MB"
 
 
+Send: TypeAlias = Callable[[str, Mapping[str, Any], int], Growth]  # a path, a body, and how often it is sent
+
+
 class Measured:
     """A deployment whose parts give freed memory back when they are asked to."""
 
@@ -163,15 +168,42 @@ class Measured:
     def open_at_once(self, path: str, body: Mapping[str, Any], count: int) -> Growth:
         """Send the body that often at once, and return what it took while all were open."""
         raw = json.dumps(body, ensure_ascii=False).encode()
-        prompts = body.get("prompt")
-        several = len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else 1
-        growth, before = Growth(count * len(raw) / 2**20, count * several * body.get("n", 1)), self.trim()
+        growth, before = Growth(count * len(raw) / 2**20, count * _several(body)), self.trim()
         with self.watched() as most:
             held = asyncio.run(self._held(path, raw, count, growth))
         growth.most = {name: most[name] - before[name] for name in before}
         growth.held = {name: held[name] - before[name] for name in before}
         self._wait_until_idle()
         return growth
+
+    def lines_at_once(self, path: str, body: Mapping[str, Any], count: int) -> Growth:
+        """Send the body that often as the lines of a batch, and return what it took while they were open."""
+        line = {"method": "POST", "url": path, "body": body}
+        data = "".join(json.dumps({"custom_id": f"{at}", **line}) + "\n" for at in range(count)).encode()
+        growth, before = Growth(len(data) / 2**20, count * _several(body)), self.trim()
+        with httpx.Client(base_url=self.deployment.url, timeout=ANSWER_S) as http, self.watched() as most:
+            file = http.post("/v1/files", files={"file": ("lines", data)}, data={"purpose": "batch"}).json()["id"]
+            asked = {"input_file_id": file, "endpoint": path, "completion_window": "24h"}
+            batch = http.post("/v1/batches", json=asked).raise_for_status().json()["id"]
+            held = self._held_by(http, batch, growth)
+            http.post(f"/v1/batches/{batch}/cancel")
+            wait_until(lambda: _state(http, batch)["status"] in ENDED, _MOST_S, self.deployment.log)
+        growth.most = {name: most[name] - before[name] for name in before}
+        growth.held = {name: held[name] - before[name] for name in before}
+        self._wait_until_idle()
+        return growth
+
+    def _held_by(self, http: httpx.Client, batch: str, growth: Growth) -> dict[str, float]:
+        """Return what each part holds when nothing of the batch has changed for a while."""
+        began_at = changed_at = time.monotonic()
+        state = _state(http, batch)
+        while (now := time.monotonic()) - changed_at < _SETTLED_S and now - began_at < _MOST_S:
+            time.sleep(0.1)
+            if (newer := _state(http, batch)) != state:
+                state, changed_at = newer, time.monotonic()
+        done = state["request_counts"]
+        growth.statuses += Counter({200: done["completed"], 400: done["failed"]})  # those that there are
+        return self.trim()
 
     def _wait_until_idle(self) -> None:
         """Wait until what was abandoned is tokenised: this text takes the same thread, and comes behind it."""
@@ -208,6 +240,16 @@ class Measured:
         return held
 
 
+def _several(body: Mapping[str, Any]) -> int:
+    """Return the number of a body's choices."""
+    prompts, choices = body.get("prompt"), int(body.get("n", 1))
+    return choices * len(prompts) if isinstance(prompts, list) and not isinstance(prompts[0], int) else choices
+
+
+def _state(http: httpx.Client, batch: str) -> Any:
+    return http.get(f"/v1/batches/{batch}").raise_for_status().json()
+
+
 @contextmanager
 def measured(folder: Path, model: Path, *flags: str, topology: str) -> Iterator[Measured]:
     site = folder / "site"
@@ -239,27 +281,33 @@ def writes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measured]:
     shutil.rmtree(folder / "cache")
 
 
-def grown(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
-    """Send bodies with this place filled, of smaller and smaller sizes until the server takes them; then bodies with
-    several choices. Yield what each case took."""
-    beside: dict[str, Any] = {"stream": True} if WALK.has(place.path, "stream") else {}
-    for name in ("max_tokens", "max_output_tokens"):
-        beside |= {name: 2_000} if WALK.has(place.path, name) else {}
+def smaller(place: Place, beside: Mapping[str, Any], send: Send) -> Iterator[tuple[str, Growth]]:
+    """Send bodies with this place filled, of smaller and smaller sizes until the server takes them. Yield what each
+    case took."""
     for size, count in SIZES:
-        body = {**beside, **place.make(size)}
-        growth = of.open_at_once(place.path, body, count)
+        growth = send(place.path, {**_LONG_OUTPUT[place.path], **beside, **place.make(size)}, count)
         yield f"{count} of {size}", growth
         if not growth.is_refused and growth.sent_mb * 2**20 > count * size / 2:
             break  # what is shorter is no more, but for what each request of many takes
+
+
+def grown(of: Measured, place: Place) -> Iterator[tuple[str, Growth]]:
+    """Send such bodies, and then bodies with several choices. Yield what each case took."""
+    beside: dict[str, Any] = {"stream": True} if WALK.has(place.path, "stream") else {}
+    yield from smaller(place, beside, of.open_at_once)
     if WALK.has(place.path, "n"):
         size = SIZES[-1][0]
-        body = {**beside, **place.make(size), "n": CHOICES}
+        body = {**_LONG_OUTPUT[place.path], **beside, **place.make(size), "n": CHOICES}
         yield f"{CHOICES} choices of {size}", of.open_at_once(place.path, body, BODIES_OF_CHOICES)
 
 
 PLACES = WALK.places() if IN_SOAK else WALK.places()[::8]
 VECTORS = {"/v1/embeddings", "/v1/score", "/v1/rerank"}  # this model makes none: nothing of them stays open anyway
 PATHS = [*dict.fromkeys(place.path for place in WALK.places())]
+LINES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")  # of a batch
+_LONG_OUTPUT = {
+    path: {name: 2_000 for name in ("max_tokens", "max_output_tokens") if WALK.has(path, name)} for path in PATHS
+}
 
 
 def in_parts(*paths: str) -> list[Any]:
@@ -269,11 +317,11 @@ def in_parts(*paths: str) -> list[Any]:
     return [pytest.param(part, id=f"{part[0]} and {len(part) - 1} more") for part in parts]
 
 
-def check(of: Measured, places: Sequence[Place]) -> None:
+def check(places: Sequence[Place], grown: Callable[[Place], Iterator[tuple[str, Growth]]]) -> None:
     faults, taken = list[str](), 0
     for place in places:
         is_taken = False
-        for case, growth in grown(of, place):
+        for case, growth in grown(place):
             faults += [f"{place}, {case}: {fault}" for fault in growth.faults()]
             is_taken |= not growth.is_refused
             print(f"{place}, {case}: {dict(growth.statuses)}, {growth.sent_mb:.2f} MB sent,", growth.shown)
@@ -284,7 +332,12 @@ def check(of: Measured, places: Sequence[Place]) -> None:
 
 @pytest.mark.parametrize("places", in_parts(*(path for path in PATHS if path not in VECTORS)))
 def test_no_part_holds_many_times_the_body(writes: Measured, places: Sequence[Place]) -> None:
-    check(writes, places)
+    check(places, partial(grown, writes))
+
+
+@pytest.mark.parametrize("places", in_parts(*LINES))
+def test_nor_of_the_lines_of_a_batch(writes: Measured, places: Sequence[Place]) -> None:
+    check(places, partial(smaller, beside={}, send=writes.lines_at_once))
 
 
 def test_every_route_is_tried() -> None:
