@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alignedserve.core import Entry, WorkerLimits, units_for
-from alignedserve.decode_worker.pool_traffic import PageWriting
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, PrepareSyntax, Send
@@ -44,21 +43,13 @@ from alignedserve.worker.step.states import State
 class Intake(CorePart):
     """Takes candidates in: from the pool in a batch, or offered by a worker that their prompts ran on."""
 
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        pool: PoolLink,
-        log: WorkerLog,
-        writing: PageWriting,
-        direct: bool,
-    ) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
         self._limits, self._policy, self._memory, self._queue = memory.limits, memory.pace.policy, memory, here.queue
         # KV comes from device to device to blocks that no other request may enter meanwhile.
         self._is_direct = direct and self._policy.block_use.why_not_direct is None
         self._here, self._candidates, self._batch = here, here.candidates, here.batch
         self._pool, self._holds, self._writer = pool, pool.holds, pool.writer
-        self._notes, self._decisions, self._writing = log.notes, log.decisions, writing
+        self._notes, self._decisions = log.notes, log.decisions
         self._cancelled = CancelledAttempts()
 
     def syntax_ready(self, event: SyntaxReady, now: float) -> None:
@@ -137,7 +128,7 @@ class Intake(CorePart):
         """Note that the pool holds the first pages of a request: it lacks what is written from now on."""
         attempt = (kept.request, kept.attempt)
         if attempt not in self._here.attempts():
-            return [] if self._writing.is_told(attempt, now) else [Send(frame.sender, Release(*attempt))]
+            return self._holds.decline(attempt, now)
         having = (*self._here.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
         running = next((running for running in having if running.key == attempt), None)
         self._holds.add(attempt)  # let go of too where what is on its way there is wanted no more

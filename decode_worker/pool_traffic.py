@@ -13,7 +13,6 @@ request decodes here, those whose prompts have run wait for pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import inf
 
 from alignedserve.core import FinishReason, units_for
 from alignedserve.explain.decisions import Kind
@@ -29,8 +28,6 @@ from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
-CROSSING_S = 2.0  # after a Commit: what the pool says of a request until then, it may have said before it had that
-
 
 class PageWriting(CorePart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
@@ -42,7 +39,6 @@ class PageWriting(CorePart):
         self._pool, self._holds, self._outputs = pool, pool.holds, outputs
         self._notes, self._decisions = log.notes, log.decisions
         self._awaited: set[Attempt] = set()  # the pool is still to say what it holds of these
-        self._committed: dict[Attempt, float] = {}  # lately, and when
         self.num_kept_pages = 0  # of prompts and answers
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
@@ -131,8 +127,7 @@ class PageWriting(CorePart):
 
     def _commit(self, copy: Copy, now: float) -> Commit:
         running = copy.running
-        self._committed = {key: at for key, at in self._committed.items() if now - at < CROSSING_S}
-        self._committed[running.key] = now
+        self._holds.committed(running.key, now)
         self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
         self._notes.note("returned", running.key)
         self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
@@ -148,7 +143,6 @@ class PageWriting(CorePart):
             running.forget_known()
         self._holds.clear()
         self._awaited.clear()
-        self._committed.clear()
 
     # --- Requests that are being written
 
@@ -161,11 +155,6 @@ class PageWriting(CorePart):
     def settled(self) -> set[Attempt]:
         """Return the attempts that have ended and whose answers are being copied to the pool."""
         return {copy.running.key for copy in self.writer.copies if copy.has_ended}
-
-    def is_told(self, attempt: Attempt, now: float) -> bool:
-        """Return whether the pool hears of this attempt anyway, or has just got it. A Release in answer to what it said
-        before that could reach it when it has handed the request out again: it would free pages that are read here."""
-        return now - self._committed.get(attempt, -inf) < CROSSING_S or attempt in self.settled()
 
     def ask_again(self) -> None:
         self.writer.ask_again()

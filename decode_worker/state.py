@@ -196,7 +196,7 @@ class DecodeCore:
         preempting = Preempting(here, memory, pool, log, self.writing)
         self.leaving = Leaving(here, memory, pool, log, preempting, self.owners.outputs)
         # Ways for requests to come
-        self.intake = Intake(here, memory, pool, log, self.writing, setup.direct)
+        self.intake = Intake(here, memory, pool, log, setup.direct)
         self.prefetching = Prefetching(here, memory, pool)
         self.joining = Joining(here, memory, pool, log, self.seats, preempting)
         self.receiving = KvReceiving(here, memory, pool, log, self.joining)
@@ -223,7 +223,7 @@ class DecodeCore:
         self.reporting, lengths = Reporting(here, memory), LengthsHere(here)
         told = (lambda: here.seated, self._coming, self._counted, lambda: lengths.now)
         self.counting = Counting(here, log, memory, pace, queue, *told)
-        self.router = RouterLink(here, memory, pool, log, self.owners, self.rate, self.writing.is_told)
+        self.router = RouterLink(here, memory, pool, log, self.owners, self.rate, self.writing.settled)
         coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
         here.enlist(*coming_parts, self.leaving, self.leaving.offering, self.asking, self.owners, self.router)
         self._events, self._turn = events(self), turn(self)

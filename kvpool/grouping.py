@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 from alignedserve.core import Entry, Estimate, Request, ServiceClass, units_for
 from alignedserve.kvpool.batching import BatchBounds, find_batch
@@ -30,7 +30,7 @@ from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.scheduling.policy import Grouping, Policy
 from alignedserve.scheduling.promise import Promise
-from alignedserve.scheduling.slo import Standing, Work, in_order
+from alignedserve.scheduling.slo import Rank, Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # most of a worker's blocks that a batch may take, so that the next batch can arrive while it ends
 LEAST = 36  # least requests of a batch, where enough wait
@@ -211,25 +211,26 @@ class SlowestAsk:
 
 
 def in_turns(found: Sequence[WaitingEntry], out: Iterable[Request]) -> Sequence[WaitingEntry]:
-    """Let the best-effort requests of several callers take turns by weight, those that are `out` at workers counted.
+    """Let the best-effort requests of several callers take turns by weight, those that are `out` counted.
 
-    They share the places in the order that such requests have. For example, if ten of one caller are out and ten more
-    wait, the first of another comes before these; if none is out, one of each in turn."""
+    They share the places that they have among all. For example, if ten of one caller are out and ten more wait, the
+    first of another comes before these; if none is out, one of each in turn."""
     documents = [waiting for waiting in found if waiting.entry.request.service is ServiceClass.BE]
-    if len({waiting.entry.request.caller for waiting in documents}) < 2:
+    weights = {waiting.entry.request.caller: waiting.entry.request.weight for waiting in documents}
+    if len(weights) < 2:
         return found
     turns, ranked = Counter(request.caller for request in out if request.service is ServiceClass.BE), []
     for place, waiting in enumerate(documents):
-        request = waiting.entry.request
-        turns[request.caller] += 1
-        ranked.append((turns[request.caller] / request.weight, place))
+        caller = waiting.entry.request.caller
+        turns[caller] += 1
+        ranked.append((turns[caller] / weights[caller], place))
     shared = iter([documents[place] for _, place in sorted(ranked)])
     return [next(shared) if waiting.entry.request.service is ServiceClass.BE else waiting for waiting in found]
 
 
 class InTime(Waiters):
     def __init__(self, policy: Policy, block_size: int, out: Callable[[], Iterable[Request]] = tuple) -> None:
-        """`out` returns the requests that workers have."""
+        """`out` returns the requests that were handed out here and that workers have."""
         super().__init__(policy, block_size)
         self._out = out
         self._pinned: dict[str, WaitingEntry] = {}
@@ -265,7 +266,12 @@ class InTime(Waiters):
     def _choose(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
         """Take requests in their order, whatever their lengths: as many as fit, and some ahead."""
         found = list(self._in_order(ask, now)) if ask.requests or ask.ahead else []
-        return Handed(pinned, self._with_some_ahead(in_turns(found, self._out()), ask, places))
+        urgent = [*takewhile(lambda waiting: self._is_urgent(waiting, ask, now), found)]  # no key's turn goes before
+        in_turn = in_turns(found[len(urgent) :], self._out())
+        return Handed(pinned, self._with_some_ahead([*urgent, *in_turn], ask, places))
+
+    def _is_urgent(self, waiting: WaitingEntry, ask: AskBatch, now: float) -> bool:
+        return waiting.standing(ask, now).rank(ask.times, self._policy.late) <= Rank.URGENT_BE
 
     @property
     def _wait_s(self) -> float:

@@ -16,7 +16,7 @@ from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax
 from alignedserve.protocol.events import CopiedIn, MemberLost, Received, SyntaxReady
-from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix, Release
+from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
@@ -164,13 +164,13 @@ class Prefixes(CorePart):
         attempt = prefix.request, prefix.attempt
         running = next((asking for asking in self._here.among(State.ASKING) if asking.key == attempt), None)
         if running is None:
-            return self._answered_late(attempt, prefix.pages)
+            return self._answered_late(attempt, prefix.pages, now)
         running.kept_in_pool(prefix.pages)
         self._note(attempt, bool(prefix.pages))
         self._queue.admit(self._leave(running), now)
         return []
 
-    def _answered_late(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
+    def _answered_late(self, attempt: Attempt, pages: tuple[int, ...], now: float) -> list[Command]:
         """Forget what was known of a prompt that has gone on if the pool keeps nothing for it; release what it keeps
         for a prompt that is not here any more."""
         having = (*self._here.occupants(), *self._here.among(State.LEAVING), *self._queue.waiting)
@@ -182,7 +182,7 @@ class Prefixes(CorePart):
         if here:
             self._note(attempt, bool(pages))
             return []
-        return self._pool.send(Release(*attempt)) if pages else []
+        return self._holds.decline(attempt, now) if pages else []
 
     def _note(self, attempt: Attempt, is_held: bool) -> None:
         (self._holds.add if is_held else self._holds.discard)(attempt)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from alignedserve.core import units_for
 from alignedserve.protocol.commands import Command, CopyOut, Send
@@ -387,12 +388,16 @@ class PoolLink(CorePart):
         return self.send(Spoiled(pages)) if pages else []
 
 
+CROSSING_S = 2.0  # of a word of the pool and a Commit that pass each other on their ways
+
+
 class PoolHolds:
     """The requests whose pages the pool keeps for this worker until it releases them."""
 
     def __init__(self, pool: PoolLink) -> None:
         self._pool = pool
         self._attempts: dict[str, Attempt] = {}  # request -> its attempt
+        self._committed: dict[Attempt, float] = {}  # lately, and when
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -412,6 +417,20 @@ class PoolHolds:
         if attempt in self:
             del self._attempts[attempt[0]]
 
+    def committed(self, attempt: Attempt, now: float) -> None:
+        """Note that the pool gets the request itself, to hand it out again."""
+        self.discard(attempt)
+        self._committed = {before: at for before, at in self._committed.items() if now - at < CROSSING_S}
+        self._committed[attempt] = now
+
+    def decline(self, attempt: Attempt, now: float) -> list[Command]:
+        """Release pages that the pool says it holds for an attempt which is not here any more.
+
+        A pool that said so before it got the Commit may have handed the request out again when a Release arrives, which
+        would free pages that are read here. What it still holds then it says again (REFRESH_S)."""
+        has_crossed = now - self._committed.get(attempt, -inf) < CROSSING_S
+        return [] if has_crossed else self._pool.send(Release(*attempt))
+
     def release(self, attempt: Attempt, to: str = "") -> list[Command]:
         """Tell the pool, if it keeps pages for this attempt, that they are no longer needed here.
 
@@ -426,3 +445,4 @@ class PoolHolds:
 
     def clear(self) -> None:
         self._attempts.clear()
+        self._committed.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from math import inf
@@ -10,7 +10,7 @@ from math import inf
 from alignedserve.protocol.commands import Command, End, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, Received
 from alignedserve.protocol.figures import ByClass, DecodeLengths, DecodeSteps, WorkerLoad
-from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Release, Reserve, Retire
+from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Reserve, Retire
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import PromptQueue
 from alignedserve.worker.log import WorkerLog
@@ -37,11 +37,11 @@ class RouterLink(CorePart):
         log: WorkerLog,
         owners: Owners,
         rate: PromptRate,
-        is_told: Callable[[Attempt, float], bool],
+        settled: Callable[[], Collection[Attempt]],
     ) -> None:
-        """`is_told` returns whether the pool hears anyway, or has just heard, that an attempt is not here any more."""
+        """`settled` returns the attempts that are not here any more and that the pool will hear of anyway."""
         self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
-        self._notes, self._outputs, self._rate, self._is_told = log.notes, owners.outputs, rate, is_told
+        self._notes, self._outputs, self._rate, self._settled = log.notes, owners.outputs, rate, settled
 
     def retire(self, message: Retire, frame: Received, now: float) -> None:
         self._here.is_retiring = True
@@ -67,8 +67,8 @@ class RouterLink(CorePart):
             for attempt in unknown:
                 self._notes.note("unknown", attempt)
             return []
-        pool = self._pool.member.name
-        return [Send(pool, Release(*attempt)) for attempt in unknown if not self._is_told(attempt, now)]
+        left = [attempt for attempt in unknown if attempt not in self._settled()]
+        return [command for attempt in left for command in self._pool.holds.decline(attempt, now)]
 
     def repeat(self, to: str) -> list[Command]:
         return [self._holding()] if to == ROUTER else []

@@ -10,7 +10,6 @@ import pytest
 from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.decode_worker.pool_traffic import CROSSING_S
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import (
@@ -37,6 +36,7 @@ from alignedserve.protocol.messages import (
     LeasePages,
     Message,
     Offer,
+    Prefix,
     Progress,
     Release,
     Spoiled,
@@ -44,6 +44,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
 from alignedserve.worker.part import REFRESH_S
+from alignedserve.worker.pool import CROSSING_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
@@ -218,7 +219,11 @@ class TestWhoHasToLeave:
         answered = worker.core.handle(asked, CROSSING_S + 0.1)
         assert Send("pool-0", Release("b", 0)) in answered, "its Commit may have been lost"
 
-    @pytest.mark.parametrize("said_before", [Inquire((("b", 0),)), Kept("b", 0, (3,))], ids=["asked", "kept"])
+    @pytest.mark.parametrize(
+        "said_before",
+        [Inquire((("b", 0),)), Kept("b", 0, (3,)), Prefix("b", 0, (3,))],
+        ids=["asked", "kept", "of its prompt"],
+    )
     def test_and_what_the_pool_said_before_is_not_answered(self, said_before: Message) -> None:
         """It may have handed the request out again by then: a Release would free pages that are being read. Found by
         `alignedserve fuzz --seed 940014408`."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alignedserve.core import Entry, ServiceClass
+from alignedserve.core import Entry, ServiceClass, Slo
 from alignedserve.kvpool.grouping import (
     DEVICE_SHARE,
     LEAST,
@@ -31,6 +31,7 @@ from tests.samples import entry, request
 
 BLOCK = 4
 POLICY = Policy(room=Room.WHOLE)
+PATIENT = Slo(100.0, 100.0)
 
 
 def entry_of(name: str, prefix: int, service: ServiceClass = ServiceClass.BE) -> Entry:
@@ -156,8 +157,11 @@ def test_requests_that_do_not_wait_for_their_batch_go_in_order_whatever_their_le
     assert {waiting.entry.prefix for waiting in grouped.next_for("decode-0", room, 40.0).dynamic} == {20}
 
 
-def of_caller(caller: str, number: int, weight: int = 1, service: ServiceClass = ServiceClass.BE) -> WaitingEntry:
-    made = entry(replace(request(f"{caller}{number}"), salt=caller, weight=weight, service=service), (0,))
+def of_caller(
+    caller: str, number: int, weight: int = 1, service: ServiceClass = ServiceClass.BE, slo: Slo = PATIENT
+) -> WaitingEntry:
+    asked = replace(request(f"{caller}{number}"), salt=caller, weight=weight, service=service, slo=slo)
+    made = entry(asked, (0,))
     return WaitingEntry(made, promise(made.request, POLICY, len(made.output), made.due), 0.0)
 
 
@@ -182,6 +186,16 @@ def test_a_caller_alone_and_chats_go_as_they_come() -> None:
     documents = [of_caller("b", number) for number in range(3)]
     found = [chats[0], *documents, *chats[1:]]
     assert in_turns(found, [document.entry.request for document in documents]) == found
+
+
+def test_an_urgent_document_waits_for_no_turn() -> None:
+    """One that is behind its plan comes before chats that can wait; in its place another key's would pass them."""
+    out = [of_caller("a", 9).entry.request]
+    pool = waiters(POLICY, BLOCK, lambda: out)
+    urgent, chat = of_caller("a", 0, slo=Slo(jct_s=0.001)), of_caller("c", 0, service=ServiceClass.RT)
+    for each in (chat, of_caller("a", 1), of_caller("b", 0), urgent):
+        pool.add(each)
+    assert names(pool.next_for("w", ask(requests=4), 0.5).all) == ["a0", "c0", "b0", "a1"]
 
 
 def test_a_request_that_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: ByLength) -> None:

@@ -65,7 +65,7 @@ PREFILL = (
     Mutant(
         "late prefix kept",
         "alignedserve/worker/arriving.py",
-        "self._pool.send(Release(*attempt)) if pages else []",
+        "self._holds.decline(attempt, now) if pages else []",
         "[]",
         "The pool holds a prefix for a prompt that is not there any more.",
     ),
@@ -320,7 +320,7 @@ WORKER = (
     Mutant(
         "unknown attempts not released",
         f"{_WORKER}/reporting.py",
-        "[Send(pool, Release(*attempt)) for attempt in unknown if not self._is_told(attempt, now)]",
+        "[command for attempt in left for command in self._pool.holds.decline(attempt, now)]",
         "[]",
         "A pool that asks for an attempt that is not there any more keeps its pages.",
     ),

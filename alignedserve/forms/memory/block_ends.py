@@ -1,5 +1,7 @@
 """Blocks that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
 
+A request keeps the end at which it began, whatever it has become since: where this file says real-time it means the left.
+
 A request's token i lies in its block i // block_size, at place i % block_size from its own end. That is as if each had
 its blocks for itself, and the kernels know no more than which end it is. Both ends grow towards each other:
 
@@ -122,9 +124,7 @@ class TwoEndedBlocks(Blocks):
     # --- Claims
 
     def claim(self, owner: SlotOwner, side: Side, tokens: int) -> bool:
-        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit.
-
-        It keeps the end at which it began, also where it has become real-time or best-effort since."""
+        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
