@@ -5,7 +5,6 @@ body ─▶ a Request for each text or pair ─▶ a vector of each, all at once
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -89,29 +88,30 @@ class VectorRoutes:
         assert starter.text.pooled is not None, "no request was made without it"
         build = builder(body, starter.text.pooled)
         prompt_tokens, tab = sum(len(request.prompt) for request in requests), tab_of(http)
-        places = asyncio.Semaphore(tab.hold_up_to(min(len(requests), starter.settings.at_once)))
+        at_once = tab.hold_up_to(min(len(requests), starter.settings.at_once))
+        tab.hold_choices(len(requests))
         tab.pay(requests, prompt_tokens, has_limit=True)
         following = starter.follow(http, promise, requests, prompt_tokens)
-        work = [self._read(number, request, following, places) for number, request in enumerate(requests)]
-        vectors = await unless_gone(http.receive, all_of(work))
+        read = ((number, request, following, number >= at_once) for number, request in enumerate(requests))
+        work = (partial(self._read, *each) for each in read)
+        vectors = await unless_gone(http.receive, all_of(work, at_once))
         following.meter.end()
         answer = await starter.in_thread(http, lambda: build(requests, vectors))
         headers = following.meter.timing(is_over=True).headers
         return json_response(answer, headers, starter.settings.stalled_client_s)
 
-    async def _read(self, number: int, request: Request, following: Following, places: asyncio.Semaphore) -> bytes:
-        """Run a request when a place is free, from when on its deadlines count."""
-        meter, must_wait = following.meter, places.locked()
-        async with places:
-            if must_wait:
-                request = replace(request, arrival_at=self._starter.client.now())
-            with meter.meter(number, request), following.follow(request) as trace:
+    async def _read(self, number: int, request: Request, following: Following, has_waited: bool) -> bytes:
+        """Run a request. If it `has_waited` for others of its body, its deadlines count from now on."""
+        meter = following.meter
+        if has_waited:
+            request = replace(request, arrival_at=self._starter.client.now())
+        with meter.meter(number, request), following.follow(request) as trace:
 
-                def note(delivered: Delivered) -> None:
-                    meter.count_delivery(number, delivered)
-                    meter.count_write(number)
-                    trace.deliver(delivered)
-                    meter.finish_choice(number, _FINISH)
-                    trace.finish(_FINISH)
+            def note(delivered: Delivered) -> None:
+                meter.count_delivery(number, delivered)
+                meter.count_write(number)
+                trace.deliver(delivered)
+                meter.finish_choice(number, _FINISH)
+                trace.finish(_FINISH)
 
-                return await read_vector(self._starter.client, request, note)
+            return await read_vector(self._starter.client, request, note)

@@ -46,7 +46,7 @@ class Generation:
         self._ended_by: AlignedServeError | None = None
         sources = (  # made as they begin: of what waits there is the request alone
             self._read(number, request, reader, number >= at_once)
-            for number, (request, reader) in enumerate(zip(requests, readers, strict=False))
+            for number, (request, reader) in enumerate(zip(requests, readers, strict=True))
         )
         self._pieces = next(sources) if len(requests) == 1 else self._merge(sources, min(at_once, len(requests)))
         self._first: Numbered | None = None
@@ -146,7 +146,7 @@ class Generation:
     async def _merge(
         self, sources: Iterable[AsyncGenerator[Numbered, None]], at_once: int
     ) -> AsyncGenerator[Numbered, None]:
-        """Yield the pieces of all sources as they arrive, so many sources at a time."""
+        """Yield the pieces of all sources as they arrive, at most `at_once` sources at a time."""
         tasks: list[asyncio.Task[None]] = []
         try:
             while len(tasks) < at_once:

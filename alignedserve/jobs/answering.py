@@ -118,9 +118,9 @@ class Answering:
             tab.hold_logprobs(requests, has_limit)
             requests = tab.pay(requests, prompt_tokens, has_limit)
             self.metrics.count_choices(ServiceClass.BE, choices)
-            own = asyncio.Semaphore(tab.hold_up_to(min(choices, LINE_AT_ONCE)))
-            work = [partial(self._run, body, request, choices, on_running, tab) for request in requests]
-            pieces = await all_of([self._in_place(own, run) for run in work])
+            at_once = tab.hold_up_to(min(choices, LINE_AT_ONCE))
+            runs = (partial(self._run, body, request, choices, on_running, tab) for request in requests)
+            pieces = await all_of((partial(self._in_place, run) for run in runs), at_once)
         self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
         return await self.threads.do(lambda: shape(requests, pieces))
 
@@ -130,9 +130,9 @@ class Answering:
             body, requests = await self.threads.do(lambda: self._make_embedding(line))
             tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
             self.metrics.count_choices(ServiceClass.BE, len(requests))
-            own = asyncio.Semaphore(tab.hold_up_to(min(len(requests), LINE_AT_ONCE)))
-            work = [partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests]
-            vectors = await all_of([self._in_place(own, run) for run in work])
+            at_once = tab.hold_up_to(min(len(requests), LINE_AT_ONCE))
+            runs = (partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests)
+            vectors = await all_of((partial(self._in_place, run) for run in runs), at_once)
         return embedding_answer(body, requests, vectors)
 
     @contextmanager
@@ -154,10 +154,9 @@ class Answering:
         finally:
             tab.close(is_refused)
 
-    async def _in_place(self, own: asyncio.Semaphore, run: Callable[[], Awaitable[T]]) -> T:
-        """Run a choice when its line and all lines together have a place for it: lines leave room to chats, and a line
-        of many choices to other lines."""
-        async with own, self.places:
+    async def _in_place(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a choice when all lines together have a place for it: they leave room to chats."""
+        async with self.places:
             return await run()
 
     def _make_embedding(self, line: LineRequest) -> tuple[EmbeddingRequest, tuple[Request, ...]]:

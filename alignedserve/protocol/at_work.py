@@ -19,6 +19,7 @@ class AtWork:
     turns to other attempts writes those. The notes of workers, pools and routers outlive their processes
     (shell/work_note.py)."""
 
+    outlives = False  # its process
     left: tuple[Attempt, ...] = ()  # what the life before was working on when it ended
 
     def __init__(self) -> None:

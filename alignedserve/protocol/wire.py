@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -35,6 +35,7 @@ from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 
 VERSION = 7
+MOST_NAMED = 32  # attempts: a note of more would charge many for one
 MOST_FRAME_BYTES = 64 << 20  # a prompt of a million tokens takes a twelfth; what is larger is no frame of ours
 
 _SCALARS = (int, float, str, bool, bytes)
@@ -88,9 +89,10 @@ class _First(msgspec.Struct, Generic[_Head], array_like=True):
 _read_frame = msgspec.msgpack.Decoder(_Frame).decode
 _read_record = msgspec.msgpack.Decoder(_Record).decode
 _read_request = msgspec.msgpack.Decoder(_First[_RequestHead]).decode
-_read_requests = msgspec.msgpack.Decoder(_First[list[_RequestHead]]).decode
+_FEW = msgspec.Meta(max_length=MOST_NAMED)
+_read_requests = msgspec.msgpack.Decoder(_First[Annotated[list[_RequestHead], _FEW]]).decode
 _read_entry = msgspec.msgpack.Decoder(_First[_EntryHead]).decode
-_read_entries = msgspec.msgpack.Decoder(_First[list[_EntryHead]]).decode
+_read_entries = msgspec.msgpack.Decoder(_First[Annotated[list[_EntryHead], _FEW]]).decode
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -116,8 +118,8 @@ def decode(frame: bytes, most_bytes: int) -> Envelope:
 
 
 def attempts_in(frame: bytes) -> tuple[messages.Attempt, ...]:
-    """Return the attempts at the requests that a frame holds, which `decode` may fail at so badly that it ends its
-    process: nothing but their names is read."""
+    """Return the attempts at the requests that a frame holds, where they are few. `decode` may fail at these so badly
+    that it ends its process: nothing but their names is read here."""
     try:
         read = _read_frame(frame)
         match read.kind:
@@ -131,7 +133,7 @@ def attempts_in(frame: bytes) -> tuple[messages.Attempt, ...]:
                 heads = [entry.request for entry in _read_entries(read.values).field]
             case _:
                 heads = []
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # `decode` says what is wrong
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):  # too many, or `decode` says what is wrong
         heads = []
     return tuple((head.id, head.attempt) for head in heads)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import zmq
 
@@ -29,6 +29,7 @@ from alignedserve.shell.link_keys import LinkKeys
 
 log = logging.getLogger("alignedserve.links")
 _Arrived = TypeVar("_Arrived")
+_On: TypeAlias = Callable[[tuple[Attempt, ...]], None]
 
 MOST_QUEUED = 100_000  # frames on a link, before it counts as full
 _SEAL = 33  # bytes that encryption adds to a frame
@@ -137,9 +138,7 @@ class Links:
             if not self._waker.closed:
                 self._waker.send(b"")
 
-    def receive(
-        self, timeout_s: float | None, on: Callable[[tuple[Attempt, ...]], None] = lambda _: None
-    ) -> list[Received | LinkGap]:
+    def receive(self, timeout_s: float | None, on: _On | None = None) -> list[Received | LinkGap]:
         """Return what has arrived; where nothing has, wait for it at most so long. `on` is told which requests are in
         the frame that is read next, since the process may end amid reading it."""
         poller = zmq.Poller()
@@ -154,17 +153,17 @@ class Links:
         else:
             for frame in _drain(partial(self._inbox.recv, zmq.NOBLOCK)):
                 events += self._read(frame, on)
-        on(())
+        if on is not None:
+            on(())
         return events
 
     def _labelled(self) -> zmq.Frame:
         """Return a frame with the keys that it came by. This costs a microsecond more."""
         return self._inbox.recv(zmq.NOBLOCK, copy=False)
 
-    def _read(
-        self, frame: bytes, on: Callable[[tuple[Attempt, ...]], None], is_launchers: bool = False
-    ) -> list[Received | LinkGap]:
-        on(attempts_in(frame))
+    def _read(self, frame: bytes, on: _On | None, is_launchers: bool = False) -> list[Received | LinkGap]:
+        if on is not None:
+            on(attempts_in(frame))
         try:
             envelope = self._prompts.share(decode(frame, self._most_bytes))
         except (KeyboardInterrupt, SystemExit):

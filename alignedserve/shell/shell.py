@@ -91,7 +91,7 @@ class Shell(TurnLoop):
     def _arrived(self, patience_s: float | None) -> Iterator[Event]:
         """Yield the messages that have arrived, then what was posted: a result of work comes after the messages
         that arrived during the work."""
-        yield from self._links.receive(patience_s, self._at_work.on)
+        yield from self._links.receive(patience_s, self._at_work.on if self._at_work.outlives else None)
         while self._posted:
             posted = self._posted.popleft()
             if isinstance(posted, Exception):

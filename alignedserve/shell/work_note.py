@@ -20,8 +20,8 @@ import msgspec
 from alignedserve.locks import open_private
 from alignedserve.protocol.at_work import AtWork
 from alignedserve.protocol.messages import Attempt
+from alignedserve.protocol.wire import MOST_NAMED
 
-MOST_NAMED = 32  # attempts: an event about more would charge many for one
 _LENGTH = 4
 _BYTES = 8192
 _NOTHING = bytes(_LENGTH)
@@ -41,6 +41,8 @@ def read(path: Path) -> tuple[Attempt, ...]:
 
 
 class WorkNote(AtWork):
+    outlives = True
+
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._fd = open_private(path)

@@ -198,7 +198,7 @@ class TestTabs:
         for tab in (first, second):
             tab.admit()
         first.hold_places(8)
-        with pytest.raises(ApiError, match="holds as many choices of others as it can") as refused:
+        with pytest.raises(ApiError, match="holds as many choices as it can") as refused:
             second.hold_places(3)
         assert (refused.value.status, refused.value.code) == (503, "server_is_overloaded")
         second.hold_places(2)

@@ -7,7 +7,7 @@ import base64
 import math
 from array import array
 from dataclasses import replace
-from functools import partialmethod
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -273,8 +273,28 @@ def test_work_that_is_cancelled_has_ended_when_its_error_is_told() -> None:
 
     async def check() -> None:
         with pytest.raises(ValueError, match="broken"):
-            await all_of([fails(), goes_on()])
+            await all_of([fails, goes_on], 2)
         assert ended
+
+    run(check)
+
+
+def test_what_waits_has_not_begun_and_results_keep_their_order() -> None:
+    begun, first = list[int](), asyncio.Event()
+
+    async def ask(number: int) -> int:
+        begun.append(number)
+        if number == 0:
+            await first.wait()
+        return number
+
+    async def check() -> None:
+        asking = asyncio.create_task(all_of((partial(ask, number) for number in range(4)), 2))
+        while len(begun) < 4:
+            await asyncio.sleep(0)
+        assert begun == [0, 1, 2, 3], "one of the two runs the others while the first waits"
+        first.set()
+        assert await asking == [0, 1, 2, 3]
 
     run(check)
 

@@ -37,7 +37,7 @@ from alignedserve.protocol import messages
 from alignedserve.protocol.at_work import attempts_of
 from alignedserve.protocol.events import Received
 from alignedserve.protocol.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
-from alignedserve.protocol.wire import VERSION, Envelope, attempts_in, decode, encode
+from alignedserve.protocol.wire import MOST_NAMED, VERSION, Envelope, attempts_in, decode, encode
 from tests.conftest import examples
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
@@ -183,6 +183,11 @@ HOLDERS = [kind for kind in KINDS if re.search(r"\b(Request|Entry)\b", str(vars(
 def test_requests_are_named_without_reading_them(kind: type, data: st.DataObject) -> None:
     envelope = data.draw(ENVELOPES[kind])
     assert attempts_in(encode(envelope)) == attempts_of(Received("x", envelope.message, 1))
+
+
+def test_a_frame_of_many_names_none() -> None:
+    many = Envelope("gateway-0", 1, 1, messages.Declare((REQUEST,) * (MOST_NAMED + 1)))
+    assert attempts_in(encode(many)) == (), "and makes nothing of a frame that is too large to be read"
 
 
 @given(frame=st.binary(max_size=200))

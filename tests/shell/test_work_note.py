@@ -12,7 +12,8 @@ import pytest
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.locks import NotPrivate
 from alignedserve.protocol.messages import Attempt
-from alignedserve.shell.work_note import MOST_NAMED, WorkNote, read
+from alignedserve.protocol.wire import MOST_NAMED
+from alignedserve.shell.work_note import WorkNote, read
 
 TWO = (("chat-\u00e4", 3), ("s", 0))
 

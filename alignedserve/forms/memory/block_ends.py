@@ -1,6 +1,6 @@
 """Blocks that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
 
-A request keeps the end at which it began, whatever it has become since: where this file says real-time it means the left.
+A request keeps the end at which it began, whatever it has become since: real-time here means from the left.
 
 A request's token i lies in its block i // block_size, at place i % block_size from its own end. That is as if each had
 its blocks for itself, and the kernels know no more than which end it is. Both ends grow towards each other:

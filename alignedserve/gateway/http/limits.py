@@ -105,6 +105,10 @@ class Tab:
             raise too_many_choices(number, most)
         if self.hold_up_to(number, least=number) < number:
             raise self._over(f"{most} requests open at once", 1.0)
+        self.hold_choices(number)
+
+    def hold_choices(self, number: int) -> None:
+        """Count what this body holds of the gateway's memory until its answer has ended; raise if that is too much."""
         if self._ledger.choices + number - self._choices > MOST_CHOICES:
             raise too_many_choices_held()
         self._ledger.choices += number - self._choices

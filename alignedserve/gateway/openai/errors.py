@@ -125,7 +125,7 @@ def too_many_bodies() -> ApiError:
 
 
 def too_many_choices_held() -> ApiError:
-    return _overloaded("the server holds as many choices of others as it can: try again")
+    return _overloaded("the server holds as many choices as it can: try again")
 
 
 def bad_head() -> ApiError:

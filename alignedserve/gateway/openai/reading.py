@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import count
 from typing import Any
 
 from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Request, Spent
@@ -138,7 +137,7 @@ class AnswerReader:
     ) -> AnswerReader:
         """Return the reader of the answer to a body; `prompt` shows whether the output begins within a reasoning."""
         if not isinstance(body, ChatRequest):
-            return next(cls._of_prompts(body, text))
+            return next(cls._of_prompts(body, text, 1))
         ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
         calls = _call_reader(body, text, skip_special)
         markers = [*(calls.markers if calls is not None else ()), *markers_of_reasoning(body, text)]
@@ -151,13 +150,13 @@ class AnswerReader:
     ) -> Iterator[AnswerReader]:
         """Yield the reader of each request of a body, and hold nothing of the body meanwhile."""
         if isinstance(body, CompletionRequest):
-            return cls._of_prompts(body, text)  # of up to a thousand that wait none has a reader
+            return cls._of_prompts(body, text, len(requests))  # of up to a thousand that wait none has a reader
         return iter([cls.from_body(body, text, request.prompt) for request in requests])
 
     @classmethod
-    def _of_prompts(cls, body: CompletionRequest, text: TextModel) -> Iterator[AnswerReader]:
+    def _of_prompts(cls, body: CompletionRequest, text: TextModel, number: int) -> Iterator[AnswerReader]:
         ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
-        return (cls(text.decoder(skip_special), ending) for _ in count())
+        return (cls(text.decoder(skip_special), ending) for _ in range(number))
 
     def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:

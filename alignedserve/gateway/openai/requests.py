@@ -21,6 +21,7 @@ from alignedserve.text.text_model import SamplingDefaults, TextModel
 from alignedserve.text.token_sets import pack_tokens
 
 _SEEDS = 1 << 64
+FAR_TOO_LONG = 8  # characters for each token that a conversation may have: few texts have that many
 MOST_CONTEXTS = 16  # the length of a prompt that need not fit into the model's context, in contexts
 MOST_RULE_BYTES = 4 << 20  # of memory that the rules of all choices of a body may take in a part: each choice has them
 # Tokens that the prompts of all choices of a body may have: each choice has its prompt in each part, where a token
@@ -202,13 +203,20 @@ def _most_tokens(body: ChatRequest | CompletionRequest, max_model_len: int) -> i
 
 
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
+    most = _most_tokens(body, max_model_len)
     if isinstance(body, ChatRequest):
-        rendering = body.rendering
-        prompts = [[*all_texts([body.shown_messages, rendering.tools, rendering.more])]]
+        check_texts(text, [body.shown_messages, body.rendering.tools, body.rendering.more], max_model_len, most)
     else:
-        prompts = [[prompt] for prompt in body.prompts if isinstance(prompt, str)]
-    for texts in prompts:
-        check_length(texts, text, max_model_len, _most_tokens(body, max_model_len), _prompt_field(body))
+        for prompt in body.prompts:
+            if isinstance(prompt, str):
+                check_length([prompt], text, max_model_len, most, "prompt")
+
+
+def check_texts(text: TextModel, shown: object, max_model_len: int, most: int) -> None:
+    """Raise if the texts of a conversation surely have more than `most` tokens, before they are rendered. Where they
+    may be about as long as that, the prompt that its template makes of them tells (chat_ids): once is enough."""
+    if sum(map(len, texts := [*all_texts(shown)])) > FAR_TOO_LONG * most:
+        check_length(texts, text, max_model_len, most, "messages")
 
 
 def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:

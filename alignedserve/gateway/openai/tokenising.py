@@ -8,11 +8,18 @@ from typing import Any
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.requests import MOST_CONTEXTS, chat_ids, check_length, check_token_ids, too_long
+from alignedserve.gateway.openai.requests import (
+    MOST_CONTEXTS,
+    chat_ids,
+    check_length,
+    check_texts,
+    check_token_ids,
+    too_long,
+)
 from alignedserve.gateway.openai.strict import ListOf, Ruled, Strict, fault
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
 from alignedserve.gateway.openai.types import MOST_MESSAGES, ChatMessage, TokenId
-from alignedserve.text.chat_template import Rendering, all_texts
+from alignedserve.text.chat_template import Rendering
 from alignedserve.text.text_model import TextModel
 
 # A body's tokens need not fit into the context. MOST_CONTEXTS of a long one would take a thread for ten seconds:
@@ -53,15 +60,14 @@ class DetokenizeRequest(Strict):
 def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
     """Return the answer of /tokenize, and the number of tokens."""
     rendering = _rendering(body)
-    texts = [
-        *all_texts([body.prompt, [message.shown for message in body.messages or ()], rendering.tools, rendering.more])
-    ]
     most = _most_tokens(max_model_len)
-    check_length(texts, text, max_model_len, most, "messages" if body.messages else "prompt")
     if body.prompt is not None:
+        check_length([body.prompt], text, max_model_len, most, "prompt")
         ids = text.prompt_ids(body.prompt, body.add_special_tokens is not False)
     else:
-        ids = chat_ids(text, [message.shown for message in body.messages or ()], rendering, max_model_len, most)
+        messages = [message.shown for message in body.messages or ()]
+        check_texts(text, [messages, rendering.tools, rendering.more], max_model_len, most)
+        ids = chat_ids(text, messages, rendering, max_model_len, most)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
 

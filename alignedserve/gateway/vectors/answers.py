@@ -10,7 +10,7 @@ import base64
 import sys
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from math import sqrt
@@ -107,12 +107,20 @@ async def read_vector(client: OwnerClient, request: Request, note: Callable[[Del
     raise RuntimeError("a request's deliveries ended without a finish")
 
 
-async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Return the results of all work; where some of it fails the rest is cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in work]
+async def all_of(work: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
+    """Return the results of all work, of which at most `at_once` is begun at a time: what waits has no task. Where some
+    of it fails the rest is cancelled."""
+    results, left = dict[int, T](), iter(enumerate(work))
+
+    async def take() -> None:
+        for number, begin in left:
+            results[number] = await begin()
+
+    tasks = [asyncio.create_task(take()) for _ in range(at_once)]
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    return [results[number] for number in range(len(results))]
