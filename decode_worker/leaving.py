@@ -206,7 +206,7 @@ class HandingOn:
         commands: list[Command] = []
         waits_there = self.needs_no_pool
         for running in self.ready:
-            to = self._way_for(running) if waits_there else self._leaving.reached(running)
+            to = self._way_for(running) if waits_there else self._leaving.reached(running, now)
             if to is not None:
                 commands.append(self._leaving.offering.offer(running, to, waits_there))
             elif self._writing.has_pages(running):
@@ -254,7 +254,7 @@ class Leaving(CorePart):
         outputs: Outputs,
     ) -> None:
         self._here, self._candidates, self._departures, self._queue = here, here.candidates, here.departures, here.queue
-        self._memory, self._limits, self._steps = memory, memory.limits, memory.steps
+        self._memory, self._limits, self._steps, self._pool = memory, memory.limits, memory.steps, pool
         self._order, self._pace, self._holds = memory.order, memory.pace, pool.holds
         self._scheduler, self._context = memory.scheduler, memory.context
         self._faults, self._notes, self._decisions, self.preempting = log.faults, log.notes, log.decisions, preempting
@@ -326,9 +326,10 @@ class Leaving(CorePart):
 
     # --- Requests that are handed on
 
-    def reached(self, running: WorkerRequest) -> Member | None:
+    def reached(self, running: WorkerRequest, now: float) -> Member | None:
         """Return the worker that the request is to go on to, if its KV can go there directly."""
-        by_pool = self._pace.policy.handoff is Handoff.POOL or not running.kv.can_move
+        is_broken = self._pool.member is not None and self.offering.is_broken(running.decode, now)
+        by_pool = is_broken or self._pace.policy.handoff is Handoff.POOL or not running.kv.can_move
         return None if by_pool else self._candidates.peer(running.decode)
 
     # --- On their way

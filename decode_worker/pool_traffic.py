@@ -153,8 +153,9 @@ class PageWriting(CorePart):
         return [command for running in dropped for command in self._holds.release(running.key)]
 
     def settled(self) -> set[Attempt]:
-        """Return the attempts that have ended and whose answers are being copied to the pool."""
-        return {copy.running.key for copy in self.writer.copies if copy.has_ended}
+        """Return the attempts that have ended and whose answers are being copied to the pool, or are still to be."""
+        copied = [copy.running for copy in self.writer.copies if copy.has_ended]
+        return {running.key for running in (*copied, *self._here.kept)}
 
     def ask_again(self) -> None:
         self.writer.ask_again()

@@ -454,7 +454,9 @@ class PoolCore:
         return []
 
     def _worker_lost(self, name: str, now: float) -> None:
-        """Put the requests of a lost worker back to the front; the router cancels those that had joined there."""
+        """Put the requests of a lost worker back to the front; the router cancels those that had joined there.
+
+        One that it has cancelled already would end the next worker too, where it has ended this one."""
         self._asks.pop(name, None)
         self._page_asks.pop(name, None)
         self._spare.pop(name, None)
@@ -462,8 +464,11 @@ class PoolCore:
         entries = [entry for worker, entry in self._out.values() if worker == name]
         for entry in entries:
             del self._out[entry.request.id]
-            self.rewriting.waits(entry.request.id)
-        self._waiting.back(self._waiter(entry, now) for entry in entries)
+            if _attempt(entry) in self._cancelled:
+                self._pages.free_entry(entry.request.id)
+            else:
+                self.rewriting.waits(entry.request.id)
+        self._waiting.back(self._waiter(entry, now) for entry in entries if _attempt(entry) not in self._cancelled)
         for request in [request for request, (worker, _) in self._held.items() if worker == name]:
             self._let_go_of_prefix(request)
         self._has_changed = True

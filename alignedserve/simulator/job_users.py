@@ -31,6 +31,7 @@ _ME = "me"  # the owner of all jobs
 _LOOK_S = 0.25  # between two looks of users at their jobs
 _AGAIN_S = 0.5  # until a user tries again what the store refused
 _UNDONE = {"batch_expired", "batch_cancelled"}  # the errors of lines that did not run
+_ENDS, _DEATHS = ("Kill", "HangLoop", "HangStep", "Poison"), 3  # faults by which a line may seem to end its workers
 T = TypeVar("T")
 
 
@@ -68,7 +69,7 @@ class JobUsers:
         self.ended: dict[str, Job] = {}
         self.store, self.blobs = FaultyStore(world.trouble), Blobs("memory://simulated")
         self.blobs.make()
-        self._agenda, self._on_end = world.agenda, on_end
+        self._agenda, self._on_end, self._fault_counts = world.agenda, on_end, world.fault_counts
         self._loop = VirtualLoop(world.agenda, f"{seed}/users")
         for job in jobs:
             self._plan(job.at, partial(self._add, job))
@@ -128,6 +129,10 @@ class JobUsers:
 
     # --- Check
 
+    def _may_convict(self) -> bool:
+        """Return whether so many processes were ended that a line may have been taken for the cause."""
+        return sum(self._fault_counts[kind] for kind in _ENDS) >= _DEATHS
+
     def _problems_of(self, submitted: SubmittedJob) -> Iterable[str]:
         job = self.ended.get(submitted.name)
         if job is None:
@@ -137,6 +142,8 @@ class JobUsers:
         answers, errors = self._rows(job.output_file_id), self._rows(job.error_file_id)
         done, wanted = sorted(int(row["custom_id"]) for row in answers + errors), list(range(1, job.total + 1))
         unexpected = [row for row in errors if job.status is JobStatus.COMPLETED or not _is_undone(row)]
+        if self._may_convict():
+            unexpected = [row for row in unexpected if not _is_convicted(row)]
         wrong = [row["custom_id"] for row in answers if _tokens(row) != submitted.output(int(row["custom_id"]))]
         checks = {
             f"it has results of the lines {done}, not of {wanted}": done != wanted,
@@ -156,6 +163,10 @@ class JobUsers:
 
 def _is_undone(row: dict[str, Any]) -> bool:
     return row["error"] is not None and row["error"]["code"] in _UNDONE
+
+
+def _is_convicted(row: dict[str, Any]) -> bool:
+    return "request_ends_workers" in json.dumps(row["response"])
 
 
 def _tokens(row: dict[str, Any]) -> tuple[int, ...]:

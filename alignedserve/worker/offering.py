@@ -10,6 +10,7 @@ A request is in no step while it departs, and keeps its blocks until nothing rea
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from alignedserve.explain.decisions import Kind
@@ -25,6 +26,7 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import Departure, Departures
 
+MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goes another way, if there is one
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
 
 
@@ -49,6 +51,12 @@ class Offering(CorePart):
         self._peer, self._goes_on, self._left = peer, goes_on, left
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
+        self._broken_at: dict[str, deque[float]] = {}  # worker -> when KV did not come there, of the last times
+
+    def is_broken(self, worker: str, now: float) -> bool:
+        """Return whether the road to a worker has failed again and again: each time costs a request its time-out."""
+        failed = self._broken_at.get(worker, ())
+        return len(failed) == MOST_BROKEN and now - failed[0] < BROKEN_S
 
     def offer(self, running: WorkerRequest, to: Member, waits_there: bool = False) -> Command:
         """Offer the request to that worker; until it answers the request is in no step."""
@@ -64,6 +72,8 @@ class Offering(CorePart):
     def declined(self, message: Decline, frame: Received, now: float) -> None:
         """Let a request go on here that was offered. One that is gone is lost if its KV has not come."""
         attempt = message.request, message.attempt
+        if message.is_failed:
+            self._broken_at.setdefault(frame.sender, deque(maxlen=MOST_BROKEN)).append(now)
         departure = self.departures.find(attempt)
         if departure is not None:
             self.stays(departure)
@@ -107,6 +117,7 @@ class Offering(CorePart):
 
     def peer_lost(self, peer: Member) -> None:
         """Let requests go on here that were to go to a worker that is lost. A transfer's end is heard in any case."""
+        self._broken_at.pop(peer.name, None)
         for departure in [departure for departure in self.departures.unpulled if departure.to == peer]:
             self.stays(departure)
 

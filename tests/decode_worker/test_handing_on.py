@@ -129,6 +129,27 @@ def test_a_worker_that_is_not_reached_gets_no_offer(policy: Policy) -> None:
 
 
 class TestFailures:
+    @pytest.mark.parametrize(
+        ("num_failed", "has_pool", "is_offered"), [(2, True, True), (3, True, False), (3, False, True)]
+    )
+    def test_a_road_that_fails_again_and_again_is_left_for_the_pool(
+        self, worker: Worker, num_failed: int, has_pool: bool, is_offered: bool
+    ) -> None:
+        """Each time costs a request its time-out. Found by `alignedserve fuzz --seed 970016518`."""
+        if has_pool:
+            worker.hears(MemberJoined(POOL_MEMBER))
+        for _ in range(num_failed):
+            worker.hears(said("decode-0", Decline("gone", 0, is_failed=True)))
+        assert bool(sent(worker.offers(), "decode-0")) is is_offered
+
+    def test_the_next_life_of_its_other_end_has_a_road_of_its_own(self, worker: Worker) -> None:
+        worker.hears(MemberJoined(POOL_MEMBER))
+        for _ in range(3):
+            worker.hears(said("decode-0", Decline("gone", 0, is_failed=True)))
+        for event in (MemberLost(DECODE), MemberJoined(replace(DECODE, incarnation=2))):
+            worker.hears(event)
+        assert sent(worker.offers(), "decode-0")
+
     def test_after_a_failed_transfer_it_is_offered_again(self, worker: Worker) -> None:
         """Whether it came, only the other worker knows: if it did, both would decode it."""
         worker.offers()

@@ -12,10 +12,12 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.messages import (
+    ROUTER,
     AskBatch,
     AskPages,
     AskPrefix,
     Batch,
+    Cancel,
     Commit,
     Keep,
     Kept,
@@ -107,6 +109,16 @@ class TestRequestsThatCannotWait:
         (batch,) = sent(asked, "decode-0")
         assert isinstance(batch, Batch)
         assert [handed.request.id for handed in batch.entries] == ["a"]
+
+    def test_what_was_cancelled_at_a_worker_that_is_lost_goes_to_no_other(self, pool: PoolCore) -> None:
+        """A request that ended a worker would end each next one, and what runs alone there is taken for the cause."""
+        lease(pool, "prefill-0")
+        pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
+        assert sent(committed(pool, IN_A, ""), "decode-0")
+        pool.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        pool.handle(MemberLost(member("decode-0")), 0.0)
+        pool.handle(said("decode-1", AskBatch(8, 1, times=SLOW)), 0.0)
+        assert "a" not in pool.kept
 
     def test_a_request_that_can_wait_does_not_go_there(self, pool: PoolCore) -> None:
         calm = replace(IN_A, due=Due(1e6))

@@ -56,7 +56,7 @@ POOL = (
     Mutant(
         "requests of a lost worker kept out",
         _STATE,
-        "self._waiting.back((self._waiter(entry, now) for entry in entries))",
+        "self._waiting.back((self._waiter(entry, now) for entry in entries if _attempt(entry) not in self._cancelled))",
         "for entry in entries:\n    self._pages.free_entry(entry.request.id)",
         "What a lost worker had not begun is forgotten, and recomputed.",
     ),
