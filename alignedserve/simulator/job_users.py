@@ -19,7 +19,7 @@ from alignedserve.loads.workload import Arrival
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.engine import story_from
 from alignedserve.simulator.machines.event_loop import VirtualLoop
-from alignedserve.simulator.machines.trouble import Trouble
+from alignedserve.simulator.machines.faults import JOBS
 from alignedserve.simulator.machines.world import World
 from alignedserve.store.blobs import Blobs
 from alignedserve.store.job import Endpoint, Job, JobStatus
@@ -67,10 +67,10 @@ class JobUsers:
         """`on_end` is called for each job when a user sees that it has ended."""
         self.jobs = {job.name: job for job in jobs}
         self.ended: dict[str, Job] = {}
-        self.store, self.blobs = FaultyStore(world.trouble), Blobs("memory://simulated")
+        self.store, self.blobs = FaultyStore(world), Blobs("memory://simulated")
         self.blobs.make()
         self._agenda, self._on_end, self._fault_counts = world.agenda, on_end, world.fault_counts
-        self._loop = VirtualLoop(world.agenda, f"{seed}/users")
+        self._loop = self.store.of_users = VirtualLoop(world.agenda, f"{seed}/users")
         for job in jobs:
             self._plan(job.at, partial(self._add, job))
             if job.cancel_at is not None:
@@ -179,9 +179,10 @@ class FaultyStore(SqliteStore):
     Its lease is for real seconds, which change nothing: every life of the job runner has the same name.
     """
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__(Path(":memory:"))
-        self._trouble = trouble
+        self._world, self._trouble = world, world.trouble
+        self.of_users: VirtualLoop | None = None  # the other loop that uses it is the job runner's
         self._connect()
 
     def disconnect(self) -> None:
@@ -200,6 +201,12 @@ class FaultyStore(SqliteStore):
     async def _run(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
+        runner = None if loop is self.of_users else self._world.alive(JOBS)
+        if runner is not None and (torn := self._trouble.torn_write()) is not None:
+            if torn.applies:
+                await super()._run(work)
+            self._world.end_later(runner, loop.time(), torn.back_after_s)
+            await loop.create_future()  # it hears nothing any more
         if slow_s := self._trouble.store_slow_s(loop.time()):
             await loop.until(loop.time() + slow_s)
         away = self._trouble.store_away(loop.time())

@@ -45,6 +45,7 @@ from alignedserve.simulator.machines.faults import (
     Resize,
     SlowDisk,
     StoreAway,
+    TornWrite,
 )
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
@@ -77,7 +78,7 @@ def all_drawn() -> list[Scenario]:
 def test_the_seeds_are_of_every_kind() -> None:
     scenarios = all_drawn()
     faults = Counter(type(fault) for scenario in scenarios for fault in scenario.faults)
-    others = {Resize, StoreAway, SlowDisk, NoFork, HungRay}
+    others = {Resize, StoreAway, SlowDisk, TornWrite, NoFork, HungRay}
     assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), *others}
     assert min(faults.values()) > NUM_DRAWN / 5
     jobs = [job for scenario in scenarios for job in scenario.jobs]

@@ -21,7 +21,7 @@ from alignedserve.simulator.job_runner import JobRunnerSimulation
 from alignedserve.simulator.machines import event_loop
 from alignedserve.simulator.machines.clock import Agenda
 from alignedserve.simulator.machines.event_loop import VirtualLoop
-from alignedserve.simulator.machines.faults import JOBS, Fault, Freeze, Kill, SlowDisk, StoreAway
+from alignedserve.simulator.machines.faults import JOBS, Fault, Freeze, Kill, SlowDisk, StoreAway, TornWrite
 from alignedserve.store.job import JobStatus
 from tests.rare import rarely
 from tests.simulator.planted import Plant
@@ -71,6 +71,19 @@ def test_a_store_that_is_away(after_s: float, for_s: float, hangs: bool, applies
 def test_a_slow_disk_and_a_runner_that_dies_as_it_writes(use_s: float) -> None:
     deaths = (Kill(_JOBS_AT + at, JOBS, 0.2) for at in (1.0, 4.0, 7.5))
     scenario = with_jobs(SlowDisk(_JOBS_AT, use_s, 9.0), *deaths)
+    assert failure_of(scenario) is None
+    assert statuses(scenario) == {JobStatus.COMPLETED}
+
+
+@pytest.mark.parametrize("applies", [False, True])
+def test_a_runner_that_dies_amid_a_write(applies: bool) -> None:
+    """Each line is answered once, whether its result is in the store or not."""
+    scenario = with_jobs(*(TornWrite(_JOBS_AT + 0.3 * at, applies, 0.2) for at in range(12)))
+    simulation = prepared(scenario)
+    assert isinstance(simulation, JobRunnerSimulation)
+    simulation.run()
+    (life,) = (life for life in simulation.world.lives if life.name == JOBS)
+    assert life.incarnation > 6, "it died amid many"
     assert failure_of(scenario) is None
     assert statuses(scenario) == {JobStatus.COMPLETED}
 

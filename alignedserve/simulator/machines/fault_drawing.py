@@ -31,6 +31,7 @@ from alignedserve.simulator.machines.faults import (
     SlowDisk,
     SlowWorker,
     StoreAway,
+    TornWrite,
 )
 
 
@@ -239,7 +240,7 @@ def draw_job_faults(seed: int, members: Sequence[str], start_at: float, end_at: 
         faults.append(
             StoreAway(draw.uniform(start_at, end_at), draw.choice((0.01, 0.05, 0.3, 2.0, 9.0)), hangs, applies)
         )
-    return (*faults, *_slow_disks(seed, start_at, end_at))
+    return (*faults, *_slow_disks(seed, start_at, end_at), *_torn_writes(seed, start_at, end_at))
 
 
 def _slow_disks(seed: int, start_at: float, end_at: float) -> Sequence[Fault]:
@@ -254,6 +255,17 @@ def _slow_disks(seed: int, start_at: float, end_at: float) -> Sequence[Fault]:
         faults.append(SlowDisk(at, draw.choice((0.02, 0.3, 3.0)), for_s))
         faults += [_death(draw, JOBS, at + draw.uniform(0.0, for_s))] if draw.random() < 0.5 else []
     return faults
+
+
+def _torn_writes(seed: int, start_at: float, end_at: float) -> Sequence[Fault]:
+    """Draw deaths of the runner as it writes in half of the runs with jobs, as slow disks are drawn."""
+    draw = Random(f"{seed}/torn writes/146")
+    if draw.random() > 1 / 2:
+        return []
+    return [
+        TornWrite(draw.uniform(start_at, end_at), draw.random() < 0.5, draw.choice((0.05, 0.5, 2.0)))
+        for _ in range(draw.randint(2, 4))
+    ]
 
 
 def _workers(members: Sequence[str]) -> Sequence[str]:

@@ -194,6 +194,14 @@ class SlowDisk(_TimedFault):
 
 
 @dataclass(frozen=True)
+class TornWrite(_TimedFault):
+    """The job runner is killed amid its next use of the store of jobs: all of that is there afterwards, or nothing."""
+
+    applies: bool
+    back_after_s: float
+
+
+@dataclass(frozen=True)
 class NoFork(_TimedFault):
     """No process can begin for a while: a member that ends is back when that is over."""
 
@@ -229,6 +237,7 @@ Fault: TypeAlias = (
     | Resize
     | StoreAway
     | SlowDisk
+    | TornWrite
     | NoFork
     | HungRay
 )
@@ -246,7 +255,7 @@ def lasts_s(fault: Fault) -> float:
             return fault.for_s
         case OneWay() | SlowDisk() | NoFork() | HungRay():
             return fault.for_s
-        case Kill():
+        case Kill() | TornWrite():
             return fault.back_after_s
         case HangLoop() | HangStep():
             return fault.still_s + fault.back_after_s

@@ -24,6 +24,7 @@ from alignedserve.simulator.machines.faults import (
     SlowDisk,
     SlowWorker,
     StoreAway,
+    TornWrite,
 )
 from alignedserve.simulator.machines.transfers import Mishap
 
@@ -52,6 +53,7 @@ class Trouble:
         self._mute: dict[str, float] = {}  # member -> until when
         self._one_way: dict[tuple[str, bool], float] = {}  # member, whether what it sends is lost -> until when
         self._slow_disk = _NOT
+        self._torn: TornWrite | None = None
         self.starts_at = self.ends_are_told_at = 0.0  # when processes can begin again; when a launcher hears of ends
         self._poisons: list[Poison] = []
         self._ahead_s: dict[str, float] = {}
@@ -85,6 +87,8 @@ class Trouble:
                 self._one_way[member, leaves] = at + for_s
             case SlowDisk(at, use_s, for_s):
                 self._slow_disk = (at + for_s, use_s)
+            case TornWrite():
+                self._torn = fault
             case NoFork(at, for_s):
                 self.starts_at = max(self.starts_at, at + for_s)
             case HungRay(at, for_s):
@@ -133,6 +137,11 @@ class Trouble:
         """Return how much longer a use of the store of jobs takes that begins now."""
         until, use_s = self._slow_disk
         return use_s if now < until else 0.0
+
+    def torn_write(self) -> TornWrite | None:
+        """Return how the job runner dies amid the use of the store that begins now, once."""
+        torn, self._torn = self._torn, None
+        return torn
 
     def store_away(self, now: float) -> StoreAway | None:
         """Return the fault of the store of jobs, if it has one now."""

@@ -269,10 +269,10 @@ class World:
                 self._alive[member].freeze(at + for_s)
             case HangLoop(at, member, still_s, back_after_s):
                 self._alive[member].hang_loop()
-                self._end_later(self._alive[member], at + still_s, back_after_s)
+                self.end_later(self._alive[member], at + still_s, back_after_s)
             case HangStep(at, member, still_s, back_after_s):
                 self._alive[member].hang_work()
-                self._end_later(self._alive[member], at + still_s, back_after_s)
+                self.end_later(self._alive[member], at + still_s, back_after_s)
             case Resize():
                 self.on_resize(fault)
             case Forge(_, member):
@@ -282,7 +282,7 @@ class World:
                 self.trouble.begin(fault)
         self.fault_counts[type(fault).__name__] += 1
 
-    def _end_later(self, process: Process, at: float, back_after_s: float) -> None:
+    def end_later(self, process: Process, at: float, back_after_s: float) -> None:
         """Have the watch of a process end it then, unless it has ended otherwise."""
 
         def end() -> None:
