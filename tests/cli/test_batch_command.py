@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -151,10 +152,12 @@ def test_failed_lines_are_an_error_whose_first_is_shown(
 def test_who_stops_waiting_is_told_that_the_batch_goes_on(
     server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.batches = [(batch("in_progress"), {})]
+    server.batches, sleep = [(batch("in_progress"), {})], time.sleep
 
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
+    def interrupt(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        sleep(seconds)  # in a thread that another test has left
 
     monkeypatch.setattr("alignedserve.cli.remote.batch.time.sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
