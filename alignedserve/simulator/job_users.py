@@ -130,7 +130,7 @@ class JobUsers:
     # --- Check
 
     def _may_convict(self) -> bool:
-        """Return whether so many processes were ended that a line may have been taken for the cause."""
+        """Return whether faults have ended enough processes for a line to be taken for the cause."""
         return sum(self._fault_counts[kind] for kind in _ENDS) >= _DEATHS
 
     def _problems_of(self, submitted: SubmittedJob) -> Iterable[str]:

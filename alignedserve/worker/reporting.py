@@ -67,7 +67,8 @@ class RouterLink(CorePart):
             for attempt in unknown:
                 self._notes.note("unknown", attempt)
             return []
-        left = [attempt for attempt in unknown if attempt not in self._settled()]
+        settled = self._settled()
+        left = [attempt for attempt in unknown if attempt not in settled]
         return [command for attempt in left for command in self._pool.holds.decline(attempt, now)]
 
     def repeat(self, to: str) -> list[Command]:

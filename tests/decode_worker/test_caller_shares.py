@@ -216,7 +216,7 @@ def test_documents_of_one_caller_go_the_shortest_first_again_when_others_have_go
 
 
 def test_documents_that_wait_are_not_filed_again_as_callers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which caller comes behind changes at nearly every end of a document, and thousands of prompts may wait."""
+    """Nearly each time a document ends, another caller comes behind: thousands of prompts may wait, and stay."""
     device, filed, file = Device(DEFAULT, replace(ROOMY, max_batch=8)), list[str](), PromiseLine.file
 
     def counted(line: PromiseLine, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:

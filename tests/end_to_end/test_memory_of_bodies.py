@@ -198,7 +198,7 @@ class Measured:
         began_at = changed_at = time.monotonic()
         state = _state(http, batch)
         while (now := time.monotonic()) - changed_at < _SETTLED_S and now - began_at < _MOST_S:
-            time.sleep(0.1)
+            time.sleep(0.1)  # between two looks: the server tells nobody that a batch has moved
             if (newer := _state(http, batch)) != state:
                 state, changed_at = newer, time.monotonic()
         done = state["request_counts"]

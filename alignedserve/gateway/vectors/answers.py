@@ -108,8 +108,8 @@ async def read_vector(client: OwnerClient, request: Request, note: Callable[[Del
 
 
 async def all_of(work: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
-    """Return the results of all work, of which at most `at_once` is begun at a time: what waits has no task. Where some
-    of it fails the rest is cancelled."""
+    """Run all work, at most `at_once` pieces at a time, and return the results in its order. A piece gets its task when
+    it begins. Where one fails, the others are cancelled."""
     results, left = dict[int, T](), iter(enumerate(work))
 
     async def take() -> None:
