@@ -75,7 +75,8 @@ def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deploy
     """Prefetched KV waits at the prefill workers until the next batch begins, and is pulled then."""
     chats, noted = mixed(2, seed=8, prompts=(3, 200), outputs=(1, 60)), Noted(three)
     for seed in range(11, 16):  # a worker that has room in time needs nothing that was prefetched
-        wanted = [*documents(9 * decoders(three), seed=seed, outputs=(20, 50)), *chats]
+        long = documents(9 * decoders(three), seed=seed, prompts=(40, 160), outputs=(80, 120))
+        wanted = [*long, *chats]  # prompts take less time than outputs: the pool runs ahead of two decode workers too
         check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
         if noted.num_prefetched:
             return
