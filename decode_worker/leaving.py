@@ -387,10 +387,10 @@ class Leaving(CorePart):
                 self.offering.stays(departure)
         self._recompute(self._candidates.take_evicted(sender, message.attempts))
 
-    def peer_lost(self, event: MemberLost, now: float) -> None:
+    def peer_lost(self, event: MemberLost, now: float) -> list[Command]:
         """Let requests stay that were to go to a member that is lost."""
-        self.offering.peer_lost(event.member)
         self._recompute(self._candidates.take_evicted(event.member.name))
+        return self.offering.peer_lost(event.member)
 
     def _recompute(self, evicted: Iterable[WorkerRequest]) -> None:
         for running in evicted:

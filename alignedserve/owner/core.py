@@ -59,8 +59,9 @@ RESEND_S = 2.0  # wait for the answer to a Resend; then the next attempt starts
 MOST_DECLARED = 32  # requests in a frame
 MOST_FRUITLESS = 10  # attempts in a row without a token, before a request is given up: it may be what breaks them
 # Tokens beyond the place of its last death after which a request has passed that place: the first number, and after
-# each death further on the next one, since a request may end its workers some tokens after each start.
-PASSED = (8, 8, 32, 128, 512)
+# each death further on the next one, since a request may end its workers some tokens after each start. Some end one
+# for each block of 16 tokens, as it is copied.
+PASSED = (16, 32, 128, 512)
 MOST_PASSED = 10  # deaths, each further on than the one before, from which on the request runs alone until its end
 SILENCE_S = 5.0  # without news, before the owner asks about a request
 _SILENCE = ""  # name of a timer; timers of requests are named by them

@@ -305,7 +305,8 @@ class Progress:
     free_blocks: int = 0
     backlog: Backlog = Backlog()
     felled: tuple[Attempt, ...] = ()  # the sender's core has ended at them, or is about to
-    cut: tuple[Attempt, ...] = ()  # the worker that sent their KV has gone meanwhile, perhaps because of them
+    # The worker that sent their KV, or that had to answer the offer of it, has gone, perhaps because of them.
+    cut: tuple[Attempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

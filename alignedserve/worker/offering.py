@@ -115,11 +115,25 @@ class Offering(CorePart):
         self._here.move(departure.running, State.GONE)
         self._memory.give(departure.running.blocks)
 
-    def peer_lost(self, peer: Member) -> None:
-        """Let requests go on here that were to go to a worker that is lost. A transfer's end is heard in any case."""
+    def peer_lost(self, peer: Member) -> list[Command]:
+        """Let requests go on here that were to go to a worker that is lost, but for the first one that it had to answer
+        at once, and did not: it may have ended at this offer, as the next worker would. A transfer's end is heard in
+        any case."""
         self._broken_at.pop(peer.name, None)
-        for departure in [departure for departure in self.departures.unpulled if departure.to == peer]:
-            self.stays(departure)
+        lost = [departure for departure in self.departures.unpulled if departure.to == peer]
+        first = next((departure for departure in lost if departure.is_offered and not departure.waits_there), None)
+        for departure in lost:
+            if departure is not first:
+                self.stays(departure)
+        return [] if first is None else self._cut(first)
+
+    def _cut(self, departure: Departure) -> list[Command]:
+        """Give the attempt up: its owner counts it as one that a worker may have ended at."""
+        request = departure.running.request.id
+        self._notes.note("cut", departure.running.key)
+        self._outputs.forget([request])
+        self.remove(departure)
+        return self._left(departure.running, "")
 
     # --- Requests that depart
 

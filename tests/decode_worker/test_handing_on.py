@@ -184,10 +184,16 @@ class TestFailures:
         worker.has_sent()
         assert noted(worker.is_declined(is_failed=True), "lost") == [A0]
 
-    def test_with_the_other_worker_lost_it_goes_on_here(self, worker: Worker) -> None:
+    def test_the_first_that_the_lost_worker_did_not_answer_is_given_up(self, worker: Worker) -> None:
+        """It may have ended at that offer, as the next worker would. It had not come to the second one."""
         worker.offers()
-        worker.hears(MemberLost(DECODE))
-        assert worker.runs == ["a"]
+        worker.hears(said(ROUTER, Prefill(request("b", max_tokens=20), "decode-0")))
+        assert len(sent(worker.steps(), "decode-0")) == 1
+        assert noted(worker.hears(MemberLost(DECODE)), "cut") == [A0]
+        assert worker.runs == ["b"]
+        worker.hears(said(ROUTER, Cancel("b", 0)))
+        worker.steps()
+        assert worker.is_empty
 
     def test_in_mid_transfer_it_waits_for_its_end(self, worker: Worker) -> None:
         worker.offers()

@@ -245,7 +245,7 @@ def test_a_death_that_is_known_late_counts_once_and_lets_the_request_run_alone()
     assert [command.reason for command in commands if isinstance(command, Reject)] == [Rejection.CULPRIT]
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(8, 3), (10, 4), (32, 4), (100, 5), (500, 6), (600, MOST_PASSED + 1)])
+@pytest.mark.parametrize(("tokens", "most"), [(16, 3), (32, 3), (33, 4), (128, 4), (500, 5), (600, MOST_PASSED + 1)])
 def test_one_that_ends_workers_some_tokens_after_each_start_is_found_too(tokens: int, most: int) -> None:
     """It passes the place of its last death each time, so with each death it has further to go."""
     story = Story()
