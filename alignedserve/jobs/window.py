@@ -13,6 +13,7 @@ from __future__ import annotations
 
 FIRST = 8  # lines that may wait while none runs, however long they wait
 SHORT_S, LONG_S = 0.5, 1.0  # a short and a long wait
+MOST_PAUSE_S = 5.0  # after a refusal: the router's wait is an estimate, far too long just after an outage
 
 
 class LineWindow:
@@ -38,7 +39,7 @@ class LineWindow:
         """Take note that the router refused a line; `num_open` includes the refused line."""
         self._ceiling = max(1.0, min(self._ceiling, num_open / 2))
         self._may_wait = max(FIRST, self._may_wait // 2)
-        self._paused_until = max(self._paused_until, now + retry_after_s)
+        self._paused_until = max(self._paused_until, now + min(retry_after_s, MOST_PAUSE_S))
 
     def end(self) -> None:
         """Take note that a line has ended."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alignedserve.jobs.rate import Rate
 from alignedserve.jobs.shares import JobDemand, finishes, shares
-from alignedserve.jobs.window import FIRST, LineWindow
+from alignedserve.jobs.window import FIRST, MOST_PAUSE_S, LineWindow
 
 DEMANDS = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0.01, 100), st.floats(1, 1e7)), min_size=1, max_size=8).map(
     lambda all: [JobDemand(str(number), drawn[0], drawn[0] * 0.9, *drawn[1:]) for number, drawn in enumerate(all)]
@@ -108,3 +108,11 @@ def test_a_refusal_halves_the_window_and_lines_that_end_open_it_again() -> None:
     assert not window.may_open(30, 29, 12.0)
     window.end()
     assert window.may_open(30, 29, 12.0)
+
+
+def test_no_wait_that_the_router_estimates_keeps_a_batch_for_long() -> None:
+    """Just after an outage it is far too long. Found by `alignedserve fuzz --seed 982029350`."""
+    window = LineWindow(most=100)
+    window.refuse(60, retry_after_s=31.0, now=10.0)
+    assert not window.may_open(0, 0, 10.0 + MOST_PAUSE_S - 0.1)
+    assert window.may_open(0, 0, 10.0 + MOST_PAUSE_S)
