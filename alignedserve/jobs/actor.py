@@ -208,25 +208,25 @@ class JobRunner:
             case DropLines(job):
                 self._drop(job)
             case PublishForecasts(forecasts):
-                self._begin(self._guard(None, self._store.set_forecasts(forecasts)), self._tasks)
+                self._begin(self._guard(None, lambda: self._store.set_forecasts(forecasts)), self._tasks)
             case CheckJob(job):
-                self._begin(self._guard(job, self._check(job)), self._tasks)
+                self._begin(self._guard(job, lambda: self._check(job)), self._tasks)
             case IndexJob(job):
-                self._begin(self._guard(job, self._index(job)), self._tasks)
+                self._begin(self._guard(job, lambda: self._index(job)), self._tasks)
             case SaveJob(job):
-                self._begin(self._guard(job, self._save(job)), self._tasks)
+                self._begin(self._guard(job, lambda: self._save(job)), self._tasks)
             case AssembleJob(job):
-                self._begin(self._guard(job, self._assemble(command)), self._tasks)
+                self._begin(self._guard(job, lambda: self._assemble(command)), self._tasks)
 
     def _begin(self, work: Coroutine[Any, Any, None], group: _Tasks) -> None:
         task = asyncio.create_task(work)
         group[task] = None
         task.add_done_callback(lambda ended: group.pop(ended, None))
 
-    async def _guard(self, job: Job | None, work: Awaitable[None]) -> None:
+    async def _guard(self, job: Job | None, work: Callable[[], Awaitable[None]]) -> None:
         """Perform a command; if it fails, report that, and the core makes it again from the job's state."""
         try:
-            await work
+            await work()
         except Fenced as error:
             self._lose_lease(error)
         except Conflict:

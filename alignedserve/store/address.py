@@ -11,7 +11,7 @@ def hide_secrets(url: str) -> str:
     """Return the address with its login and the passwords among its options hidden.
 
     All but the scheme is hidden where a / or ? may be one of a password that was not quoted."""
-    url = re.sub(r"([?&][^=&]*password)=[^&]*", rf"\1={HIDDEN}", url)
+    url = re.sub(r"([?&][^=&]*password)=[^&]*", rf"\1={HIDDEN}", url, flags=re.IGNORECASE)
     scheme, colon, rest = url.partition("://")
     if not colon:  # sqlite, or off
         return url

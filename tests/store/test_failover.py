@@ -124,6 +124,7 @@ def test_an_address_that_cannot_be_read_is_not_shown(url: str) -> None:
         ("redis://u:p@host:1/2", "redis://(hidden)@host:1/2", "redis://host:1/2"),
         ("unix:///tmp/socket", "unix:///tmp/socket", "unix:///tmp/socket"),
         ("redis://host?password=p@q&db=1", "redis://host?password=(hidden)&db=1", "redis://host"),
+        ("redis://host?Password=p", "redis://host?Password=(hidden)", "redis://host"),
         (
             "rediss+sentinel://:p@a,b/jobs?sentinel_username=u&sentinel_password=q",
             "rediss+sentinel://(hidden)@a,b/jobs?sentinel_username=u&sentinel_password=(hidden)",
