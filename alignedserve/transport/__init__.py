@@ -1,9 +1,11 @@
 """The transports by which KV travels from device to device.
 
 channel.py    one direction between two workers, and its transfers one after the other
-direct.py     transfers over groups of torch.distributed, or from mapped memory
+direct.py     transfers over groups, or from mapped memory
 frames.py     the frames of a transfer
 ipc.py        both ends of a transfer from mapped memory
+joining.py    how the two ends of a group prove to each other who they are
+mailbox.py    where other workers leave notes for a worker, by the deployment's keys
 mapping.py    device caches that other processes map
 meeting.py    how two workers agree on their next group
 opening.py    opens the transport of a worker when it starts

@@ -79,18 +79,6 @@ class _Task(Generic[T]):
     ordered: Mark  # device work that the copy must come after
 
 
-class AwaitedReply:
-    """A reply of the other end that is awaited from now on."""
-
-    def __init__(self, group: Group) -> None:
-        self._raw = bytearray(REPLY_BYTES)
-        self._flight = group.receive(torch.frombuffer(self._raw, dtype=torch.uint8), REPLY)
-
-    def read(self, number: int, timeout_s: float) -> Reply:
-        self._flight.land(timeout_s)
-        return read_reply(self._raw, number)
-
-
 class Channel(ABC, Generic[T]):
     def __init__(self, meeting: Meeting, end: ChannelSettings, name: str) -> None:
         self._meeting, self._end, self.name = meeting, end, name
@@ -232,8 +220,11 @@ class Channel(ABC, Generic[T]):
     def _say(self, group: Group, number: int, says: Reply) -> None:
         group.send(tensor_of(pack_reply(number, says)), REPLY).land(self._end.timeout_s)
 
-    def _hear(self, group: Group, number: int) -> Reply:
-        return AwaitedReply(group).read(number, self._end.timeout_s)
+    def _hear(self, group: Group, number: int, timeout_s: float | None = None) -> Reply:
+        raw = bytearray(REPLY_BYTES)
+        flight = group.receive(torch.frombuffer(raw, dtype=torch.uint8), REPLY)
+        flight.land(self._end.timeout_s if timeout_s is None else timeout_s)
+        return read_reply(raw, number)
 
     @contextmanager
     def _carrier(self, group: Group, number: int) -> Iterator[Carrier]:

@@ -1,8 +1,8 @@
-"""Transfers from device to device: a two-rank group of torch.distributed for each direction between two workers.
+"""Transfers from device to device: a group, which is a socket of the two, for each direction between two workers.
 
 With `collective` the group carries KV in chunks, or between GPUs a communicator of NCCL does (turns.py). With `ipc` it
-carries only messages between the two ends, and the receiver reads the source's device cache (ipc.py). Both ends meet at
-the receiver's store (meeting.py). Workers connect only when there is something to send.
+carries only messages between the two ends, and the receiver reads the source's device cache (ipc.py). Both ends meet by
+their mailboxes (meeting.py). Workers connect only when there is something to send.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import logging
 import threading
 from collections.abc import Callable
 
-from alignedserve.engine.device.groups import LOOP_THREAD
-from alignedserve.engine.device.pace import CopyPace, SecondsOfThreads
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.roads import Endpoint, endpoints
 from alignedserve.transport.channel import Channel, ChannelSettings
 from alignedserve.transport.ipc import MappingReceiver, MappingSender
+from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import Maps
-from alignedserve.transport.meeting import Direction, Meeting, Rendezvous
+from alignedserve.transport.meeting import Direction, Meeting
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.receiving import ChunkReceiver, Receiver
 from alignedserve.transport.sending import ChunkSender, Sender
@@ -35,7 +35,7 @@ class Direct:
     def __init__(
         self,
         holder: str,
-        host: str,
+        mailbox: Mailbox,
         blocks: DeviceBlocks,
         pace: CopyPace,
         *,
@@ -47,15 +47,13 @@ class Direct:
         rank: int = 0,
         fault: Callable[[], None] = lambda: None,
     ) -> None:
-        """Listen at `host`; other workers know this one as `holder`.
+        """Meet others by this mailbox, which is closed with it; other workers know this one as `holder`.
 
         With `maps`, receivers read KV from mapped memory; otherwise it goes over `communicators`, or the groups. A
         transfer's thread calls `fault` when the transfer failed by our own fault. `on` says which device has the KV.
         """
         self._holder, self._rank, self._on, self._blocks, self._timeout_s = holder, rank, on, blocks, timeout_s
-        self._rendezvous = Rendezvous(host)
-        pace.count(SecondsOfThreads(LOOP_THREAD))
-        self._communicators = communicators
+        self._mailbox, self._communicators = mailbox, communicators
         self._end = ChannelSettings(blocks, pace, verify, timeout_s, self._count_failure, maps, fault, communicators)
         self._source_end: type[Sender] = ChunkSender if maps is None else MappingSender
         self._other_end: type[Receiver] = ChunkReceiver if maps is None else MappingReceiver
@@ -67,7 +65,7 @@ class Direct:
 
     @property
     def address(self) -> str:
-        return self._on._replace(address=self._rendezvous.address).pack()
+        return self._on._replace(address=self._mailbox.address).pack()
 
     @property
     def num_failed(self) -> int:
@@ -105,10 +103,11 @@ class Direct:
                 channel.join()
         if self._end.maps is not None:
             self._end.maps.close()
+        self._mailbox.close()
 
     def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, ChannelSettings, str]:
         is_source, address = direction.source == self._holder, self._peers[peer]
-        meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s)
+        meeting = Meeting(self._mailbox, address, direction, is_source, self._timeout_s)
         return meeting, self._end, str(direction)
 
     def _end_channels(self, peer: str) -> list[Channel[SendKv] | Channel[ReceiveKv]]:

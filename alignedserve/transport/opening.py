@@ -125,6 +125,7 @@ def open_transport(
         return ThroughTheArena(), cache
     # Imported here, so that only workers that use it need a torch with it.
     from alignedserve.transport.direct import Direct
+    from alignedserve.transport.mailbox import mailbox_of
     from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps
     from alignedserve.transport.payload import DeviceBlocks
     from alignedserve.transport.together import together
@@ -142,7 +143,7 @@ def open_transport(
     else:
         communicators = communicators_on(cache.device, 1 if team is None else team.size)
     direct = Direct(
-        *(name, spec.host, DeviceBlocks(cache), pace),
+        *(name, mailbox_of(spec), DeviceBlocks(cache), pace),
         verify=config.verifies_transfers(chosen.name),
         timeout_s=config.wire.transfer_timeout_s,
         maps=maps,

@@ -9,7 +9,7 @@ from collections import deque
 from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvSent
-from alignedserve.transport.channel import AwaitedReply, Channel, tensor_of
+from alignedserve.transport.channel import Channel, tensor_of
 from alignedserve.transport.frames import CHUNK, HEADER, PLACES, NotOurs, Reply, TransferHeader, pack_places
 from alignedserve.transport.payload import WINDOW, ChunkBuffers, added
 
@@ -24,20 +24,13 @@ class Sender(Channel[SendKv]):
         return is_wanted and (not header.has_kv or self._send(group, transfer, header))
 
     def _announce(self, header: TransferHeader) -> tuple[Group, bool]:
-        """Send the header, and return whether the receiver awaits the transfer; make a new group where one broke.
-
-        The reply is awaited before the header goes: when a send is the first to find that the other end has closed the
-        connection, Gloo tells those who receive, and lets the send wait until it times out.
-        """
+        """Send the header, and return whether the receiver awaits the transfer; make a new group where one broke."""
         deadline = self._deadline()
         while True:
             group = self._connected(self._meeting.offer, header.number, deadline)
             try:
-                awaited = AwaitedReply(group)
-                sent = group.send(tensor_of(header.pack()), HEADER)
-                reply = awaited.read(header.number, deadline - time.monotonic())
-                sent.land(deadline - time.monotonic())
-                return group, reply is Reply.YES
+                group.send(tensor_of(header.pack()), HEADER).land(self._end.timeout_s)
+                return group, self._hear(group, header.number, deadline - time.monotonic()) is Reply.YES
             except BrokenGroup:
                 self._drop_group()
                 if time.monotonic() >= deadline:

@@ -8,7 +8,7 @@ two that wait for each other never end. So
 - a worker sends or receives one transfer at a time, whatever the peer: a single one fills the link. A transfer takes
   the turn of the end whose holder is first in the alphabet, then that of the other, so no circle of ends waits;
 - a worker of several ranks has a communicator for its steps already, whose operations cannot wait for a transfer: its
-  chunks go over Gloo, by the CPU's memory. On one machine its KV goes by `ipc`, which needs no communicator.
+  chunks go over the group, by the CPU's memory. On one machine its KV goes by `ipc`, which needs no communicator.
 
     first ── turn, communicator 3 ──▶ second     the turn of the first is taken
           ◀── yes | no ──                        so is that of the second; no: communicator 3 broke there
@@ -19,20 +19,47 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import Store
 
 from alignedserve.engine.device.groups import BrokenGroup, Carrier, Communicator
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from alignedserve.transport.meeting import Meeting
 
-Make: TypeAlias = Callable[["Store", int], Carrier]  # by its keys and its rank
+Make: TypeAlias = Callable[[Store, int], Carrier]  # by its keys and its rank
+
+
+class PairStore(Store):
+    """What two workers tell each other to make a communicator, such as NCCL's id: torch takes it for a store.
+
+    What one of them sets, the other finds in its mailbox; each key is set once.
+    """
+
+    def __init__(self, meeting: Meeting, name: str) -> None:
+        super().__init__()
+        self._meeting, self._name = meeting, name
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else value
+        self._meeting.tell(f"{self._name}/{key}", self._values[key])
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            if key not in self._values:
+                self._values[key] = self._meeting.told(f"{self._name}/{key}", timeout)
+
+    def clone(self) -> PairStore:
+        return self
 
 
 class _Numbered(NamedTuple):
@@ -74,7 +101,7 @@ class Communicators:
         newest, carrier = self._newest(peer)
         if carrier is None or newest != number:
             self.close(peer)
-            keys = PrefixStore(f"{min(peer, meeting.own)}~{max(peer, meeting.own)}/{number}", meeting.store_of_first())
+            keys = PairStore(meeting, f"{min(peer, meeting.own)}~{max(peer, meeting.own)}/{number}")
             carrier = self._make(keys, 0 if meeting.is_first else 1)
             with self._changing:
                 self._of[peer] = _Numbered(number, carrier)
@@ -104,5 +131,5 @@ class Communicators:
 
 
 def communicators_on(device: torch.device, ranks: int = 1) -> Communicators | None:
-    """Return the communicators of a worker; None where its chunks go over Gloo."""
+    """Return the communicators of a worker; None where its chunks go over groups."""
     return Communicators(partial(Communicator, device=device)) if device.type == "cuda" and ranks == 1 else None

@@ -5,8 +5,8 @@
 
 Two workers in processes of their own, with the threads, frames and checks that workers have, send requests of 4,096
 tokens of a model with 12 layers and 768-wide K and V in bf16 (151 MB), in blocks of 16 at random places. Rates on CPUs
-count the processor time of both ends, since other work may share the cores: Gloo over loopback copies into the kernel
-and out again. `bare` is Gloo alone, sending a buffer of as many bytes. The exit status is 1 if a goal is missed.
+count the processor time of both ends, since other work may share the cores: loopback copies into the kernel and out
+again. `bare` is a group alone, sending a buffer of as many bytes. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import multiprocessing
 import queue
 import random
+import socket
 import sys
 import tempfile
 import time
@@ -25,7 +26,6 @@ from pathlib import Path
 from threading import Thread
 
 import torch
-from torch._C._distributed_c10d import HashStore
 
 from alignedserve.core import Role
 from alignedserve.engine.device.devices import finish
@@ -35,7 +35,9 @@ from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvSent
 from alignedserve.protocol.messages import Member
+from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.transport.direct import Direct
+from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome, Transfer
@@ -62,7 +64,9 @@ def best(piece: Callable[[], object], clock: Callable[[], float]) -> float:
 class Worker:
     """One end: its cache, and the transport that moves what is in it."""
 
-    def __init__(self, name: str, device: torch.device, folder: Path | None, *, verify: bool, ipc: bool) -> None:
+    def __init__(
+        self, name: str, device: torch.device, folder: Path | None, keys: LinkKeys, *, verify: bool, ipc: bool
+    ) -> None:
         maps: Maps | None = None
         cache = torch.randn(LAYERS, 2 * BLOCKS, BLOCK, KV_DIM, dtype=torch.bfloat16, device=device)
         if ipc and folder is not None:
@@ -71,7 +75,7 @@ class Worker:
         elif ipc:
             maps = CudaMaps(device)
         self.transport = Direct(
-            *(f"{name}.1", "127.0.0.1", DeviceBlocks(cache), CopyPace(share=1.0)),
+            *(f"{name}.1", Mailbox(keys, "127.0.0.1"), DeviceBlocks(cache), CopyPace(share=1.0)),
             verify=verify,
             timeout_s=LIMIT_S,
             maps=maps,
@@ -91,11 +95,11 @@ class Worker:
 
 
 def send_what_is_asked_for(
-    asked: Connection, device: torch.device, folder: Path | None, kinds: dict[str, bool]
+    asked: Connection, device: torch.device, folder: Path | None, keys: LinkKeys, kinds: dict[str, bool]
 ) -> None:
     """Run the source in a process of its own; tell the seconds that it has computed after each transfer."""
     torch.set_num_threads(1)
-    source = Worker("prefill-0", device, folder, **kinds)
+    source = Worker("prefill-0", device, folder, keys, **kinds)
     asked.send(source.address)
     source.meet("decode-0", asked.recv())
     with closing(source.transport):
@@ -110,10 +114,11 @@ class Pair:
     def __init__(self, devices: Sequence[torch.device], folder: Path | None, *, verify: bool, ipc: bool) -> None:
         context, kinds = multiprocessing.get_context("spawn"), {"verify": verify, "ipc": ipc}
         self._source, far_end = context.Pipe()
-        arguments = far_end, devices[0], folder, kinds
+        keys = DeploymentKeys.new().parts
+        arguments = far_end, devices[0], folder, keys, kinds
         self._process = context.Process(target=send_what_is_asked_for, args=arguments, daemon=True)
         self._process.start()
-        self._worker = Worker("decode-0", devices[1], folder, **kinds)
+        self._worker = Worker("decode-0", devices[1], folder, keys, **kinds)
         self._worker.meet("prefill-0", self._source.recv())
         self._source.send(self._worker.address)
         self._number, self._computed_s = 0, 0.0
@@ -136,27 +141,17 @@ class Pair:
 
 
 @contextmanager
-def bare_gloo() -> Iterator[Callable[[], None]]:
-    """Yield a function that sends a buffer of as many bytes over Gloo, without our frames and blocks."""
-    store, groups = HashStore(), list[Group | None]([None, None])
-
-    def connect(rank: int) -> None:
-        groups[rank] = Group(store, rank, "127.0.0.1", LIMIT_S)
-
-    connecting = [Thread(target=connect, args=(rank,)) for rank in range(2)]
-    for thread in connecting:
-        thread.start()
-    for thread in connecting:
-        thread.join()
-    source, to = groups
-    assert source is not None
-    assert to is not None
+def bare_group() -> Iterator[Callable[[], None]]:
+    """Yield a function that sends a buffer of as many bytes over a group, without our frames and blocks."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        source, to = Group(socket.create_connection(door.getsockname()), LIMIT_S), Group(door.accept()[0], LIMIT_S)
     here, there = (torch.zeros(BYTES, dtype=torch.uint8) for _ in range(2))
 
     def send() -> None:
-        flight = to.receive(there, 1)
-        source.send(here, 1).land(LIMIT_S)
-        flight.land(LIMIT_S)
+        sending = Thread(target=source.send, args=(here, 1))
+        sending.start()
+        to.receive(there, 1).land(LIMIT_S)
+        sending.join()
 
     yield send
     for group in (source, to):
@@ -168,9 +163,9 @@ def on_cpus() -> None:
     here, there = (torch.zeros(BYTES, dtype=torch.uint8) for _ in range(2))
     memcpy = best(lambda: there.copy_(here), time.process_time)
     report("memcpy", memcpy, "GB/s")
-    with bare_gloo() as send:
+    with bare_group() as send:
         bare = best(send, time.process_time)
-    report("bare Gloo", bare, "GB/s", baseline=memcpy)
+    report("bare group", bare, "GB/s", baseline=memcpy)
     cpus = torch.device("cpu"), torch.device("cpu")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         for verify in (False, True):

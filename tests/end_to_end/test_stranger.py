@@ -1,14 +1,17 @@
-"""Tests that another user of this machine cannot speak as a part of a deployment that was started with its defaults."""
+"""Tests that another user of this machine cannot speak as a part of a deployment, and that junk stops no worker."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from alignedserve.core import Role
 from alignedserve.protocol.messages import LAUNCHER, Died, Heartbeat, Member
 from alignedserve.protocol.wire import Envelope, encode
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
-from tests.end_to_end.deployment import ANSWER_S, Deployment
+from tests.end_to_end.deployment import ANSWER_S, Deployment, deployed
+from tests.rare import rarely
 
 _NOBODY = 65534
 _FAR = 2**62
@@ -131,3 +135,60 @@ def memory_files(folder: Path) -> list[Path]:
     found = [path for path in folder.rglob("*") if path.is_file()]
     assert found
     return found
+
+
+@contextmanager
+def besieged(deployment: Deployment) -> Iterator[set[str | int]]:
+    """Say junk, or nothing, at every port and mailbox of the parts, again and again; yield those that were reached."""
+    said, reached, is_over = (
+        [b"", os.urandom(64), os.urandom(4096), os.urandom(32)],
+        set[str | int](),
+        threading.Event(),
+    )
+
+    def come(family: socket.AddressFamily, address: str | tuple[str, int], data: bytes) -> socket.socket:
+        link = socket.socket(family)
+        with suppress(OSError):
+            link.connect(address)
+            reached.add(address if isinstance(address, str) else address[1])
+            link.sendall(data)
+        return link
+
+    def besiege() -> None:
+        held: list[socket.socket] = []
+        while not is_over.is_set():
+            files = {name for name in deployment.unix_sockets() if name.endswith("-mail.sock")}
+            for data in said:
+                held += [come(socket.AF_UNIX, name, data) for name in files]
+                for port in deployment.ports() - {deployment.port}:
+                    held.append(come(socket.AF_INET, ("127.0.0.1", port), data))
+            while len(held) > 200:
+                held.pop(0).close()
+
+    besieger = threading.Thread(target=besiege)
+    besieger.start()
+    try:
+        yield reached
+    finally:
+        is_over.set()
+        besieger.join()
+
+
+@pytest.mark.parametrize("transport", ["ipc", rarely("collective")])
+def test_junk_at_workers_that_send_kv_directly_stops_none_and_changes_no_token(transport: str) -> None:
+    """It comes from a process that may open the workers' files; another user's may not."""
+    flags = ("--transport", transport, "--set", "schedule.helps=false", "--pool-verify-pages", "--log-level", "debug")
+    with deployed(*flags, topology="1+1") as deployment:
+        before, wanted = set(deployment.processes()), mixed(6, seed=21, outputs=(60, 120))
+        with besieged(deployment) as reached:  # so that the workers connect meanwhile
+            for _ in range(2):
+                check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        files = [name for name in deployment.unix_sockets() if name.endswith("-mail.sock")]
+        assert len(files) == 2
+        assert reached >= {*files}
+        assert "is pulled from" in deployment.whole_log(), "KV went from worker to worker"
+        assert deployment.metric("kv_transfers_failed_total") == 0
+        assert set(deployment.processes()) == before, deployment.log()
+        assert deployment.ports() == {deployment.port}, "workers listen at a port only while they connect"
+        if os.geteuid() == 0:
+            assert let_in([], files) == []

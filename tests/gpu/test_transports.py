@@ -19,7 +19,9 @@ from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
+from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.transport.direct import Direct
+from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import CudaMaps
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
@@ -29,27 +31,28 @@ LAYERS, BLOCKS, BLOCK, KV_DIM = 4, 600, 16, 256
 TOKENS = tuple(range(3000))  # several chunks, of 16 MB each
 EACH = -(-len(TOKENS) // BLOCK)
 ANSWER_S = 120.0
+KEYS = DeploymentKeys.new().parts
 
 
-def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
+def worker(name: str, gpu: int, by_ipc: bool, keys: LinkKeys) -> tuple[Direct, torch.Tensor]:
     device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
     cache = torch.empty((LAYERS, 2 * BLOCKS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
     by: dict[str, Any] = {"maps": CudaMaps(device)} if by_ipc else {"communicators": communicators_on(device)}
-    blocks = DeviceBlocks(cache)
-    return Direct(f"{name}.1", "127.0.0.1", blocks, CopyPace(share=1.0), verify=True, timeout_s=60, **by), cache
+    blocks, mailbox = DeviceBlocks(cache), Mailbox(keys, "127.0.0.1")
+    return Direct(f"{name}.1", mailbox, blocks, CopyPace(share=1.0), verify=True, timeout_s=60, **by), cache
 
 
 def member(name: str, transport: Direct) -> Member:
     return Member(name, Role(name.partition("-")[0]), "local", 1, "", transport.address)
 
 
-def serve(to_us: Connection, gpu: int, by_ipc: bool) -> None:
+def serve(to_us: Connection, gpu: int, by_ipc: bool, keys: LinkKeys) -> None:
     """Run the other process: it reports what its cache holds, and sends what it is told to. It sees one GPU, as Ray's
     workers do."""
     os.environ["CUDA_VISIBLE_DEVICES"], gpu = visible(gpu), 0
-    transport, cache = worker("prefill-0", gpu, by_ipc)
+    transport, cache = worker("prefill-0", gpu, by_ipc, keys)
     with closing(transport):
         to_us.send(asdict(member("prefill-0", transport)))
         fields = to_us.recv()
@@ -75,9 +78,9 @@ def test_what_is_sent_is_there(by_ipc: bool, gpu: int) -> None:
         pytest.skip("the GPUs do not read each other's memory")
     context = multiprocessing.get_context("spawn")
     ours, far_end = context.Pipe()
-    peer = context.Process(target=serve, args=(far_end, 0, by_ipc), daemon=True)
+    peer = context.Process(target=serve, args=(far_end, 0, by_ipc, KEYS), daemon=True)
     peer.start()
-    transport, cache = worker("decode-0", gpu, by_ipc)
+    transport, cache = worker("decode-0", gpu, by_ipc, KEYS)
     try:
         fields = ours.recv()
         transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
@@ -102,9 +105,9 @@ def test_what_is_sent_is_there(by_ipc: bool, gpu: int) -> None:
 def test_a_peer_that_is_killed_fails_what_is_outstanding() -> None:
     context = multiprocessing.get_context("spawn")
     ours, far_end = context.Pipe()
-    peer = context.Process(target=serve, args=(far_end, 0, True), daemon=True)
+    peer = context.Process(target=serve, args=(far_end, 0, True, KEYS), daemon=True)
     peer.start()
-    transport, _ = worker("decode-0", 0, True)
+    transport, _ = worker("decode-0", 0, True, KEYS)
     try:
         fields = ours.recv()
         there = Member(**(fields | {"role": Role(fields["role"])}))

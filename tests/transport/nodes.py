@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,9 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member, rank_suffix
+from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.transport.direct import Direct
+from alignedserve.transport.mailbox import Mailbox
 from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
@@ -30,6 +32,8 @@ PREFIX = "alignedserve-test-"  # begins the name of each file
 PATIENT_S = 60.0  # a time-out that ends nothing, however slow the machine is
 SOON_S = 0.5  # a time-out that a test waits for
 DEADLINE_S = 2 * PATIENT_S  # the longest wait of a test
+HOST = "127.0.0.1"
+KEYS = DeploymentKeys.new().parts
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
@@ -50,6 +54,8 @@ class Node:
     shared: Path | None = None  # folder of its device cache, which is a file, for `ipc`
     communicators: Communicators | None = None
     rank: int = 0
+    keys: LinkKeys = KEYS
+    mailbox_of: Callable[[LinkKeys, str], Mailbox] = Mailbox
     faults: threading.Event = field(default_factory=threading.Event)
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
 
@@ -60,7 +66,7 @@ class Node:
             maps = CacheFile(self.shared, PREFIX, f"{PREFIX}{self.holder}{rank_suffix(self.rank)}.cache")
             self.cache = maps.zeros(self.cache.shape, self.dtype).copy_(self.cache)
         self.transport = Direct(
-            *(self.holder, "127.0.0.1", DeviceBlocks(self.cache), CopyPace()),
+            *(self.holder, self.mailbox_of(self.keys, HOST), DeviceBlocks(self.cache), CopyPace()),
             verify=self.verify,
             timeout_s=self.timeout_s,
             maps=maps,

@@ -14,6 +14,7 @@ from typing import Any
 
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member
+from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.transport import payload
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.nodes import Node
@@ -36,9 +37,9 @@ def hang_at_the_second_touch(name: str, link: Connection) -> None:
     setattr(DeviceBlocks, name, hanging)
 
 
-def be_peer(name: str, incarnation: int, shared: Path | None, link: Connection) -> None:
+def be_peer(name: str, incarnation: int, shared: Path | None, keys: LinkKeys, link: Connection) -> None:
     """Be a worker. `shared` is the folder of device caches that other workers map, for `ipc`."""
-    node = Node(name, incarnation=incarnation, shared=shared)
+    node = Node(name, incarnation=incarnation, shared=shared, keys=keys)
     payload.CHUNK_BYTES = 1  # one chunk per token
     link.send(node.member)
     while True:

@@ -181,7 +181,7 @@ def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCapture
     ):
         worker_part = part(transport=TransportName(name), kvpool=pool, schedule=APART)
         transport, cache = opened(worker_part)
-        assert transport.address.startswith("127.0.0.1:") is is_direct
+        assert transport.address.startswith("tcp://127.0.0.1:") is is_direct
         assert Endpoint.read(transport.address).device == ("cpu" if name == "ipc" else "")
         assert f"transport: {said}" in caplog.messages[-1]
         assert [path.name for path in tmp_path.iterdir()] == (["test-prefill-0.7.cache"] if name == "ipc" else [])

@@ -21,7 +21,7 @@ from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
 from alignedserve.transport import payload
 from tests.transport.conftest import MakeNode
-from tests.transport.nodes import Node
+from tests.transport.nodes import KEYS, Node
 from tests.transport.peer import FORKS, be_peer
 
 TOKENS = tuple(range(50, 61))
@@ -31,7 +31,7 @@ HERE, THERE = (4, 7, 1), (0, 11, 6)
 class Peer:
     def __init__(self, name: str, incarnation: int, shared: Path | None) -> None:
         self._link, its_link = FORKS.Pipe()
-        self._process = FORKS.Process(target=be_peer, args=(name, incarnation, shared, its_link), daemon=True)
+        self._process = FORKS.Process(target=be_peer, args=(name, incarnation, shared, KEYS, its_link), daemon=True)
         self._process.start()
         its_link.close()
 

@@ -1,7 +1,7 @@
 """Devices of the engine: their memory, their groups and ranks, and the pace of copies.
 
 devices.py      The device of an engine, a CPU or one GPU, and everything that only a GPU needs.
-groups.py       Two-rank process groups of torch.distributed: the sender is rank 0, the receiver is rank 1.
+groups.py       Connections of two workers, over which KV travels.
 large_pages.py  Memory for weights and KV in pages of 2 MiB, where the system provides them.
 memory.py       Tells whether a step has failed because memory was too small.
 pace.py         The pace of copies beside the steps: full speed while no step runs, else few turns.

@@ -1,17 +1,16 @@
-"""Two-rank process groups of torch.distributed: the sender is rank 0, the receiver is rank 1.
+"""Connections of two workers, over which KV travels.
 
-A group is built directly, so there may be as many groups as pairs of processes, and none is the default group of its
-process. Notes between the two go over Gloo, and so does KV between CPUs; over NCCL goes KV between GPUs. Rules that
-this file knows and hides:
+Notes between the two go over a `Group`, and so does KV between CPUs; over NCCL goes KV between GPUs. Rules that this
+file knows and hides:
 
-Gloo
-- A wait raises RuntimeError, whatever has happened; after a time-out the connection is closed at both ends.
-- So `close` ends a wait of another thread by a time-out on purpose; `abort` does not do that.
-- One device, and with it one thread that moves bytes, serves all groups of a process.
+Group
+- It is a socket of the two, which have proved to each other who they are (transport/joining.py).
+- The thread that calls moves the frames, so the pace of copies counts what that costs. Frames land in the order in
+  which they were sent, and another one than the awaited one breaks the group.
 
 NCCL (not yet run: docs/how/gpu.md)
 - A send occupies a part of the GPU until the other end receives it. So the receiver asks for chunks first
-  (`asks_first`), and its notes go over Gloo.
+  (`asks_first`), and its notes go over the group.
 - Communicators of one GPU must not work at the same time (transport/turns.py).
 - A wait blocks the current stream, not the thread. So the thread polls, with pauses, whether the data has landed, and a
   lost peer blocks nothing. Landed data is ordered before what the thread's stream does next.
@@ -23,11 +22,13 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -38,9 +39,7 @@ from alignedserve.engine.device.devices import CPU
 if TYPE_CHECKING:  # torch may have been built without it
     from torch._C._distributed_c10d import Store
 
-LOOP_THREAD = "gloo_tcp_loop"  # name of the thread of Gloo's device
-_NEVER_USED = 7  # a tag
-_AT_ONCE = timedelta(milliseconds=1)
+_HEAD = struct.Struct("=IQ")  # a frame's tag and its bytes
 _LOOK_S = 0.0001  # between two polls of NCCL
 _NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
@@ -92,32 +91,46 @@ class Carrier(Protocol):
 
 
 class Group:
-    """A connection over Gloo, for notes and for KV on CPUs."""
+    """A connection for notes and for KV on CPUs."""
 
     device, asks_first = CPU, False
 
-    def __init__(self, store: Store, rank: int, host: str, timeout_s: float) -> None:
-        """Connect from `host`, this end's own address. Raises BrokenGroup if the other end does not connect in time."""
-        gloo = gloo_class()
-        options = gloo._Options()
-        options._devices = [_device(host)]
-        options._timeout = timedelta(seconds=timeout_s)
-        options._threads = 1  # for collectives, which this group never runs
-        self._peer = 1 - rank
-        with _breaking():
-            self._gloo = gloo(store, rank, 2, options)
+    def __init__(self, link: socket.socket, timeout_s: float) -> None:
+        """Take over a TCP connection of the two. The group breaks if a send takes longer than the time-out."""
+        self._link, self._timeout_s = link, timeout_s
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __del__(self) -> None:
+        self._link.close()  # not earlier: another thread may wait on it
 
     def send(self, data: Tensor, tag: int) -> Flight:
         with _breaking():
-            return Flight(self._gloo.send([data], self._peer, tag).wait)
+            self._link.settimeout(self._timeout_s)
+            self._link.sendall(_HEAD.pack(tag, data.numel()), socket.MSG_MORE)
+            self._link.sendall(_bytes_of(data))
+        return Flight(lambda _: True)
 
     def receive(self, into: Tensor, tag: int) -> Flight:
-        with _breaking():
-            return Flight(self._gloo.recv([into], self._peer, tag).wait)
+        """Receive a tensor of bytes of the other end as the flight lands. Flights land in the order of their calls."""
+        return Flight(partial(self._read, into, tag))
 
     def close(self) -> None:
-        with suppress(RuntimeError):
-            self._gloo.recv([torch.empty(1, dtype=torch.uint8)], self._peer, _NEVER_USED).wait(_AT_ONCE)
+        with suppress(OSError):  # the other end has gone
+            self._link.shutdown(socket.SHUT_RDWR)
+
+    def _read(self, into: Tensor, tag: int, limit: timedelta) -> bool:
+        self._link.settimeout(limit.total_seconds())
+        self._fill(memoryview(head := bytearray(_HEAD.size)))
+        if (came := _HEAD.unpack(head)) != (tag, into.numel()):
+            raise RuntimeError(f"a frame of kind {came[0]} and {came[1]} bytes came, not {tag} and {into.numel()}")
+        self._fill(_bytes_of(into))
+        return True
+
+    def _fill(self, view: memoryview) -> None:
+        while view.nbytes:
+            if not (num_read := self._link.recv_into(view)):
+                raise RuntimeError("the other end has closed the connection")
+            view = view[num_read:]
 
 
 class Communicator:
@@ -127,6 +140,7 @@ class Communicator:
 
     def __init__(self, store: Store, rank: int, device: torch.device) -> None:
         self.device, self._peer, self._is_closed = device, 1 - rank, False
+        self._store = store  # torch keeps no store of Python alive
         with _breaking():
             self._nccl = _nccl(store, rank)
 
@@ -162,7 +176,7 @@ class Communicator:
 def _breaking() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise BrokenGroup(_reason(error)) from None
 
 
@@ -180,9 +194,9 @@ def _nccl(store: Store, rank: int) -> Any:
     return ProcessGroupNCCL(PrefixStore("nccl", store), rank, 2, ProcessGroupNCCL.Options())
 
 
-@cache
-def _device(host: str) -> Any:
-    return gloo_class().create_device(hostname=host)
+def _bytes_of(data: Tensor) -> memoryview:
+    memory: Any = data.numpy()  # of bytes already: notes and chunks are
+    return memoryview(memory)
 
 
 def _reason(error: Exception) -> str:

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 SHARE = 0.04  # of a step's time: a step may take at most 5 % longer, and also finds less of its data in the caches
 IDLE_S = 0.01  # a shorter time without a step is a gap between two steps
 _TICK_S = 0.001
-_TASKS = Path("/proc/self/task")
 
 
 class _Own(threading.local):
@@ -33,18 +31,12 @@ class CopyPace:
     def __init__(self, share: float = SHARE, threads: int = 1) -> None:
         """`threads` is the number of threads that a step computes in."""
         self._share, self._threads = share, threads
-        self._helpers_s: Callable[[], float] = lambda: 0.0
         self._changed = threading.Condition()
         self._is_stepping, self._stepped_at = False, -IDLE_S
         self._num_turns = 0  # turns under way: more than one only while no step runs
         self._next_at = 0.0  # while a step runs, no turn begins before this computing time per core (`_computed_s`)
         self._turn_s = 0.0  # seconds of the newest turn
-        self._helped_s = 0.0  # the part of the helpers' time that has been counted
         self._own = _Own()
-
-    def count(self, helpers_s: Callable[[], float]) -> None:
-        """Count helper threads too, such as those of torch.distributed; `helpers_s` returns the time they computed."""
-        self._helpers_s = helpers_s
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -81,9 +73,7 @@ class CopyPace:
     def _end_turn(self, seconds: float) -> None:
         with self._changed:
             self._num_turns -= 1
-            helped = self._helpers_s()
-            seconds += max(0.0, helped - self._helped_s)
-            self._helped_s, self._turn_s = helped, seconds
+            self._turn_s = seconds
             if self._idle_in_s() > 0:
                 self._next_at = self._computed_s() + seconds * (1 / self._share - 1)
             self._changed.notify_all()
@@ -101,23 +91,3 @@ class CopyPace:
     def _computed_s(self) -> float:
         """Return the seconds that this process has computed, per core that a step uses."""
         return time.process_time() / self._threads
-
-
-class SecondsOfThreads:
-    """Returns the seconds that all threads of this process with that name have computed; it looks them up once."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._tasks: list[Path] = []
-
-    def __call__(self) -> float:
-        if not self._tasks and _TASKS.is_dir():
-            self._tasks = [task for task in _TASKS.iterdir() if _read(task / "comm").strip() == self._name]
-        return sum(int((_read(task / "schedstat").split() or ["0"])[0]) for task in self._tasks) / 1e9
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # the thread has ended, or this system does not say
-        return ""

@@ -35,7 +35,7 @@ _STEP = timedelta(seconds=60)  # how long a rank waits for another in the middle
 _MEETING = timedelta(seconds=60)
 _BY_STREAM = None  # no limit: the GPU's stream waits, not the CPU
 _NEVER = timedelta(days=365)  # an idle worker sends nothing
-_TOLD = 256  # bytes of a message to rank 0, its length included
+_TOLD = 1024  # bytes of a message to rank 0, its length included: an address names the GPUs that it reaches
 
 
 class RankLinks:

@@ -1,0 +1,90 @@
+"""Joins the two ends of a channel by a socket, once both have proved to each other that they are these two.
+
+The receiver listens at a free port, and leaves it and a fresh secret in the source's mailbox, which the deployment's
+parts alone can open (mailbox.py). It listens until the source has come:
+
+    source ── connects ──▶ receiver
+           ◀── nonce ──                  a fresh one for each connection
+           ── proof, nonce ──▶           another proof ends this connection alone; so does silence, with the meeting
+           ◀── proof ──                  the receiver does not listen any more
+
+A proof is a keyed hash (HMAC-SHA256) of who proves and of the other's nonce. Strangers are heard beside the source.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import time
+from contextlib import suppress
+
+from alignedserve.engine.device.groups import BrokenGroup
+
+SECRET_BYTES = _NONCE_BYTES = _PROOF_BYTES = 32
+_BACKLOG = 1024  # most connections that wait to be accepted
+_MOST_HEARD = 100  # most connections that have not proved themselves yet: beyond it, the oldest one ends
+
+
+def listening(host: str) -> socket.socket:
+    """Return a socket that listens at a free port of this address."""
+    return socket.create_server((host, 0), backlog=_BACKLOG)
+
+
+def admitted(door: socket.socket, secret: bytes, deadline: float) -> socket.socket:
+    """Return the connection of the source. Raises BrokenGroup if none that comes in time proves to be it."""
+    heard: dict[socket.socket, bytes] = {}  # connection -> its nonce
+    door.setblocking(False)
+    with selectors.DefaultSelector() as ready:
+        ready.register(door, selectors.EVENT_READ)
+        try:
+            while (left_s := deadline - time.monotonic()) > 0:
+                for key, _ in ready.select(left_s):
+                    link = key.fileobj
+                    assert isinstance(link, socket.socket)
+                    if link is door:
+                        with suppress(BlockingIOError, ConnectionError):  # it has gone already
+                            link, _ = door.accept()
+                            link.setblocking(False)
+                            heard[link] = secrets.token_bytes(_NONCE_BYTES)
+                            ready.register(link, selectors.EVENT_READ)
+                            link.send(heard[link])
+                        link = next(iter(heard)) if len(heard) > _MOST_HEARD else door
+                    elif link in heard and _proves(link, secret, heard[link]):
+                        del heard[link]
+                        return link
+                    if heard.pop(link, None) is not None:
+                        ready.unregister(link)
+                        link.close()
+        finally:
+            for link in heard:
+                link.close()
+    raise BrokenGroup("the other end has not connected in time")
+
+
+def entered(address: tuple[str, int], secret: bytes, timeout_s: float) -> socket.socket:
+    """Connect to the receiver. Raises BrokenGroup or OSError if what listens there does not prove to be it."""
+    link, nonce = socket.create_connection(address, timeout_s), secrets.token_bytes(_NONCE_BYTES)
+    try:
+        link.sendall(_proof(secret, b"source", link.recv(_NONCE_BYTES)) + nonce)
+        if not hmac.compare_digest(link.recv(_PROOF_BYTES), _proof(secret, b"receiver", nonce)):
+            raise BrokenGroup("what listens there has not proved to be the other end")
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _proves(link: socket.socket, secret: bytes, nonce: bytes) -> bool:
+    """Return whether the connection proves to be the source's, and answer it. So short a proof comes whole."""
+    with suppress(OSError):  # it has gone
+        said = link.recv(_PROOF_BYTES + _NONCE_BYTES)
+        if hmac.compare_digest(said[:_PROOF_BYTES], _proof(secret, b"source", nonce)):
+            link.send(_proof(secret, b"receiver", said[_PROOF_BYTES:]))
+            return True
+    return False
+
+
+def _proof(secret: bytes, who: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(secret, who + nonce, "sha256")
