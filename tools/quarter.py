@@ -98,7 +98,7 @@ STEPS = (
     Step("b", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
     Step("b", "roads", ("-m", "lab.benchmarks.roads", "--device", "cuda"), 60, "KV from worker to worker"),
     Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
-    Step("b", "quantised", ("-m", "lab.benchmarks.gpu_quantised"), 80, "Quantised weights"),
+    Step("b", "quantised", gpu("gpu", "quantised"), 80, "Quantised weights"),
     Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
         "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py"), 90, "Tests of transports and quantised weights"),
     Step("b", "alignment", gpu("gpu_ceilings", "alignment"), 30, "Long requests among short"),

@@ -5,20 +5,16 @@ Kernels and the engine
     engine.py           the engine on a CPU against transformers, vLLM and llama.cpp; its forms against each other
     gpu.py              the engine on a GPU
     gpu_ceilings.py     what a GPU can do, and how near attention comes to it
-    gpu_quantised.py    the engine on a GPU with quantised weights, against bf16
     gpu_server.py       a whole deployment on one GPU
     roads.py            KV from worker to worker by each transport, against memcpy
 Single cores and processes
     cost.py             how well the cost model predicts steps
     gateway.py          the time that the gateway adds to a request and to a token
-    hostile.py          what hostile bodies, floods, poison, hung steps, lost launchers and logs cost a deployment
+    hostile.py          what hostile bodies and floods cost a deployment, and others' chats
 Deployments, real or simulated
-    charged.py          whether requests are charged with what workers used, and what that costs
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
-    turns.py            chats of turns and prompts that begin alike against vLLM's server; memory for half of a load
 The simulator and what it compares
-    near_lengths.py     what it brings that decodes of near lengths share a step
     promises.py         promises kept over capacity and below it, beside documents, on few and many workers
     rules.py            what each rule of the default scheduler is worth
     simulator.py        how fast the simulator is, and how near to real runs

@@ -99,7 +99,8 @@ async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int
             if playing.done():
                 playing.result()
     finally:
-        playing.cancel()
+        load.stop()
+        await playing
 
 
 def run_part(args: Any, part: int, left_s: float) -> None:

@@ -5,15 +5,12 @@
     python -m lab.benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
     python -m lab.benchmarks.engine --models opt125m --only "decode 8 x 64"  # a single case of one model, as in --full
     python -m lab.benchmarks.engine --quantization int8,int4 --only "decode 1 x 64,decode 8 x 64,decode 64 x 64,prefill"
-    python -m lab.benchmarks.engine --kv-dtype int8 --only "decode 32 x 512,prefill 2048"  # KV in int8 against bf16
     python -m lab.benchmarks.engine --peer-python PATH --peers vLLM --rounds 1 --only "4 x 3000"  # a single peer
     python -m lab.benchmarks.engine --model FILE.gguf --llama-cpp FOLDER     # a quantised file against llama.cpp
     python -m lab.benchmarks.engine --model FOLDER --peer-python PATH        # a quantised folder against vLLM
-    python -m lab.benchmarks.engine --families mixtral,olmoe                 # our modules against transformers'
 
 Each case runs on every engine in turn, for several rounds, and its figure is the median: slow phases of the machine
-affect all engines alike. A family of models has a module of its own where that is 1.3 times as fast as transformers' in
-our engine. The exit status is 1 if a goal is missed.
+affect all engines alike. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -35,25 +32,18 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from timeit import repeat
 from typing import Protocol
-from unittest.mock import patch
 
 import torch
 
-from alignedserve.architectures.families.model_config import READERS, read_config
-from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.model_source import resolve
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.config.choices import Dtype
-from alignedserve.config.config import Config
-from alignedserve.config.sections import EngineConfig
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
-from alignedserve.lab.benchmarks.common.family_models import FAMILIES, make
 from alignedserve.lab.benchmarks.common.models import MAKERS, POSITIONS, VOCAB
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.sizing.capacity import capacity
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
@@ -61,14 +51,12 @@ WARM_TOKENS = 256
 PEERS = ("transformers", "vLLM")
 BANDWIDTH_SHARE, DECODE_RATIO, PREFILL_RATIO = 0.85, 1.3, 1.0
 LLAMA_CPP_RATIOS = {"decode 1 x 64": 1.0, "decode 8 x 64": 1.5, "decode 32 x 64": 1.5}
-FASTER = 1.3  # than transformers' module: then a family has one of ours
 BENCH = "llama-batched-bench"
 QUANTIZED_SHARE = 0.8
 QUANTIZED_RATIOS = {  # of bf16's speed
     Quantization.INT8: {"decode 1 x 64": 1.7, "decode 8 x 64": 1.5, "decode 64 x 64": 1.3, "prefill 512": 1.3},
     Quantization.INT4: {"decode 1 x 64": 2.5, "decode 8 x 64": 1.5, "decode 64 x 64": 0.95, "prefill 512": 0.95},
 }
-FITTING, FITTING_MB, FITTING_RATIO = 512, 512, 1.9
 _GREEDY = Sampling()
 _BF16 = 2  # bytes of a number
 
@@ -141,7 +129,6 @@ class Ours:
         folder: Path,
         largest: int,
         quantization: Quantization = Quantization.NONE,
-        kv_dtype: KvDtype = KvDtype.AUTO,
         dtype: Dtype = Dtype.BFLOAT16,
     ) -> None:
         self.engine = Engine(
@@ -149,7 +136,6 @@ class Ours:
             num_blocks=largest,
             block_size=BLOCK,
             dtype=dtype.value,
-            kv_dtype=kv_dtype,
             quantization=quantization,
             tune_s=0.4,
         )
@@ -376,45 +362,11 @@ def quantized_ratio(kind: Quantization, case: Case) -> float | None:
     return QUANTIZED_RATIOS[kind].get(case.name)
 
 
-def against_kv_of_bf16(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
-    """Compare our engine with KV kept in another way with itself in bf16: how many requests fit, and speed."""
-    kept: KvDtype = args.kv_dtype
-    fitting, bf16 = (requests_that_fit(folder, kind) for kind in (kept, KvDtype.AUTO))
-    name = f"{model}, requests of {FITTING} tokens in {FITTING_MB} MB, {kept.value}"
-    report(name, fitting, "requests", baseline=bf16, goal=FITTING_RATIO * bf16, at_least=True)
-    engines = {kind.value: Ours(folder, num_blocks_for(wanted), kv_dtype=kind) for kind in (KvDtype.AUTO, kept)}
-    pair = Versus(
-        f"KV in {kept.value} against bf16",
-        kept.value,
-        KvDtype.AUTO.value,
-        lambda case: 1.0 if case.name == "decode 32 x 512" else None,
-    )
-    for _ in compare(model, wanted, args.rounds, engines, [pair]):
-        pass
-
-
-def requests_that_fit(folder: Path, kept: KvDtype) -> int:
-    """Return how many requests the device cache of a worker holds, as workers plan it."""
-    config = Config(engine=EngineConfig(dtype=Dtype.BFLOAT16, kv_dtype=kept, kv_memory_mb=FITTING_MB))
-    return capacity(config, read_config(folder)).limits.num_blocks // (FITTING // BLOCK)
-
-
-def against_family(family: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
-    """Compare a module of our own with transformers' of the same model, both in our engine, with our attention."""
-    with patch.dict(READERS, clear=True):  # no family has a module of ours
-        engines = {"transformers": Ours(folder, num_blocks_for(wanted), dtype=args.dtype)}
-    engines["ours"] = Ours(folder, num_blocks_for(wanted), dtype=args.dtype)
-    label = f"{args.dtype.value}, our module against transformers'"
-    for _ in compare(family, wanted, args.rounds, engines, [Versus(label, "ours", "transformers", lambda _: FASTER)]):
-        pass
-
-
 def parser_of_engine() -> argparse.ArgumentParser:
     parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", type=several(str, MAKERS), help="random ones (default: llama160m; all with --full)")
     parser.add_argument("--model", type=Path, help="a folder, or a GGUF file, in place of random weights")
-    parser.add_argument("--families", type=several(str, FAMILIES), help="our modules of these against transformers'")
     parser.add_argument("--only", default="", help="cases whose name contains one of these texts (with commas)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each case on each engine")
     cores = len(os.sched_getaffinity(0))
@@ -424,9 +376,6 @@ def parser_of_engine() -> argparse.ArgumentParser:
     parser.add_argument("--peers", type=several(str, PEERS), default=list(PEERS), help="engines to compare with")
     kinds = QUANTIZED_RATIOS
     parser.add_argument("--quantization", type=several(Quantization, kinds), help="these against bf16, without peers")
-    parser.add_argument("--kv-dtype", type=KvDtype, choices=[KvDtype.INT8], help="KV kept so against bf16")
-    dtypes = [kind for kind in Dtype if kind is not Dtype.AUTO]
-    parser.add_argument("--dtype", type=Dtype, choices=dtypes, default=Dtype.BFLOAT16, help="of --families")
     return parser
 
 
@@ -457,11 +406,7 @@ def run(args: argparse.Namespace, wanted: Sequence[Case], scratch: Path) -> None
     if args.model is not None:
         against_peers(args.model.name, resolve(str(args.model), str(scratch)), wanted, args)
         return
-    if args.families:
-        for family in args.families:
-            against_family(family, make(family, scratch / family), wanted, args)
-        return
-    measure = against_bf16 if args.quantization else against_kv_of_bf16 if args.kv_dtype else against_peers
+    measure = against_bf16 if args.quantization else against_peers
     for model in args.models or (list(MAKERS) if args.full else ["llama160m"]):
         fitting = [case.within(POSITIONS[model]) for case in wanted]
         for case, asked in zip(fitting, wanted, strict=True):

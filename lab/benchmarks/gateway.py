@@ -17,13 +17,14 @@ import itertools
 import json
 import mmap
 import os
+import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from typing import Any
 import uvloop
 from fastapi import FastAPI
 
+from alignedserve.bench.connections import Address, Connections
+from alignedserve.bench.player import CONNECT_S
 from alignedserve.core import FinishReason, Request
 from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import Story, tell
@@ -45,7 +48,7 @@ PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
 CLOCK = struct.Struct("=d")
 MOST_TOKENS = 1024  # tokens of a stream
 WARM_REQUESTS = 200
-END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+ENDED_EARLY = "the answer ended early"  # so the client says of what is no stream
 PHASES = 50
 
 
@@ -146,8 +149,8 @@ def serve_app(app: FastAPI) -> None:
 class Server:
     """The process of a server that is measured."""
 
-    def __init__(self, port: int, pid: int, model: str = MODEL) -> None:
-        self.port, self.pid, self.model = port, pid, model
+    def __init__(self, port: int, pid: int) -> None:
+        self.port, self.pid = port, pid
 
     @property
     def cpu_s(self) -> float:
@@ -167,54 +170,48 @@ def ours(beat_s: float, noted: Path) -> Iterator[Server]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
-        yield Server(int(process.stdout.readline()), process.pid)
+        port = int(process.stdout.readline())
+        while process.poll() is None:  # it listens in a moment
+            with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield Server(port, process.pid)
     finally:
         process.kill()
         process.wait()
 
 
-async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    for _ in range(100):
-        with contextlib.suppress(ConnectionError):
-            return await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.sleep(0.1)
-    raise ConnectionError(f"nothing listens at port {server.port}")
+def connections_to(server: Server) -> Connections:
+    return Connections(Address.parse(f"http://127.0.0.1:{server.port}/v1", None), time.monotonic, CONNECT_S)
 
 
-def request(server: Server, **fields: Any) -> bytes:
-    body = json.dumps({"model": server.model, "prompt": PROMPT_IDS, "ignore_eos": True, **fields}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": MODEL, "prompt": PROMPT_IDS, "ignore_eos": True, **fields}).encode()
 
 
-async def stream(server: Server, number: int, tokens: int, read_at: list[float] | None = None) -> None:
-    """Read a stream, and add the time at which each token was read to the list."""
-    reader, writer = await connect(server)
-    writer.write(request(server, max_tokens=tokens, stream=True, seed=number))
-    read = b""
-    while not read.endswith(END):
-        new = await reader.read(1 << 16)
-        assert new, "the stream broke"
-        if read_at is not None:
-            read_at += [time.monotonic()] * new.count(b"data: {")
-        read = (read + new)[-len(END) :]
-    writer.close()
+async def read_streams(server: Server, streams: int, tokens: int) -> list[Sequence[float]]:
+    """Read streams at once, and return when each token of each was read."""
+
+    async def read(number: int) -> Sequence[float]:
+        body = completion(max_tokens=tokens, stream=True, seed=number, return_token_ids=True)
+        answer = await to_server.ask(str(number), "/completions", body)
+        assert answer.failure is None, answer.failure
+        return answer.token_at
+
+    with contextlib.closing(connections_to(server)) as to_server:
+        return await asyncio.gather(*map(read, range(streams)))
 
 
-async def ask_whole(server: Server, count: int, connections: int) -> None:
-    """Send requests for one token each, over connections that stay open."""
+async def ask_whole(server: Server, count: int, at_once: int) -> None:
+    """Send unstreamed requests for one token each, over connections that stay open."""
 
-    async def ask_some() -> None:
-        reader, writer = await connect(server)
-        for _ in range(count // connections):
-            writer.write(request(server, max_tokens=1))
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-            await reader.readexactly(int(lengths[0].split(b":")[1]))
-        writer.close()
+    async def ask_some(number: int) -> None:
+        for _ in range(count // at_once):
+            answer = await to_server.ask(str(number), "/completions", completion(max_tokens=1))
+            assert answer.failure is None or answer.failure.kind == ENDED_EARLY, answer.failure  # it is no stream
 
-    await asyncio.gather(*(ask_some() for _ in range(connections)))
+    with contextlib.closing(connections_to(server)) as to_server:
+        await asyncio.gather(*map(ask_some, range(at_once)))
 
 
 async def per_request_us(server: Server, count: int = 2000) -> float:
@@ -226,19 +223,18 @@ async def per_request_us(server: Server, count: int = 2000) -> float:
 
 async def per_token_us(server: Server, streams: int, tokens: int) -> float:
     """Return the cost of a token alone: the cost of requests with two tokens is subtracted."""
-    await asyncio.gather(*(stream(server, number, 2) for number in range(streams)))
+    await read_streams(server, streams, 2)
     costs = []
     for length in (2, tokens):
         before = server.cpu_s
-        await asyncio.gather(*(stream(server, number, length) for number in range(streams)))
+        await read_streams(server, streams, length)
         costs.append(server.cpu_s - before)
     return (costs[1] - costs[0]) / (streams * (tokens - 2)) * 1e6
 
 
 async def hold_streams(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
     """Hold streams open at once, and return the delay of each token after all streams began, in ascending order."""
-    read_at: list[list[float]] = [[] for _ in range(streams)]
-    await asyncio.gather(*(stream(server, number, tokens, read_at[number]) for number in range(streams)))
+    read_at = await read_streams(server, streams, tokens)
     late, all_began = [], max(times[0] for times in read_at)
     for number, times in enumerate(read_at):
         assert len(times) == tokens, f"stream {number} had {len(times)} of {tokens} tokens"

@@ -9,6 +9,9 @@ ways: kernel by kernel, with captured steps, and with captured steps that each b
 before is read; beside the time of a step are that of its host and that for which the GPU computes. `kernels` says what
 a step's time goes to.
 
+`quantised` measures each kind of quantised weights against bf16. `fp8` is what a folder of 8-bit floats with a scale
+for each output takes: its head stays bf16.
+
 Every share is relative to a measurement of the same GPU in the same run: memory bandwidth of a copy within the device,
 speed of a large product, speed of a copy from pinned memory. A case that does not fit, or a part that fails, is
 reported and left out. lab/benchmarks/gpu_ceilings.py measures what needs no engine, tools/quarter.py runs both.
@@ -26,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from enum import Enum
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +46,8 @@ from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.weights.dummy import DummyWeights
+from alignedserve.engine.weights.tensors import Cut
+from alignedserve.kernels.common.fp8 import AnyQuantised, fp8_weight, why_none
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
@@ -59,7 +65,7 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
 )
 from alignedserve.lab.benchmarks.common.report import report
 
-PARTS = ("warm", "decode", "kernels", "prompts", "copies")
+PARTS = ("warm", "decode", "kernels", "prompts", "copies", "quantised")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
 ON_CPU = 1 << 28  # bytes of the cache in a dry run
 MOST_BATCH = 256
@@ -70,6 +76,7 @@ PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL = 0.6, 0.85, 1.05
 STEP_GOALS = {(1, 1000): 6.2, (128, 1000): 13.0}  # ms, of the 8B on an H100
 JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
 PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
+QUANTISED, SHORT = (1, 8, 64), 64  # batches, and tokens before: nearly all that is read is weights
 MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt beside them
 
 
@@ -380,10 +387,82 @@ def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None
         raise RuntimeError("nothing was copied meanwhile")
 
 
+# --- Quantised weights
+
+
+class Kind(str, Enum):
+    NONE = "none"
+    INT8 = "int8"
+    INT4 = "int4"
+    FP8 = "fp8"
+
+    @property
+    def quantization(self) -> Quantization:
+        return Quantization.NONE if self is Kind.FP8 else Quantization(self.value)
+
+    def read_bytes(self, model: Model) -> int:
+        """Return the bytes of weights that a step reads."""
+        head = model.vocabulary * model.hidden
+        if self is Kind.FP8:
+            return model.num_read - head + 2 * head
+        return self.quantization.num_bytes(model.num_read - head, 0, head, 2)
+
+
+class RandomFloats(DummyWeights):
+    """Random weights of layers as 8-bit floats."""
+
+    def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
+        return None if layer == "lm_head" else fp8_weight(torch.randn(shape, device=DEVICE) * 0.02)
+
+
+class QuantisedBench(Bench):
+    def __init__(self, model: Model, kind: Kind) -> None:
+        super().__init__(model)
+        self.kind, self.quantization = kind, kind.quantization
+        self.tensors = RandomFloats if kind is Kind.FP8 else DummyWeights
+
+    @property
+    def title(self) -> str:
+        return f"{self.model.name}_{self.kind.value}"
+
+    def rates(self) -> dict[str, float]:
+        """Return the tokens per second of decodes and prompts."""
+        found = dict[str, float]()
+        for batch in QUANTISED:
+            took, _ = self.ahead(self.decodes([SHORT] * batch))
+            found[f"decode_{batch}"] = batch / took
+            share = (self.kind.read_bytes(self.model) + batch * SHORT * self.model.kv_bytes) / took / self.bandwidth
+            report(f"{self.title}_decode_{batch}_bandwidth", share, "share")
+        return found | {f"prompt_{tokens}": tokens / self.prompt_s(tokens) for tokens in (512, 2048)}
+
+
+def quantised(model: Model) -> None:
+    """Report each kind of weights, all but the first against bf16."""
+    plain = dict[str, float]()
+    for kind in Kind:
+        if kind is Kind.FP8 and (why := why_none(DEVICE, torch.bfloat16)) is not None:
+            left_out("fp8", why)
+            continue
+        bench = QuantisedBench(model, kind)
+        rates = bench.rates()
+        for name, rate in rates.items():
+            report(f"{bench.title}_{name}", rate, "tokens/s", baseline=plain.get(name))
+        plain = plain or rates
+        bench.close()
+
+
 def main() -> int:
     parts, model = asked(__doc__, "gpu", PARTS)
     bench = Bench(model)
-    return 0 if all_tried(parts, lambda part: getattr(bench, part)()) else 1
+
+    def measure(part: str) -> None:
+        if part != "quantised":
+            getattr(bench, part)()
+            return
+        bench.close()  # its memory is needed
+        quantised(model)
+
+    return 0 if all_tried(parts, measure) else 1
 
 
 if __name__ == "__main__":

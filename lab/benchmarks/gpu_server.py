@@ -137,8 +137,8 @@ class Served:
         report("shared_whole", sum(answer.is_whole for answer in answers), "1", goal=count, at_least=True)
         whole = [answer for answer in answers if answer.is_whole]
         if whole:
-            report("shared_rate", sum(answer.num_tokens for answer in whole) / took, "tokens/s")
-            report("shared_found", median(answer.num_cached for answer in whole), "tokens")
+            report("shared_rate", sum(len(answer.read.token_at) for answer in whole) / took, "tokens/s")
+            report("shared_found", median(answer.read.num_cached for answer in whole), "tokens")
             report("shared_ttft", 1e3 * median(answer.ttft_s for answer in whole), "ms")
             report("shared_gap", 1e3 * median(gap for answer in whole for gap in answer.gaps), "ms")
 
@@ -161,13 +161,12 @@ class Served:
         hurt = asyncio.run(disturbed())
         report("kill_answered", time.perf_counter() - began, "s")
         report("kill_longest_gap", max(hurt.gaps, default=0.0), "s")
-        report("kill_tokens", len(hurt.tokens), "1", goal=output, at_least=True)
+        report("kill_tokens", len(hurt.read.ids), "1", goal=output, at_least=True)
         # The next worker recomputes the KV of what was sent, which rounds differently. Random weights give many tokens
         # of nearly the same logit, so the answers may differ from one of these on. In fp32 they are equal
         # (tests/end_to_end).
-        same = next(
-            (at for at, both in enumerate(zip(calm.tokens, hurt.tokens, strict=False)) if both[0] != both[1]), output
-        )
+        pairs = enumerate(zip(calm.read.ids, hurt.read.ids, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), output)
         report("kill_tokens_until_a_difference", same, "1")
 
     def joins(self) -> None:
@@ -182,7 +181,7 @@ class Served:
             answers = await asyncio.gather(*others)
             before, beside = list[float](), list[float]()
             for answer in answers:
-                for at, gap in zip(answer.token_at[1:], answer.gaps, strict=True):
+                for at, gap in zip(answer.read.token_at[1:], answer.gaps, strict=True):
                     (beside if began < at < ended else before).append(gap)
             return before, beside, [*longs, *answers]
 

@@ -27,16 +27,6 @@ the lowest priority: on a machine of its own it would take no time from the serv
 Beside each, another client asks for a chat of 8 tokens, again and again. A row is the 95th percentile of the time to
 its first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
 took, and how many parts ended. Times need quiet cores.
-
-Then faults, poison and hang beside 20 chats that stream (benchmarks/common/faults.py). Their baselines are those of
-commit 0d46efdc; where nothing was given up then, the time for which it was watched:
-
-    poison         a request that kills its worker at its prompt, as it decodes, as it is sampled, or at its end
-    hang           a request whose step never ends
-    launcher       the launcher is killed with -9, and the next one started at once (baseline: its first start)
-    log            parts die while nobody can write the log
-    locks          another process locks the folder of the pool, or a file of ours (takes root, as the next)
-    memory         a small /dev/shm, and a small pool
 """
 
 from __future__ import annotations
@@ -50,7 +40,7 @@ import re
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -61,10 +51,9 @@ import uvloop
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
-from alignedserve.lab.benchmarks.common.faults import FAULTS
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import NAME, memory_mb, parts_under, serve
-from alignedserve.lab.benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
+from alignedserve.lab.benchmarks.gateway import CLOCK, MODEL, Server, ask_whole, connections_to, ours
 
 SIZE = 4 << 20  # the usual limit of a body
 CHATS, PAUSE_S, WARM_S = 60, 0.2, 3.0
@@ -98,35 +87,14 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "a schema", chat, filled(_HEAD + '"guided_json": {"enum": [1', ', {"a": []}', "]}}")
 
 
-async def post(server: Server, route: str, body: bytes) -> bytes:
-    """Return the whole answer."""
-    reader, writer = await connect(server)
-    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    try:
-        return await reader.read()
-    finally:
-        writer.close()
-
-
-async def say(server: Server, route: str, body: bytes) -> None:
-    answer = await post(server, route, body)
-    assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 503")), answer[:80]
-
-
-async def at_once(server: Server, route: str, body: bytes) -> None:
-    async def send() -> None:
-        with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
-            await say(server, route, body)
-
-    await asyncio.gather(*(send() for _ in range(BODIES_AT_ONCE)))
-
-
-async def works(server: Server) -> None:
-    reader, writer = await connect(server)
-    writer.write(request(server, max_tokens=1))
-    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
-    writer.close()
+async def send(server: Server, route: str, body: bytes, times: int = 1) -> None:
+    """Send a body as often at once; the server refuses it, perhaps before it has read it."""
+    with closing(connections_to(server)) as to_server:
+        names = map(str, range(times))
+        for answer in await asyncio.gather(*(to_server.ask(name, route.removeprefix("/v1"), body) for name in names)):
+            refusal = answer.failure
+            assert refusal is not None, answer
+            assert refusal.status is None or refusal.status // 100 == 4 or refusal.status == 503, refusal
 
 
 def loop_s(server: Server) -> float:
@@ -364,13 +332,13 @@ def measure_bodies() -> None:
         most_s = most_mb = 0.0
         for kind, route, body in bodies():
             with ours(0.001, Path(file.name)) as server:
-                uvloop.run(works(server))
+                uvloop.run(ask_whole(server, 1, 1))
                 before_s, before_mb = loop_s(server), server.memory_mb
-                uvloop.run(say(server, route, body))
+                uvloop.run(send(server, route, body))
                 took_s = loop_s(server) - before_s
 
-                uvloop.run(at_once(server, route, body))
-                uvloop.run(works(server))
+                uvloop.run(send(server, route, body, BODIES_AT_ONCE))
+                uvloop.run(ask_whole(server, 1, 1))
                 more_mb = memory_mb(server.pid, "VmHWM") - before_mb
                 report(f"gateway, {kind}, {SIZE >> 20} MB, the event loop's time", took_s * 1e3, "ms")
                 report(f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory", more_mb, "MB")
@@ -380,15 +348,13 @@ def measure_bodies() -> None:
 
 
 def main() -> int:
-    parser, all_ = command(__doc__), [BODIES, *FLOODS, *FAULTS]
+    parser, all_ = command(__doc__), [BODIES, *FLOODS]
     parser.add_argument("--only", type=several(str, all_), default=all_, help="what to measure")
     parser.add_argument("--model", default=str(DEMO_FOLDER), help="folder of the model")
     args = parser.parse_args()
     for name in args.only:
         if name == BODIES:
             measure_bodies()
-        elif name in FAULTS:
-            FAULTS[name](args.model)
         else:
             measure_flood(name, args.model)
     return status()

@@ -2,25 +2,22 @@
 
     python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
     python -m lab.benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
-    python -m lab.benchmarks.isolation --batch [--seconds 30] [--rate 2] [--model FOLDER] [-- SERVE FLAGS]
     python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--speed 1] [--off 0.04,0.12]
-        [--hog] [--against bros,sarathi,vllm-chunked]
+        [--against bros,sarathi,vllm-chunked]
 
-The load and the backends are in common/chats.py. First chats and documents run alone, then together, with
-three promises to the chats. The tight promise is also measured without documents: they do not cause every miss there.
+One workload is played on a deployment by the client of `alignedserve bench`, or simulated. Chats come at random times
+(prompts of 32-256 tokens, 16-96 out). Documents are always there, as many as `--be` says (512-1,024 in, 32-128 out).
+First chats and documents run alone, then together, with three promises to the chats. The tight promise is also measured
+without documents: they do not cause every miss there.
 
     own        TTFT: 1.10 times the p95 of chats alone, and a median step more; TBT: 1.20 times the p95 of chats alone
     tight      0.3 s and 60 ms
     default    1 s and 187.5 ms
 
-`--seconds` is the length of each of six runs. BE tokens count over a whole run, as other servers' clients count them:
-including the documents' head start and the work after the last chat.
-
-With `--hog` another tenant takes half of the memory bandwidth (common/hog.py). With `--against` the tight and the
-default promise are simulated with other presets too.
-
-With `--batch` the documents are lines of a file that has more than the run can finish, and the job runner opens as many
-as it sees room for.
+`--seconds` is the length of each of six runs; simulated runs of several seeds count as one. BE tokens count over a
+whole run, as other servers' clients count them; while chats come, they count from the end of the run's first third: by
+then the first documents have their prompts behind them. With `--against` the tight and the default promise are
+simulated with other presets too. `alignedserve bench --batch` has documents as lines of a batch.
 
 `--url` asks any server with OpenAI's API instead of starting ours. The peer is vLLM's server, on the same random model,
 which `python -m lab.benchmarks.common.models llama160m FOLDER` writes:
@@ -33,39 +30,166 @@ which `python -m lab.benchmarks.common.models llama160m FOLDER` writes:
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 
-from alignedserve.lab.benchmarks.common.chats import (
-    DEFAULT,
-    Backend,
-    ChatLoad,
-    ChatPromise,
-    ChatRun,
-    Simulated,
-    add_backend,
-    backend,
-)
-from alignedserve.lab.benchmarks.common.machines import MACHINES
+from alignedserve.bench.wording import IdWording, Prompt
+from alignedserve.core import Request, ServiceClass
+from alignedserve.cost.model import Uncertainty
+from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
+from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
+from alignedserve.lab.benchmarks.common.serving import ask, played, serve
+from alignedserve.lab.benchmarks.common.simulating import record_of, save_load
+from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.loads.figures.request_figures import attains, finished, gaps_s, requests_of_class, ttft_s
 from alignedserve.loads.records.distribution import percentile
+from alignedserve.loads.records.records import RequestRecord, RunRecord
 
-TIGHT = ChatPromise("tight", 0.3, 0.06, 95.0, 132.0)
 KEPT, OF_BEST = 99.0, 1.1
+COUNTED_FROM = 1 / 3  # of a run
+CHAT = {"name": "chat", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
+DOCUMENT = {"name": "documents", "service": "be", "prompt": "512-1024", "output": "32-128", "max_tokens": 128}
+IN_FLIGHT = {"arrivals": "closed", "replace": True, "jct_s": 600}
+
+Play = Callable[[str, str], list[RunRecord]]  # the file of a workload and a preset -> a run for each seed
 
 
-def own(alone: ChatRun) -> ChatPromise:
+@dataclass(frozen=True)
+class ChatPromise:
+    name: str
+    ttft_s: float
+    tbt_s: float
+    least_attained: float | None = None  # goals, where documents are there too
+    least_tokens_s: float | None = None
+
+
+DEFAULT = ChatPromise("default", 1.0, 0.1875, 99.0, 165.0)
+TIGHT = ChatPromise("tight", 0.3, 0.06, 95.0, 132.0)
+
+
+@dataclass(frozen=True)
+class ChatRuns:
+    """Runs of one load, which count as one."""
+
+    runs: Sequence[RunRecord]
+    seconds: float  # of arrivals
+
+    def of_class(self, service: ServiceClass) -> list[RequestRecord]:
+        return [request for run in self.runs for request in requests_of_class(run.requests, service)]
+
+    @property
+    def ttfts(self) -> list[float]:
+        return [ttft_s(chat) for chat in finished(self.of_class(ServiceClass.RT))]
+
+    @property
+    def gaps(self) -> list[float]:
+        return [gap for chat in finished(self.of_class(ServiceClass.RT)) for gap in gaps_s(chat)]
+
+    @property
+    def attained(self) -> float:
+        chats = self.of_class(ServiceClass.RT)
+        return 100 * sum(map(attains, chats)) / max(1, len(chats))
+
+    @property
+    def tokens_s(self) -> float:
+        whole = finished(self.of_class(ServiceClass.BE))
+        return sum(len(document.token_at) for document in whole) / sum(run.duration_s for run in self.runs)
+
+    @property
+    def meanwhile_tokens_s(self) -> float:
+        tokens = 0
+        for run in self.runs:
+            since, until = (run.began_at + share * self.seconds for share in (COUNTED_FROM, 1.0))
+            documents = requests_of_class(run.requests, ServiceClass.BE)
+            tokens += sum(since <= at < until for document in documents for at in document.token_at)
+        return tokens / ((1 - COUNTED_FROM) * self.seconds * len(self.runs))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is played, and where."""
+
+    rate: float
+    seconds: float
+    documents: int
+    play: Play
+    file: Path  # of the workload
+
+    def run(self, promise: ChatPromise | None, *, has_documents: bool = True, preset: str = "aligned") -> ChatRuns:
+        """Play the load; without a promise there are no chats."""
+        streams = list[dict[str, object]]()
+        if promise is not None:
+            streams.append({**CHAT, "rate": self.rate, "ttft_s": promise.ttft_s, "tbt_s": promise.tbt_s})
+        if has_documents:
+            streams.append({**DOCUMENT, **IN_FLIGHT, "in_flight": self.documents})
+        return ChatRuns(self.play(save_load(self.file, self.seconds, *streams), preset), self.seconds)
+
+
+# --- Where it is played
+
+
+class PriorityWording(IdWording):
+    """Says of documents the field by which vLLM's server orders requests."""
+
+    def __init__(self, priority: int | None) -> None:
+        super().__init__(Random())  # without a seed: no run finds the prompts of one before
+        self._more = {} if priority is None else {"priority": priority}
+
+    def prompt(self, request: Request) -> Prompt:
+        found = super().prompt(request)
+        return replace(found, fields=found.fields | self._more) if request.service is ServiceClass.BE else found
+
+
+def play_on(url: str, priority: int | None, workload: str, _preset: str) -> list[RunRecord]:
+    return [played(url, workload, PriorityWording(priority))]
+
+
+def simulated(profile: Path, seeds: Sequence[int], workload: str, preset: str) -> list[RunRecord]:
+    trial = SimulationTrial(preset, workload, profile=str(profile), gateway_ms=GATEWAY_MS)
+    return [record_of(replace(trial, seed=seed)) for seed in seeds]
+
+
+@contextmanager
+def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
+    """Start what the options ask for."""
+    if args.backend == "simulated":
+        machine = MACHINES[args.machine]
+        machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
+        save_profile(folder / "steps.json", machine, speed=args.speed)
+        yield partial(simulated, folder / "steps.json", args.seeds)
+        return
+    if args.url:
+        asyncio.run(ask(args.url, [3] * 20, 4))  # what a first request warms up
+        yield partial(play_on, args.url, args.priority)
+        return
+    model = args.model or llama160m(folder / "model")
+    with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
+        asyncio.run(ask(deployment.url, [3] * 20, 4))
+        yield partial(play_on, deployment.url, args.priority)
+
+
+# --- Figures
+
+
+def own(alone: ChatRuns) -> ChatPromise:
     """Return the promise of the times that chats get alone, and a little more."""
     step_s = median(alone.gaps)
     return ChatPromise("own", 1.10 * percentile(alone.ttfts, 95) + step_s, 1.20 * percentile(alone.gaps, 95))
 
 
-def tell(label: str, run: ChatRun, promise: ChatPromise, documents_alone: ChatRun | None) -> None:
+def tell(label: str, run: ChatRuns, promise: ChatPromise, documents_alone: ChatRuns | None) -> None:
     """Report a run. Only runs beside documents have goals."""
     is_beside = documents_alone is not None
-    report(f"{label}: chats", len(run.chats), "1")
+    report(f"{label}: chats", len(run.of_class(ServiceClass.RT)), "1")
     for name, values, promised in (("TTFT", run.ttfts, promise.ttft_s), ("TBT", run.gaps, promise.tbt_s)):
         for percent in (50, 95, 99):
             report(f"{label}: {name} p{percent}", 1e3 * percentile(values, percent), "ms", baseline=1e3 * promised)
@@ -73,43 +197,43 @@ def tell(label: str, run: ChatRun, promise: ChatPromise, documents_alone: ChatRu
         goal = 95.0 if is_beside and promise.name == "own" else None
         report(f"{label}: {name} in time", in_time, "%", goal=goal, at_least=True)
     goal = promise.least_attained if is_beside else None
-    report(f"{label}: chats attained", run.attained(promise), "%", goal=goal, at_least=True)
+    report(f"{label}: chats attained", run.attained, "%", goal=goal, at_least=True)
     if documents_alone is None:
         return
-    for name, answers in (("chats refused or failed", run.chats), ("BE failed", run.documents)):
-        report(f"{label}: {name}", sum(not answer.is_whole for answer in answers), "1", goal=0)
+    for name, service in (("chats refused or failed", ServiceClass.RT), ("BE failed", ServiceClass.BE)):
+        asked = run.of_class(service)
+        report(f"{label}: {name}", len(asked) - len(finished(asked)), "1", goal=0)
     alone_s, goal = documents_alone.tokens_s, promise.least_tokens_s
     report(f"{label}: BE", run.tokens_s, "tokens/s", baseline=alone_s, goal=goal, at_least=True)
     alone_s = documents_alone.meanwhile_tokens_s
     report(f"{label}: BE while chats come", run.meanwhile_tokens_s, "tokens/s", baseline=alone_s)
 
 
-def measure(measured: Backend, load: ChatLoad, *, has_goals: bool = True) -> None:
+def measure(load: Load, *, has_goals: bool) -> None:
     """Report all six runs. Without `has_goals`, tokens per second have no goal."""
-    just_chats = replace(load, documents=0)
-    alone = measured.run(just_chats, DEFAULT)
+    alone = load.run(DEFAULT, has_documents=False)
     tell("chats alone", alone, DEFAULT, None)
-    documents = measured.run(load, None)
+    documents = load.run(None)
     report("BE alone", documents.tokens_s, "tokens/s")
     for promise in (own(alone), TIGHT, DEFAULT):
         promise = promise if has_goals else replace(promise, least_tokens_s=None)
         report(f"{promise.name}: promised TTFT", 1e3 * promise.ttft_s, "ms")
         report(f"{promise.name}: promised TBT", 1e3 * promise.tbt_s, "ms")
         if promise.name == "tight":
-            tell("tight, alone", measured.run(just_chats, promise), promise, None)
-        tell(promise.name, measured.run(load, promise), promise, documents)
+            tell("tight, alone", load.run(promise, has_documents=False), promise, None)
+        tell(promise.name, load.run(promise), promise, documents)
 
 
-def compare(measured: Simulated, load: ChatLoad, presets: Sequence[str]) -> None:
+def compare(load: Load, presets: Sequence[str]) -> None:
     """Report documents' tokens against the best preset that keeps the promises of 99 of 100 chats."""
     for promise in (TIGHT, DEFAULT):
-        runs = {preset: measured.of_preset(preset).run(load, promise) for preset in ("aligned", *presets)}
+        runs = {preset: load.run(promise, preset=preset) for preset in ("aligned", *presets)}
         for preset, run in runs.items():
             goal = KEPT if preset == "aligned" else None
-            report(f"{promise.name}, {preset}: chats attained", run.attained(promise), "%", goal=goal, at_least=True)
+            report(f"{promise.name}, {preset}: chats attained", run.attained, "%", goal=goal, at_least=True)
             report(f"{promise.name}, {preset}: BE while chats come", run.meanwhile_tokens_s, "tokens/s")
         ours = runs.pop("aligned").meanwhile_tokens_s
-        best = max((run.meanwhile_tokens_s for run in runs.values() if run.attained(promise) >= KEPT), default=0.0)
+        best = max((run.meanwhile_tokens_s for run in runs.values() if run.attained >= KEPT), default=0.0)
         label = f"{promise.name}: BE while chats come, against the best preset that keeps {KEPT:g} %"
         report(label, ours, "tokens/s", baseline=best, goal=OF_BEST * best or None, at_least=True)
 
@@ -118,27 +242,28 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of arrivals in each run")
     parser.add_argument("--rate", type=float, default=2.0, help="chats per second")
-    documents = parser.add_mutually_exclusive_group()
-    documents.add_argument("--be", type=int, default=32, help="documents at once")
-    documents.add_argument("--batch", action="store_true", help="documents are lines of a batch")
+    parser.add_argument("--be", type=int, default=32, help="documents at once")
+    parser.add_argument("--backend", choices=("real", "simulated"), default="real")
+    parser.add_argument("--model", type=Path, help="real: a model folder with a tokenizer, in place of random weights")
+    parser.add_argument("--url", help="real: measure a server that runs, whose model is named measured")
+    parser.add_argument("--priority", type=int, help="real: field that vLLM's server orders requests by, of documents")
+    parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated")
+    parser.add_argument("--speed", type=float, default=1.0, help="simulated: times that steps take")
+    parser.add_argument("--off", type=several(float), help="simulated: how far predictions are off, such as 0.04,0.12")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
     parser.add_argument("--against", type=several(str), default=[], help="simulated: presets to compare with")
-    add_backend(parser)
+    parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
     if args.against and args.backend == "real":
         parser.error("--against is of simulated deployments: run a real one with -- --preset NAME")
-    if args.batch and args.backend == "simulated":
-        parser.error("--batch is of a real deployment: a simulated one has documents alone")
-    load = ChatLoad(args.rate, args.seconds, 1 if args.batch else args.be)
-    with backend(args, is_batch=args.batch) as measured:
-        if args.against and isinstance(measured, Simulated):
-            compare(measured, load, args.against)
+    with TemporaryDirectory() as folder, backend(args, Path(folder)) as play:
+        load = Load(args.rate, args.seconds, args.be, play, Path(folder) / "load.yaml")
+        if args.against:
+            compare(load, args.against)
         else:
-            measure(measured, load, has_goals=_has_goals(args))
+            is_real = args.backend == "real"
+            measure(load, has_goals=is_real or (MACHINES[args.machine].has_goals and args.speed == 1))
     sys.exit(status())
-
-
-def _has_goals(args: argparse.Namespace) -> bool:
-    return args.backend == "real" or (MACHINES[args.machine].has_goals and args.speed == 1)
 
 
 if __name__ == "__main__":

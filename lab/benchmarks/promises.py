@@ -3,19 +3,15 @@
     python -m lab.benchmarks.promises                                 # about a minute on two cores: one seed, few rates
     python -m lab.benchmarks.promises --parts overload --seeds 0,1,2 --all
     python -m lab.benchmarks.promises --chats FILE.csv                # another trace of chats
-    python -m lab.benchmarks.promises --parts lending --seeds 0,1,2 --lengths sharegpt.csv=14,translations.csv=1.5
+    python -m lab.benchmarks.promises --parts lending --seeds 0,1,2
 
 All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless a row says more.
 
     overload   chats per second that keep all their promises at 1.25 to 3 times the capacity, against the most that did
                at up to 1.25 times. The capacity is the highest rate at which 19 of 20 do
     refusals   requests refused at 0.7 times the capacity, where nobody needs to be
-    handing_on prefill and decode workers: promises kept beside documents at half of their capacity, and against as many
-               colocated workers where prompts are long and outputs short
     lending    a prefill worker that decodes, and a decode worker, against two colocated ones, for each seed: promises
                kept and the gaps between tokens; and tokens of documents that come at once, on 3+1 against 4xcolocated
-    documents  mean completion of documents that come all at once, against the shortest-first preset, and with lengths
-               known against not known
     answers    chats with answers of 1,600 tokens at up to 1.5 times the capacity, 2xcolocated and as 1+1: those
                that keep all promises, against the most at up to the capacity, and against the best preset
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
@@ -27,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise, product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -48,11 +44,10 @@ T = TypeVar("T")
 CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
 ANSWERS = CHATS.with_name("bwb_answers.csv")
 GPU = "rtx4090-llama-3.1-8b-tp1"
-KEPT, AT_HALF = 0.95, 0.99
+KEPT = 0.95
 MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (3.0,)
-BELOW, HALF = 0.7, 0.5
+BELOW = 0.7
 ONE_PLUS_ONE = 0.6  # of the capacity of two colocated workers, at least: a prefill and a decode worker
-AGAINST = {"1+1": "2xcolocated", "1+2": "3xcolocated", "2+2": "4xcolocated"}
 OTHERS = ("aligned-multi-resource", "bros", "bros-plain")  # presets that attain about as much as the default
 ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sarathi")
 # Of chats with long answers: chats per second that workers have memory for, and the presets that keep most of them.
@@ -164,46 +159,10 @@ def refusals(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool)
         report(f"{where}, attained {at}", mean(run.rt.attainment for run in runs), "1")
 
 
-def handing_on(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
-    some = chosen if with_all else {"chats": chosen["chats"]}
-    with TemporaryDirectory() as folder:
-        trials = [
-            replace(
-                load.trial(HALF * ONE_PLUS_ONE * load.capacity, "1+1"),
-                workload=load.beside_documents(Path(folder) / f"{name}.yaml"),
-            )
-            for name, load in some.items()
-        ]
-        every = of_seeds(RunFigures.from_record, trials, seeds)
-    for name, trial, runs in zip(some, trials, every, strict=True):
-        where, at = f"{name}, 1+1 beside documents", f"at {trial.rate:.3g}/s"
-        report(f"{where}, refused {at}", sum(run.requests.refused for run in runs), "1", goal=0)
-        attained = mean(run.rt.attainment for run in runs)
-        report(f"{where}, attained {at}", attained, "1", goal=AT_HALF, at_least=True)
-    _against_colocated(chosen["long prompts"], seeds, with_all)
-
-
-def _against_colocated(load: NamedLoad, seeds: Sequence[int], with_all: bool) -> None:
-    """Report the long prompts that keep their promises on prefill and decode workers, against colocated ones."""
-    pairs = [
-        (load.trial(rate, cluster), load.trial(rate, colocated))
-        for cluster, colocated in (AGAINST.items() if with_all else [("1+1", "2xcolocated")])
-        for rate in (
-            multiple * load.capacity / 2 * int(colocated[0]) for multiple in ((0.7, 1.0, 1.5) if with_all else (1.0,))
-        )
-    ]
-    kept = (mean(run) / load.seconds for run in of_seeds(num_kept, list(chain(*pairs)), seeds))
-    for (trial, other), value, best in zip(pairs, kept, kept, strict=True):
-        at = f"at {trial.rate:.4g}/s, against {other.cluster}"
-        label = f"long prompts, {trial.cluster}, chats that keep their promises {at}"
-        report(label, value, "1/s", baseline=best, goal=KEPT * best, at_least=True)
-
-
-def lending(chosen: dict[str, NamedLoad], seeds: Sequence[int], lengths: dict[Path, float]) -> None:
+def lending(chosen: dict[str, NamedLoad], seeds: Sequence[int], _with_all: bool) -> None:
     """Report each seed apart: a mean would hide one in which prefill workers lose."""
     chats = chosen["chats"]
     rows = {"chats": (chats.workload, 0.8 * chats.capacity), **LENT}
-    rows |= {path.stem: (f"lengths:{path.resolve()}", rate) for path, rate in lengths.items()}
     for name, (workload, rate) in rows.items():
         load = f"{workload},first_s={LENT_S}"
         trials = [SimulationTrial("aligned", load, cluster, 0, rate, GPU) for cluster in ("1+1", "2xcolocated")]
@@ -230,20 +189,6 @@ def kept_and_gap(record: RunRecord) -> tuple[int, float]:
 
 def be_tokens_per_s(record: RunRecord) -> float:
     return RunFigures.from_record(record).be.tokens_per_s
-
-
-def documents(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
-    sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
-    workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
-
-    trials = [
-        SimulationTrial(preset, workload, "2xcolocated", 0, None, GPU, options=(f"schedule.predictor={predictor}",))
-        for preset, predictor in (("aligned", "oracle"), ("aligned", "constant"), ("alise", "oracle"))
-    ]
-    every = of_seeds(RunFigures.from_record, trials, seeds)
-    known, unknown, shortest = (mean(run.be.jct_s.mean for run in runs) for runs in every)
-    report("documents at once, lengths known, mean completion", known, "s", baseline=shortest, goal=1.05 * shortest)
-    report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
 
 
 def answers(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
@@ -348,44 +293,24 @@ def _tell_longest(mix: Mix, runs: Sequence[Beside]) -> None:
 PARTS: dict[str, Callable[[dict[str, NamedLoad], Sequence[int], bool], None]] = {
     "overload": overload,
     "refusals": refusals,
-    "handing_on": handing_on,
-    "documents": documents,
+    "lending": lending,
     "answers": answers,
     "beside": beside,
 }
 
 
-def _rated(text: str) -> tuple[Path, float]:
-    path, _, rate = text.rpartition("=")
-    return Path(path), float(rate)
-
-
 def main() -> int:
     parser = command(__doc__)
-    parser.add_argument(
-        "--parts", type=several(str, [*PARTS, "lending"]), default=list(PARTS), help="default: all but lending"
-    )
+    usual = [part for part in PARTS if part != "lending"]
+    parser.add_argument("--parts", type=several(str, PARTS), default=usual, help="default: all but lending")
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
+    parser.add_argument("--all", action="store_true", help="all loads, rates, sizes: forty minutes of two cores")
     parser.add_argument(
-        "--all", action="store_true", help="all loads, rates, sizes: three seeds take some forty minutes on two cores"
-    )
-    parser.add_argument(
-        "--chats", type=Path, default=CHATS, help="a CSV file with arrival_s, prompt_tokens, output_tokens"
-    )
-    parser.add_argument(
-        "--beside", type=several(str, loads(CHATS)), help="kinds of chats that documents come beside, with --all"
-    )
-    parser.add_argument(
-        "--lengths", type=several(_rated), default=[], metavar="FILE=RATE", help="files of lengths, also for `lending`"
+        "--chats", type=Path, default=CHATS, help="a trace with arrival_s, prompt_tokens, output_tokens"
     )
     args = parser.parse_args()
-    chosen = loads(args.chats)
     for part in args.parts:
-        if part == "lending":
-            lending(chosen, args.seeds, dict(args.lengths))
-            continue
-        some = args.beside if part == "beside" and args.beside else chosen
-        PARTS[part]({name: chosen[name] for name in some}, args.seeds, args.all)
+        PARTS[part](loads(args.chats), args.seeds, args.all)
     return status()
 
 

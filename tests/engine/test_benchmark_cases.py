@@ -14,7 +14,7 @@ import torch
 
 from alignedserve.config.choices import Dtype
 from alignedserve.engine.engine import Engine
-from alignedserve.lab.benchmarks import gpu, gpu_quantised
+from alignedserve.lab.benchmarks import gpu
 from alignedserve.lab.benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
 from alignedserve.lab.benchmarks.common.models import POSITIONS
 from alignedserve.lab.benchmarks.engine import (
@@ -31,7 +31,7 @@ from alignedserve.lab.benchmarks.engine import (
     main,
     ratio_to,
 )
-from alignedserve.lab.benchmarks.gpu_quantised import Kind
+from alignedserve.lab.benchmarks.gpu import Kind
 from tests.models import gqa
 from tests.quantised_folders import quantised_folder
 
@@ -122,7 +122,7 @@ def test_llama_cpp_is_asked_for_the_case_and_its_figures_are_read(tmp_path: Path
     assert "-t 2 -tb 2 -ctk bf16 -ctv bf16 -npp 64 -ntg 3 -npl 8" in asked
 
 
-def test_gpu_quantised_counts_what_a_step_reads() -> None:
+def test_gpu_counts_what_a_step_reads() -> None:
     model = MODELS["8b"]
     head = model.vocabulary * model.hidden
     layers = model.num_read - head
@@ -132,8 +132,8 @@ def test_gpu_quantised_counts_what_a_step_reads() -> None:
     assert layers // 2 < Kind.INT4.read_bytes(model) - head < 0.65 * layers
 
 
-def test_gpu_quantised_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["gpu_quantised"])
+    monkeypatch.setattr("sys.argv", ["gpu"])
     with pytest.raises(SystemExit, match="no GPU"):
-        gpu_quantised.main()
+        gpu.main()

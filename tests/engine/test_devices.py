@@ -155,7 +155,7 @@ ABSENT = (
 def test_gpu_checks_need_few_packages() -> None:
     script = "import sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
     script += "import alignedserve.engine.engine, alignedserve.engine.copying.copies\n"
-    script += "import alignedserve.lab.benchmarks.gpu, alignedserve.lab.benchmarks.gpu_quantised\n"
+    script += "import alignedserve.lab.benchmarks.gpu\n"
     script += "import tests.gpu.test_kernels, tests.gpu.test_engine, tests.gpu.test_sampling\n"
     script += "import tests.gpu.test_transports, tests.gpu.test_rehearsing, tests.gpu.test_products\n"
     root = Path(__file__).parents[2]

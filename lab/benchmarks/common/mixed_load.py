@@ -1,4 +1,7 @@
-"""All kinds of clients at once: chats, conversations, clients that leave, wrong requests, documents, a batch job."""
+"""All kinds of clients at once: chats, conversations, clients that leave, wrong requests, documents, a batch job.
+
+Streams are played by the client of `alignedserve bench`: prompts as token ids, those of conversations as messages.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,31 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
-from urllib.parse import urlparse
+from tempfile import TemporaryDirectory
 
 import httpx
 
-from alignedserve.lab.benchmarks.common.batches import ENDED, Batches, jsonl
-from alignedserve.lab.benchmarks.common.chats import ANSWER, CHAT, DOCUMENT, SUMMARY
-from alignedserve.lab.benchmarks.common.serving import NAME, Answer, ask, ask_chat
+from alignedserve.bench.core import Dialect
+from alignedserve.bench.job import file_of, lines_of
+from alignedserve.bench.wording import IdWording, WordWording
+from alignedserve.cli.remote.bench import ServedJob
+from alignedserve.cli.remote.options import BatchOptions
+from alignedserve.lab.benchmarks.common.serving import NAME, player_of
+from alignedserve.lab.benchmarks.common.simulating import save_load
+from alignedserve.loads.figures.request_figures import gaps_s, has_finished, ttft_s
+from alignedserve.loads.workload.spec import read_workload
 
-_VOCABULARY = 2_000  # of the demo model, about
-_TURNS, _THINKS_S = 4, 2.0
-_LEAVES_AFTER, _LEAVES_EVERY_S = 4, 3.0  # lines of a stream; seconds
-_WRONG_EVERY_S = 2.0
-_DOCUMENTS, _DOCUMENTS_EVERY_S = 2, 2.0  # clients with a document each; from a document's end to the next
-_LINES, _LINE, _LINE_OUTPUT = 100, (60, 300), (20, 60)  # of a batch; tokens of a line
-_BATCHES_EVERY_S = 10.0  # from a batch's end to the next
-_WORDS = "the order of last week has not come yet and our address is new please say what we should do now".split()
+_ENDLESS_S = 1e9
+_CHAT = {"prompt": "32-256", "output": "16-96"}
+_DOCUMENTS = {"name": "documents", "service": "be", "prompt": "512-1024", "output": "32-128", "rate": 0.5}
+_TALK = {"name": "talk", "prompt": "5-60", "output": "16-96", "turns": 4, "system": 150, "think_s": "exp:2:60"}
+_TALK |= {"arrivals": "closed", "replace": True, "in_flight": 1}
+_LEAVES = {"name": "leave", "prompt": "32-256", "output": 900, "leaving_share": 1, "patience_s": 0.5, "rate": 0.3}
+_BATCH = "sizes:service=be,prompt=60-300,output=20-60,arrivals=at_once,num_requests=100"
+_WEEK_S = 7 * 86_400.0
+_WRONG_EVERY_S, _BATCHES_EVERY_S = 2.0, 10.0  # means
 _REFUSED = re.compile(r"\b(429|503)\b")
 # Path, body, and the statuses that may answer it.
 _WRONG: list[tuple[str, object, tuple[int, ...]]] = [
@@ -43,29 +54,40 @@ _WRONG: list[tuple[str, object, tuple[int, ...]]] = [
 class SeenByClients:
     """What clients have got since it was last taken."""
 
-    ttfts: list[float] = field(default_factory=list)
+    ttfts: list[float] = field(default_factory=list)  # of chats, as the gaps
     gaps: list[float] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)  # by kind of client
     errors: list[str] = field(default_factory=list)
-
-    def hear(self, answer: Answer) -> None:
-        if answer.is_whole:
-            self.ttfts.append(answer.ttft_s)
-            self.gaps += answer.gaps
-        else:
-            self.errors.append(f"chat: {answer.status}, {len(answer.tokens)} tokens")
 
 
 class MixedLoad:
     def __init__(self, url: str, rate: float, seed: int, *, may_refuse: bool = False) -> None:
         """`may_refuse`: an answer 429 or 503 is no error."""
-        self._url, self._rate, self._draw, self._may_refuse = url, rate, Random(seed), may_refuse
+        self._url, self._draw, self._may_refuse = url, Random(seed), may_refuse
         self._seen = SeenByClients()
-        self._chats: set[asyncio.Task[None]] = set()
+        self._known = set[str]()  # requests that have been taken
+        chats = {"name": "chat", "rate": rate, **_CHAT}
+        with TemporaryDirectory() as folder:
+            ids = save_load(Path(folder) / "ids.yaml", _ENDLESS_S, chats, _LEAVES, _DOCUMENTS)
+            words = save_load(Path(folder) / "words.yaml", _ENDLESS_S, _TALK)
+            wordings = {ids: IdWording(Random()), words: WordWording(Random())}
+            self._plays = [player_of(url, file, wording, seed) for file, wording in wordings.items()]
 
     def take(self) -> SeenByClients:
         """Return what was seen since the last call."""
         seen, self._seen = self._seen, SeenByClients()
+        for _, test in self._plays:
+            for request in test.record().requests:
+                if request.id not in self._known:
+                    self._known.add(request.id)
+                    kind = request.id.partition("-")[0]
+                    seen.done[kind] += 1
+                    if kind == "chat" and has_finished(request):
+                        seen.ttfts.append(ttft_s(request))
+                        seen.gaps += gaps_s(request)
+            for kind, found in test.failures.items():
+                seen.errors += [f"{kind}: {failure.text}"[:200] for failure in found]
+            test.failures.clear()
         if self._may_refuse:
             errors = [error for error in seen.errors if not _REFUSED.search(error)]
             seen.done["refused"] += len(seen.errors) - len(errors)
@@ -73,57 +95,25 @@ class MixedLoad:
         return seen
 
     async def play(self) -> None:
-        """Run all clients until cancelled."""
-        kinds: list[Callable[[], Awaitable[None]]] = [self._leave, self._ask_wrongly, self._converse, self._batch]
-        kinds += [self._document] * _DOCUMENTS
-        try:
-            await asyncio.gather(self._come_and_chat(), *map(self._forever, kinds))
-        finally:
-            for chat in self._chats:
-                chat.cancel()
+        """Run all clients until they are stopped."""
+        own = [asyncio.create_task(self._forever(client)) for client in (self._ask_wrongly, self._batch)]
+        await asyncio.gather(*(player.play() for player, _ in self._plays))
+        for task in own:
+            task.cancel()
+        await asyncio.gather(*own, return_exceptions=True)
+
+    def stop(self) -> None:
+        for player, _ in self._plays:
+            player.stop()
 
     async def _forever(self, client: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await client()
                 self._seen.done[client.__name__.strip("_")] += 1
-            except (OSError, httpx.HTTPError, AssertionError) as error:
+            except Exception as error:
                 self._seen.errors.append(f"{client.__name__}: {error!r}"[:200])
                 await asyncio.sleep(1.0)
-
-    async def _come_and_chat(self) -> None:
-        while True:
-            await self._pause(1 / self._rate)
-            chat = asyncio.create_task(self._chat())
-            self._chats.add(chat)
-            chat.add_done_callback(self._chats.discard)
-
-    async def _chat(self) -> None:
-        self._seen.done["chat"] += 1
-        try:
-            self._seen.hear(await ask(self._url, self._prompt(CHAT), self._draw.randint(*ANSWER)))
-        except OSError as error:
-            self._seen.errors.append(f"chat: {error!r}")
-
-    async def _converse(self) -> None:
-        messages = [{"role": "system", "content": self._text(150)}]
-        for _ in range(_TURNS):
-            messages.append({"role": "user", "content": self._text(self._draw.randint(5, 60))})
-            answer = await ask_chat(self._url, messages, self._draw.randint(*ANSWER))
-            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
-            await self._pause(_THINKS_S)
-
-    async def _leave(self) -> None:
-        """Ask for a long stream, and close the connection after some tokens."""
-        address = urlparse(self._url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        body = json.dumps({"model": NAME, "prompt": self._prompt(CHAT), "max_tokens": 900, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.hostname}\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        for _ in range(8 + _LEAVES_AFTER):  # the answer's head has lines too
-            await reader.readline()
-        writer.close()
-        await self._pause(_LEAVES_EVERY_S)
 
     async def _ask_wrongly(self) -> None:
         path, body, statuses = self._draw.choice(_WRONG)
@@ -131,33 +121,15 @@ class MixedLoad:
         async with httpx.AsyncClient(base_url=self._url, timeout=60, trust_env=False) as http:
             answer = await http.post(path, content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code in statuses, f"{path} {content[:60]}: {answer.status_code} {answer.text[:80]}"
-        await self._pause(_WRONG_EVERY_S)
-
-    async def _document(self) -> None:
-        most = self._draw.randint(*SUMMARY)
-        answer = await ask(self._url, self._prompt(DOCUMENT), most, service_tier="flex")
-        assert answer.is_whole, f"status {answer.status}"
-        await self._pause(_DOCUMENTS_EVERY_S)
+        await asyncio.sleep(self._draw.expovariate(1 / _WRONG_EVERY_S))
 
     async def _batch(self) -> None:
-        batches = Batches(self._url)
+        lines = lines_of(read_workload(_BATCH), self._draw.getrandbits(31))
+        text = file_of(lines, IdWording(Random()), Dialect(NAME))
+        job = await ServedJob.submit(BatchOptions(f"{self._url}/v1"), text, "/v1/completions", _WEEK_S)
         try:
-            file = await batches.upload(jsonl(self._line() for _ in range(_LINES)))
-            batch = await batches.until(await batches.submit(file), *ENDED)
-            assert batch["request_counts"]["completed"] == _LINES, batch["request_counts"]
-            assert await batches.num_lines(batch["output_file_id"]) == _LINES
+            await job.follow(lambda _look: None)
+            assert job.looks[-1].completed == len(lines), job.looks[-1]
         finally:
-            await batches.close()
-        await self._pause(_BATCHES_EVERY_S)
-
-    async def _pause(self, mean_s: float) -> None:
-        await asyncio.sleep(self._draw.expovariate(1 / mean_s))
-
-    def _line(self) -> dict[str, object]:
-        return {"model": NAME, "prompt": self._prompt(_LINE), "max_tokens": self._draw.randint(*_LINE_OUTPUT)}
-
-    def _prompt(self, lengths: tuple[int, int]) -> list[int]:
-        return [self._draw.randrange(3, _VOCABULARY) for _ in range(self._draw.randint(*lengths))]
-
-    def _text(self, words: int) -> str:
-        return " ".join(self._draw.choices(_WORDS, k=words))
+            await job.cancel()
+        await asyncio.sleep(self._draw.expovariate(1 / _BATCHES_EVERY_S))

@@ -1,4 +1,4 @@
-"""Deployments to measure: how a benchmark starts one, asks it for a stream of tokens, and finds its processes."""
+"""Deployments to measure: how a benchmark starts one, plays a load on it, and finds its processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import IO, Any
-from urllib.parse import urlparse
 
-import httpx
+from alignedserve.bench.answer import StreamedAnswer
+from alignedserve.bench.connections import Address, Connections
+from alignedserve.bench.core import Dialect, LoadTest
+from alignedserve.bench.player import CONNECT_S, Player
+from alignedserve.bench.wording import Wording
+from alignedserve.loads.records.records import RunRecord
+from alignedserve.loads.workload import Load
+from alignedserve.loads.workload.spec import read_workload
 
 NAME = "measured"  # of the model in the API
 _PATIENCE_S = 600.0
@@ -36,29 +42,18 @@ class ServedDeployment:
     ready_s: float  # from its start until it served
 
 
-def serve_command(model: Path | str, *flags: str, port: int = 0) -> list[str]:
-    command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", str(port)]
-    return [*command, "--served-model-name", NAME, "--log-level", "warning", *flags]
-
-
 @contextmanager
-def serve(
-    model: Path | str,
-    *flags: str,
-    environment: Mapping[str, str] | None = None,
-    before: Sequence[str] = (),
-    stderr: IO[Any] | None = None,
-    port: int = 0,
-) -> Iterator[ServedDeployment]:
-    """Start a deployment, by a command that begins with `before`, and stop it at the end. It computes on the CPU, for
-    which the loads are, unless a variable or a flag says otherwise."""
-    command = [*before, *serve_command(model, *flags, port=port)]
-    environment = {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu", **(os.environ if environment is None else environment)}
+def serve(model: Path | str, *flags: str) -> Iterator[ServedDeployment]:
+    """Start a deployment, and stop it at the end. It computes on the CPU, for which the loads are, unless a variable or
+    a flag says otherwise."""
+    command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", "0"]
+    command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
+    environment = {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu", **os.environ}
     began = perf_counter()
     # The deployment has a session of its own, which Ctrl-C does not reach: the benchmark asks the launcher once to
     # stop, and waits until it has.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as launcher:
         assert launcher.stdout is not None
         try:
@@ -71,85 +66,48 @@ def serve(
             launcher.wait()
 
 
-# --- A request
+# --- Requests, by the client of `alignedserve bench`
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
-    """Tokens of one answer and when the client read them."""
-
     asked_at: float
-    status: int = 0
-    num_tokens: int = 0  # of the output, as the usage says
-    num_cached: int = 0  # tokens of the prompt that came from the pool
-    tokens: list[int] = field(default_factory=list)
-    token_at: list[float] = field(default_factory=list)
-    begun_at: dict[int, float] = field(default_factory=dict)  # by choice, when the client read its first token
+    read: StreamedAnswer
 
     @property
     def is_whole(self) -> bool:
-        return self.status == 200 and bool(self.token_at) and self.num_tokens > 0
+        return self.read.failure is None and len(self.read.token_at) > 0
 
     @property
     def ttft_s(self) -> float:
-        return self.token_at[0] - self.asked_at
-
-    @property
-    def all_begun_s(self) -> float:
-        """Return the time until every choice had a token."""
-        return max(self.begun_at.values()) - self.asked_at
+        return self.read.token_at[0] - self.asked_at
 
     @property
     def gaps(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.token_at, self.token_at[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.read.token_at)]
 
 
-async def ask(url: str, prompt: list[int] | str, max_tokens: int, **more: Any) -> Answer:
-    """Stream one greedy answer of exactly `max_tokens` tokens, without a client library: that would take its share of
-    the same cores."""
-    address = urlparse(url)
-    body: dict[str, Any] = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    body |= {
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_token_ids": True,
-        **more,
-    }
-    answer = Answer(perf_counter())
-    reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.hostname}\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
-    await writer.drain()
-    while line := await reader.readline():
-        if not answer.status:
-            answer.status = int(line.split()[1])
-        if line.startswith(b"data: {"):
-            _add(answer, json.loads(line[6:]))
-    writer.close()
-    return answer
+async def ask(url: str, prompt: list[int] | str, max_tokens: int) -> Answer:
+    """Stream one greedy answer of exactly `max_tokens` tokens."""
+    body = {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    connections, asked_at = Connections(Address.parse(f"{url}/v1", None), perf_counter, CONNECT_S), perf_counter()
+    try:
+        return Answer(asked_at, await connections.ask("", "/completions", json.dumps(body).encode()))
+    finally:
+        connections.close()
 
 
-def _add(answer: Answer, chunk: dict[str, Any]) -> None:
-    if usage := chunk.get("usage"):
-        answer.num_tokens = usage["completion_tokens"]
-        answer.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    for choice in chunk.get("choices", ()):
-        # A server that does not say token ids counts one token for each piece of text.
-        tokens, now = choice.get("token_ids"), perf_counter()
-        count = 1 if tokens is None else len(tokens)
-        answer.tokens += tokens or ()
-        answer.token_at += [now] * count
-        if count:
-            answer.begun_at.setdefault(choice["index"], now)
+def player_of(url: str, workload: str, wording: Wording, seed: int = 0) -> tuple[Player, LoadTest]:
+    """Return a load test of the workload that is written so, and what plays it."""
+    test = LoadTest(Load(read_workload(workload), ["bench"], seed), wording, Dialect(NAME))
+    return Player(test, Address.parse(f"{url}/v1", None), _PATIENCE_S, lambda *_: None), test
 
 
-async def ask_chat(url: str, messages: list[dict[str, str]], max_tokens: int) -> Any:
-    """Return the whole answer to a chat, with the ids of the prompt's tokens."""
-    body = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": max_tokens, "return_token_ids": True}
-    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
-        return (await client.post("/v1/chat/completions", json=body)).raise_for_status().json()
+def played(url: str, workload: str, wording: Wording) -> RunRecord:
+    player, test = player_of(url, workload, wording)
+    asyncio.run(player.play())
+    return test.record()
 
 
 # --- Processes
