@@ -7,7 +7,7 @@ file has all minutes: a run may be stopped, and the next one goes on with a new 
 table at the end is of the whole file: each figure's mean after the first minutes of each part, its least-squares slope
 in an hour (a common slope, and a level of its own for each part) with its standard error, and whether it grows: surely,
 by more than a percent in an hour. Nobody hurts the deployment here: a part that ends was ended for nothing. With
-`--load 4` four processes for each processor are ready to run all the time (common/crowd.py), and the deployment may
+`--load 4` four processes for each processor compute all the time, and the deployment may
 refuse work. Exit code 1: something grows, a process ended, or a client saw an error.
 """
 
@@ -21,15 +21,15 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, suppress
 from math import inf
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 from alignedserve.core import Role
-from alignedserve.lab.benchmarks.common.crowd import crowd
 from alignedserve.lab.benchmarks.common.mixed_load import MixedLoad, SeenByClients
 from alignedserve.lab.benchmarks.common.report import command
 from alignedserve.lab.benchmarks.common.serving import ServedDeployment, name_of, processes_under, serve
@@ -43,6 +43,29 @@ STATE = Path("build/endurance.jsonl")
 _SIZES = {"Pss_Anon": "own MB", "Pss_Shmem": "shared MB"}
 
 Sample = Mapping[str, Any]  # a line of the state file: part, at_s, figures {name: value}, done, errors
+
+
+# --- Other processes
+
+
+@contextmanager
+def crowd(times: float) -> Iterator[None]:
+    """Keep `times` as many processes computing as there are processors, beside what is measured."""
+    spawn = get_context("spawn")
+    processes = [spawn.Process(target=_compute, daemon=True) for _ in range(round(times * (os.cpu_count() or 1)))]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _compute() -> None:
+    while True:
+        pass
 
 
 # --- A sample
@@ -106,7 +129,7 @@ async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int
 def run_part(args: Any, part: int, left_s: float) -> None:
     with TemporaryDirectory(prefix="endurance-", dir="/dev/shm") as shared, TemporaryDirectory() as folder:
         flags = ["--topology", args.topology, "--pool-directory", shared, "--jobs-directory", f"{folder}/jobs"]
-        with crowd(args.load) if args.load else nullcontext(), serve("demo", *flags) as deployment:
+        with crowd(args.load), serve("demo", *flags) as deployment:
             asyncio.run(watch(deployment, Path(shared), args, part, left_s))
 
 

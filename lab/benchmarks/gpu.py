@@ -53,17 +53,20 @@ from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
     DEVICE,
     PAGE,
-    Model,
     about,
     all_tried,
     asked,
     busy,
+    config_of,
+    head_weights,
     kernels_of,
     left_out,
+    num_read,
     seconds,
     timed,
 )
 from alignedserve.lab.benchmarks.common.report import report
+from alignedserve.lab.devices.devices import Model
 
 PARTS = ("warm", "decode", "kernels", "prompts", "copies", "quantised")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
@@ -108,7 +111,7 @@ class Bench:
     @cached_property
     def engine(self) -> Engine:
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(self.model.config))
+            (Path(folder) / "config.json").write_text(json.dumps(config_of(self.model)))
             few = Engine(
                 Path(folder),
                 num_blocks=1,
@@ -193,7 +196,7 @@ class Bench:
             report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3, goal=goal)
             report(f"{name}_host", host * 1e3, "ms", baseline=ahead * 1e3)
             report(f"{name}_rate", batch / ahead, "tokens/s")
-            read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
+            read = 2 * num_read(self.model) + batch * prefix * self.model.kv_bytes
             report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share")
             if batch in (1, 64) and prefix == 1000:
                 sampled, _ = self.ahead(self.decodes([prefix] * batch, SAMPLED))
@@ -258,7 +261,7 @@ class Bench:
             name = f"prompt_{self.title}_{tokens}" + (f"_behind_{behind}" if behind else "")
             plans[name] = plan = self.prompt(tokens, behind)
             took = seconds(partial(engine.step, plan), 8)
-            dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
+            dense = 2 * (num_read(model) - head_weights(model)) * tokens
             # Two products of two operations each, of half of the square and what lies before it.
             attention = 4 * tokens * (tokens / 2 + behind) * model.heads * model.head_dim * model.layers
             share = (dense + attention) / took / self.products
@@ -402,10 +405,10 @@ class Kind(str, Enum):
 
     def read_bytes(self, model: Model) -> int:
         """Return the bytes of weights that a step reads."""
-        head = model.vocabulary * model.hidden
+        head = head_weights(model)
         if self is Kind.FP8:
-            return model.num_read - head + 2 * head
-        return self.quantization.num_bytes(model.num_read - head, 0, head, 2)
+            return num_read(model) - head + 2 * head
+        return self.quantization.num_bytes(num_read(model) - head, 0, head, 2)
 
 
 class RandomFloats(DummyWeights):

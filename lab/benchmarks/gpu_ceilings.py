@@ -30,15 +30,16 @@ from alignedserve.kernels.dispatch.probing import working_libraries
 from alignedserve.lab.benchmarks.common.gpu_shapes import (
     BLOCK_SIZE,
     DEVICE,
-    Model,
     all_tried,
     asked,
     busy,
+    kv_dim,
     left_out,
     replayed,
     seconds,
 )
 from alignedserve.lab.benchmarks.common.report import report
+from alignedserve.lab.devices.devices import Model
 
 PARTS = ("ceilings", "attention", "alignment")
 ROWS = (1, 8, 32, 64, 128, 256)
@@ -80,11 +81,11 @@ def ceilings(model: Model) -> None:
 
 def _layers(model: Model) -> Iterator[tuple[str, int, int]]:
     queries = model.heads * model.head_dim
-    yield "qkv", queries + 2 * model.kv_dim, model.hidden
-    yield "out", model.hidden, queries
-    yield "gate_up", 2 * model.inner, model.hidden
-    yield "down", model.hidden, model.inner
-    yield "head", model.vocabulary, model.hidden
+    yield "qkv", queries + 2 * kv_dim(model), model.hidden_size
+    yield "out", model.hidden_size, queries
+    yield "gate_up", 2 * model.ffn_size, model.hidden_size
+    yield "down", model.hidden_size, model.ffn_size
+    yield "head", model.vocabulary, model.hidden_size
 
 
 # --- Attention
@@ -137,7 +138,7 @@ class Attending:
         blocks = random.Random(0).sample(range(sum(counts)), sum(counts))
         self.tables = [tuple(blocks.pop() for _ in range(count)) for count in counts]
         lies = [Lie(queries, length, own) for length, own in zip(lengths, self.tables, strict=True)]
-        self.cache = randn(2 * sum(counts), block_size, model.kv_dim)
+        self.cache = randn(2 * sum(counts), block_size, kv_dim(model))
         self.query = randn(queries * len(lengths), model.heads, model.head_dim)
         self.spans = Spans(lies, block_size)
 

@@ -27,9 +27,16 @@ from random import Random
 from statistics import median
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
-from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, Model, all_tried, asked, left_out
+from alignedserve.lab.benchmarks.common.gpu_shapes import (
+    DEVICE,
+    all_tried,
+    asked,
+    config_of,
+    left_out,
+)
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.common.serving import Answer, ServedDeployment, ask, name_of, processes_under, serve
+from alignedserve.lab.devices.devices import Model
 from alignedserve.loads.records.distribution import percentile
 
 PARTS = ("streams", "beside", "shared", "kill", "separate")
@@ -76,7 +83,7 @@ DRY = Size(
 
 def folder_of(model: Model, folder: Path) -> Path:
     """Make a folder without weights: shapes, and the demo model's tokenizer; prompts are token ids."""
-    (folder / "config.json").write_text(json.dumps(model.config))
+    (folder / "config.json").write_text(json.dumps(config_of(model)))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((DEMO_FOLDER / name).read_bytes())
     return folder

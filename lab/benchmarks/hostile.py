@@ -19,13 +19,14 @@ the lowest priority: on a machine of its own it would take no time from the serv
     ids            16 clients whose bodies have 200 prompts and name all tokens of the model (use --model)
     references     16 clients whose bodies name a kept answer with log-probabilities 150 times
     chats          64 clients that chat, 200 tokens each
-    aborts         the same, who leave after the first token
+    aborts         the same, who leave after a tenth of a second
     documents      64 clients with documents of 600 tokens
     long_prompts   64 clients with new prompts of some 1,500 tokens
     sessions       64 clients with conversations of 6 turns
 
-Beside each, another client asks for a chat of 8 tokens, again and again. A row is the 95th percentile of the time to
-its first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
+The last five and `one_stream` are workloads, which the client of `alignedserve bench` plays. Beside each flood it asks,
+as another client, for a chat of 8 tokens every quarter of a second. A row is the 95th percentile of the time to the
+first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
 took, and how many parts ended. Times need quiet cores.
 """
 
@@ -42,6 +43,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import urlparse
 
@@ -49,14 +51,18 @@ import httpx
 import uvloop
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
+from alignedserve.bench.wording import WordWording
 from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.serving import NAME, memory_mb, parts_under, serve
+from alignedserve.lab.benchmarks.common.serving import NAME, memory_mb, parts_under, played, player_of, serve
 from alignedserve.lab.benchmarks.gateway import CLOCK, MODEL, Server, ask_whole, connections_to, ours
+from alignedserve.loads.figures.request_figures import finished, ttft_s
+from alignedserve.loads.records.distribution import percentile
+from alignedserve.loads.records.records import RunRecord
 
 SIZE = 4 << 20  # the usual limit of a body
-CHATS, PAUSE_S, WARM_S = 60, 0.2, 3.0
+WARM_S = 3.0
 UPLOADS, READERS = 16, 40
 CLIENTS = 64  # of floods of chats: as many as a worker has seats
 MOST_TIMES = 1.5  # the first token of a chat alone
@@ -153,13 +159,6 @@ async def unread(http: httpx.AsyncClient) -> None:
     await asyncio.Event().wait()
 
 
-async def one_stream(http: httpx.AsyncClient) -> None:
-    while True:
-        async with http.stream("POST", PATH, json=chat(max_tokens=200, stream=True)) as streamed:
-            async for _ in streamed.aiter_bytes():
-                pass
-
-
 async def posts(http: httpx.AsyncClient, clients: int, path: str, body: dict[str, Any]) -> None:
     async def post() -> None:
         while True:
@@ -200,56 +199,20 @@ async def references(http: httpx.AsyncClient) -> None:
     await posts(http, 16, "/v1/responses", {"input": [{"id": kept.json()["output"][0]["id"]}] * 150})
 
 
-async def chats(http: httpx.AsyncClient) -> None:
-    await posts(http, CLIENTS, PATH, chat(max_tokens=200))
-
-
-async def aborts(http: httpx.AsyncClient) -> None:
-    async def ask() -> None:
-        while True:
-            async with http.stream("POST", PATH, json=chat(max_tokens=200, stream=True)) as streamed:
-                async for _ in streamed.aiter_bytes():
-                    break
-
-    await asyncio.gather(*(ask() for _ in range(CLIENTS)))
-
-
-async def documents(http: httpx.AsyncClient) -> None:
-    words = " ".join(map(str, range(300)))
-    await posts(http, CLIENTS, PATH, chat(content=words, max_tokens=100, service_tier="flex"))
-
-
-async def long_prompts(http: httpx.AsyncClient) -> None:
-    """Each prompt is new, so that nothing of it is found again."""
-
-    async def ask(client: int) -> None:
-        for number in itertools.count(client, CLIENTS):
-            content = " ".join(f"{number}-{word}" for word in range(300))
-            await http.post(PATH, json=chat(content=content, max_tokens=2))
-
-    await asyncio.gather(*(ask(client) for client in range(CLIENTS)))
-
-
-async def sessions(http: httpx.AsyncClient) -> None:
-    async def talk(client: int) -> None:
-        for number in itertools.count(client, CLIENTS):
-            said = [{"role": "user", "content": f"I am number {number}. Tell me a story."}]
-            for _ in range(6):
-                answer = (await http.post(PATH, json={**chat(max_tokens=60), "messages": said})).json()
-                if "choices" not in answer:
-                    break
-                said += [answer["choices"][0]["message"], {"role": "user", "content": "And then?"}]
-
-    await asyncio.gather(*(talk(client) for client in range(CLIENTS)))
-
-
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
     flood.__name__: flood
-    for flood in (
-        *(one_stream, answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids, references),
-        *(chats, aborts, documents, long_prompts, sessions),
-    )
+    for flood in (answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids, references)
 }
+_CLOSED = f"arrivals=closed,replace=true,first_s=1e6,in_flight={CLIENTS}"
+LOADS = {  # floods of what honest clients ask, as workloads; a word is about two tokens
+    "one_stream": "sizes:prompt=1,output=200,arrivals=closed,replace=true,first_s=1e6,in_flight=1",
+    "chats": f"sizes:prompt=1,output=200,{_CLOSED}",
+    "aborts": f"sizes:prompt=1,output=200,leaving_share=1,patience_s=0.1,{_CLOSED}",
+    "documents": f"sizes:service=be,prompt=300,output=100,{_CLOSED}",
+    "long_prompts": f"sizes:prompt=700,output=2,{_CLOSED}",
+    "sessions": f"sizes:prompt=8,output=60,turns=6,think_s=0.001,{_CLOSED}",
+}
+CHATS = "sizes:prompt=1,output=8,rate=4,cv=0,num_requests=60"  # of the other client
 
 
 def client(url: str, key: str) -> httpx.AsyncClient:
@@ -261,6 +224,8 @@ def run_flood(name: str, url: str, key: str) -> None:
     os.nice(19)
 
     async def run() -> None:
+        if name in LOADS:
+            await player_of(url, LOADS[name], WordWording(Random()), api_key=key)[0].play()
         async with client(url, key) as http:
             await FLOODS[name](http)
 
@@ -280,34 +245,14 @@ def flooding(name: str, url: str, key: str) -> Iterator[None]:
         process.join()
 
 
-async def first_tokens(http: httpx.AsyncClient) -> list[float | None]:
-    """Return the times to the first token of chats, one after the other; None for a chat that was not served."""
-    found: list[float | None] = []
-    for _ in range(CHATS):
-        began, first, is_whole = time.perf_counter(), None, False
-        with suppress(httpx.TransportError):
-            async with http.stream("POST", PATH, json=chat(max_tokens=8, stream=True)) as streamed:
-                async for line in streamed.aiter_lines():
-                    if first is None and '"content":"' in line and '"content":""' not in line:
-                        first = time.perf_counter() - began
-                    is_whole |= line == "data: [DONE]"
-        found.append(first if is_whole else None)
-        await asyncio.sleep(PAUSE_S)
-    return found
-
-
-def p95_ms(found: list[float | None]) -> float:
-    served = sorted(s for s in found if s is not None)
-    return 1e3 * served[int(0.95 * (len(served) - 1))] if served else float("inf")
+def p95_ms(chats: RunRecord) -> float:
+    """Return the 95th percentile of the time to the first token of chats that were served."""
+    return 1e3 * percentile(map(ttft_s, finished(chats.requests)), 95)
 
 
 def measure_flood(name: str, model: str) -> None:
-    def chats() -> list[float | None]:
-        async def ask() -> list[float | None]:
-            async with client(deployment.url, keys["chats"]) as http:
-                return await first_tokens(http)
-
-        return asyncio.run(ask())
+    def chats() -> RunRecord:
+        return played(deployment.url, CHATS, WordWording(Random()), api_key=keys["chats"])
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "keys.yaml")
@@ -321,7 +266,7 @@ def measure_flood(name: str, model: str) -> None:
             ended = before.keys() - parts_under(deployment.pid).keys()
             more_mb = sum(memory_mb(part, "VmHWM") for part in before.keys() - ended) - before_mb
     report(f"beside {name}, first token, p95", p95_ms(beside), "ms", baseline=alone, goal=MOST_TIMES * alone)
-    report(f"beside {name}, chats not served", float(beside.count(None)), "", goal=0.0)
+    report(f"beside {name}, chats not served", len(beside.requests) - len(finished(beside.requests)), "", goal=0.0)
     report(f"beside {name}, peak memory of all parts, more", more_mb, "MB")
     report(f"beside {name}, parts that ended", len(ended), "", goal=0.0)
 
@@ -348,7 +293,7 @@ def measure_bodies() -> None:
 
 
 def main() -> int:
-    parser, all_ = command(__doc__), [BODIES, *FLOODS]
+    parser, all_ = command(__doc__), [BODIES, *FLOODS, *LOADS]
     parser.add_argument("--only", type=several(str, all_), default=all_, help="what to measure")
     parser.add_argument("--model", default=str(DEMO_FOLDER), help="folder of the model")
     args = parser.parse_args()

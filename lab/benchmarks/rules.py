@@ -170,10 +170,10 @@ def mixes(folder: Path) -> dict[str, dict[str, SimulationTrial]]:
 def weigh(mix: str, trials: Sequence[SimulationTrial], rules: Sequence[str]) -> set[str]:
     """Run a mix with each seed, and without each rule that has something to say; tell what rules are worth there, and
     return those that each seed shows to be worth keeping."""
-    held, kept = list(of_each(partial(outcome, rules, left_out=None), trials)), set[str]()
+    held, kept = of_each(partial(outcome, rules, left_out=None), trials), set[str]()
     for rule in rules:
         speaking = [trial for trial, each in zip(trials, held, strict=True) if rule in each.said]
-        found = iter(list(of_each(partial(outcome, (), left_out=rule), speaking)))
+        found = iter(of_each(partial(outcome, (), left_out=rule), speaking))
         without_it = [next(found) if rule in each.said else each for each in held]
         pairs = list(zip(held, without_it, strict=True))
         worth = {"chats in time, points": [100 * (base.kept - each.kept) for base, each in pairs]}

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from math import isfinite, nan
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.lab.benchmarks.common.report import command, report
 from alignedserve.lab.benchmarks.common.simulating import record_of
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads import defaults
+from alignedserve.loads.figures.request_figures import mean_tpot_s, ttft_s
 from alignedserve.loads.records.distribution import Distribution
-from alignedserve.loads.records.records import RunRecord
+from alignedserve.loads.records.records import RequestRecord
 from alignedserve.simulator.run import Simulation
 
 
@@ -48,27 +49,16 @@ def hour_of_chat(minutes: float) -> None:
 # --- Against a real run
 
 
-@dataclass(frozen=True)
-class ServedRequest:
-    """A request of a real run, and its times in seconds."""
-
-    arrival_s: float
-    prompt_tokens: int
-    output_tokens: int
-    ttft_s: float
-    whole_s: float
-
-
 def against_measured(measured: Path, profile: str, preset: str) -> None:
     """Simulate the requests of a real run. At most 128 run at once, the default of presets and of LLMServingSim."""
     requests = _read_jsonl(measured) if measured.suffix == ".jsonl" else _read_csv(measured)
     with TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
-        _write_trace(trace, requests)
-        record = record_of(SimulationTrial(preset, f"trace:{trace}", profile=profile))
-    simulated = _simulated_times(record)
-    for name, times in _measured_times(requests).items():
-        real, mine = Distribution.from_values(times), Distribution.from_values(simulated[name])
+        lines = [f"{each.arrival_at:.6f},{each.num_prompt},{len(each.token_at)}" for each in requests]
+        trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
+        simulated = record_of(SimulationTrial(preset, f"trace:{trace}", profile=profile)).requests
+    for name, time_of in (("TTFT", ttft_s), ("TPOT", mean_tpot_s), ("end to end", _whole_s)):
+        real, mine = (Distribution.from_values(filter(isfinite, map(time_of, run))) for run in (requests, simulated))
         report(f"{profile}, {name}: the mean is off by", 100 * abs(mine.mean / real.mean - 1), "%", goal=15)
         report(f"{profile}, {name}: mean", mine.mean, "s", baseline=real.mean)
         report(f"{profile}, {name}: median", mine.p50, "s", baseline=real.p50)
@@ -76,10 +66,20 @@ def against_measured(measured: Path, profile: str, preset: str) -> None:
         report(f"{profile}, {name}: p99", mine.p99, "s", baseline=real.p99)
 
 
-def _read_csv(path: Path) -> list[ServedRequest]:
+def _whole_s(request: RequestRecord) -> float:
+    return request.token_at[-1] - request.arrival_at if request.token_at else nan
+
+
+def _request(arrival_s: float, num_prompt: int, num_output: int, ttft_s: float, whole_s: float) -> RequestRecord:
+    """Return a request of which the times of the first and of the last token are known."""
+    token_at = [arrival_s + ttft_s] * (num_output - 1) + [arrival_s + whole_s]
+    return RequestRecord("", ServiceClass.RT, Slo(), arrival_s, num_prompt, token_at)
+
+
+def _read_csv(path: Path) -> list[RequestRecord]:
     with path.open(encoding="utf-8", newline="") as file:
         return [
-            ServedRequest(
+            _request(
                 float(row["arrival_s"]),
                 int(row["prompt_tokens"]),
                 int(row["output_tokens"]),
@@ -90,13 +90,13 @@ def _read_csv(path: Path) -> list[ServedRequest]:
         ]
 
 
-def _read_jsonl(path: Path) -> list[ServedRequest]:
+def _read_jsonl(path: Path) -> list[RequestRecord]:
     """Read requests as LLMServingSim writes them. Clients and engine have clocks of their own: the first request to be
     queued at once shows how far they are apart."""
     rows = sorted(map(json.loads, path.read_text(encoding="utf-8").splitlines()), key=itemgetter("arrival_time"))
     apart = min(row["queued_ts"] - row["arrival_time"] for row in rows)
     return [
-        ServedRequest(
+        _request(
             row["arrival_time"] - rows[0]["arrival_time"],
             row["input_toks"],
             row["output_toks"],
@@ -105,25 +105,6 @@ def _read_jsonl(path: Path) -> list[ServedRequest]:
         )
         for row in rows
     ]
-
-
-def _write_trace(path: Path, requests: Sequence[ServedRequest]) -> None:
-    lines = [f"{each.arrival_s:.6f},{each.prompt_tokens},{each.output_tokens}" for each in requests]
-    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
-
-
-def _measured_times(requests: Sequence[ServedRequest]) -> dict[str, list[float]]:
-    tpot = [(each.whole_s - each.ttft_s) / (each.output_tokens - 1) for each in requests if each.output_tokens > 1]
-    return {"TTFT": [each.ttft_s for each in requests], "TPOT": tpot, "end to end": [each.whole_s for each in requests]}
-
-
-def _simulated_times(record: RunRecord) -> dict[str, list[float]]:
-    done = [(request.arrival_at, request.token_at) for request in record.requests if request.token_at]
-    return {
-        "TTFT": [tokens[0] - at for at, tokens in done],
-        "TPOT": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for _, tokens in done if len(tokens) > 1],
-        "end to end": [tokens[-1] - at for at, tokens in done],
-    }
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ and the systems take most of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from alignedserve.lab.reports.figure_rows import Better
 from alignedserve.lab.reproduce.cells import Cells
@@ -48,21 +48,21 @@ _POINTS = (
     _point(_LARGE, 8, 3, "opt-175b", "a100-80-opt-175b-tp8", only_full=True),
 )
 
-_LOAD = Axis("load")
+_MEASURES = {  # letter of a figure -> its axis, its metric, and what is better
+    "a": (Axis("tokens in a second"), "tokens_per_s", Better.HIGHER),
+    "b": (Axis("requests in a second that keep all promises"), "papers.accelgen.goodput", Better.HIGHER),
+    "c": (Axis("steps with all tokens in time", "%"), "papers.accelgen.steps_in_slo", Better.HIGHER),
+    "d": (Axis("mean time of a request", "s"), "rt.end_to_end_s.mean", Better.LOWER),
+    "e": (Axis("KV memory that is allocated", "%"), "papers.accelgen.kv_allocated", Better.HIGHER),
+}
 
 
-def _figure(
-    number: str,
-    axis: Axis,
-    metric: str,
-    systems: tuple[System, ...],
-    *claims: Claim,
-    finding: str,
-    better: Better = Better.HIGHER,
-    behind: str = "",
-) -> Figure:
-    title = f"{axis.label}, {'without a method' if systems is _ABLATIONS else 'all systems'}"
-    return Figure(number, title, _LOAD, axis, systems, _POINTS, metric, claims, finding, better, behind)
+def _figure(number: str, *claims: Claim, finding: str, behind: str = "") -> Figure:
+    """Return a figure of all systems (11) or of the methods that AccelGen may lack (12)."""
+    axis, metric, better = _MEASURES[number[-1]]
+    systems, what = (_SYSTEMS, "all systems") if number.startswith("11") else (_ABLATIONS, "without a method")
+    title = f"{axis.label}, {what}"
+    return Figure(number, title, Axis("load"), axis, systems, _POINTS, metric, claims, finding, better, behind)
 
 
 def _against(other: str, paper: float, label: str, x: str, of_others: Callable[[Sequence[float]], float]) -> Claim:
@@ -93,19 +93,13 @@ def _below(least: float, most: float) -> tuple[Claim, ...]:
     )
 
 
-def _falls(name: str, percent: float) -> Claim:
-    return Claim(f"/{name} below AccelGen, mean, %", percent, lambda cells: cells.less(f"/{name}", _BEST))
+def _mean(change: str, **paper: float) -> Iterator[Claim]:
+    """Yield by how many percent the paper has each ablation below or above AccelGen."""
+    sign = 1 if change == "below" else -1
+    for method, percent in paper.items():
+        text = f"/{method} {change} AccelGen, mean, %"
+        yield Claim(text, percent, lambda cells, method=method: sign * cells.less(f"/{method}", _BEST))
 
-
-def _grows(name: str, percent: float) -> Claim:
-    return Claim(f"/{name} above AccelGen, mean, %", percent, lambda cells: -cells.less(f"/{name}", _BEST))
-
-
-_THROUGHPUT, _GOODPUT = Axis("tokens in a second"), Axis("requests in a second that keep all promises")
-_IN_TIME, _JCT = Axis("steps with all tokens in time", "%"), Axis("mean time of a request", "s")
-_KV = Axis("KV memory that is allocated", "%")
-_TOKENS_PER_S, _KEPT = "tokens_per_s", "papers.accelgen.goodput"
-_STEPS, _END_TO_END, _ALLOCATED = "papers.accelgen.steps_in_slo", "rt.end_to_end_s.mean", "papers.accelgen.kv_allocated"
 
 _REFUSES = (
     "It refuses requests that would wait twice their promise for others; refusing none, it is ahead or about equal."
@@ -134,72 +128,20 @@ PAPER = Paper(
     "accelgen",
     "AccelGen",
     (
-        _figure(
-            "11a",
-            _THROUGHPUT,
-            _TOKENS_PER_S,
-            _SYSTEMS,
-            *_above(1.42, 11.21),
-            finding=f"{_THRASHES} {_FIVE}",
-            behind=_REFUSES,
-        ),
-        _figure("11b", _GOODPUT, _KEPT, _SYSTEMS, *_above(1.43, 13.71), finding=_AS_IN_PAPER),
-        _figure("11c", _IN_TIME, _STEPS, _SYSTEMS, *_above(1.37, 1.9), finding=_NEVER_LATE),
-        _figure("11d", _JCT, _END_TO_END, _SYSTEMS, *_below(1.61, 12.22), finding=_AS_IN_PAPER, better=Better.LOWER),
-        _figure("11e", _KV, _ALLOCATED, _SYSTEMS, finding=_THRASHES, behind=_REFUSES),
-        _figure(
-            "12a",
-            _THROUGHPUT,
-            _TOKENS_PER_S,
-            _ABLATIONS,
-            _falls("Chunk", 97),
-            _falls("Batch", 61),
-            _falls("Order", 35),
-            finding=_FIVE,
-            behind=_REFUSES,
-        ),
+        _figure("11a", *_above(1.42, 11.21), finding=f"{_THRASHES} {_FIVE}", behind=_REFUSES),
+        _figure("11b", *_above(1.43, 13.71), finding=_AS_IN_PAPER),
+        _figure("11c", *_above(1.37, 1.9), finding=_NEVER_LATE),
+        _figure("11d", *_below(1.61, 12.22), finding=_AS_IN_PAPER),
+        _figure("11e", finding=_THRASHES, behind=_REFUSES),
+        _figure("12a", *_mean("below", Chunk=97, Batch=61, Order=35), finding=_FIVE, behind=_REFUSES),
         _figure(
             "12b",
-            _GOODPUT,
-            _KEPT,
-            _ABLATIONS,
-            _falls("Order", 52),
-            _falls("Chunk", 44),
-            _falls("Batch", 27),
+            *_mean("below", Order=52, Chunk=44, Batch=27),
             finding="The paper's effect, but for /Chunk at 0.2/s: whole prompts alone have the earliest first tokens.",
         ),
-        _figure(
-            "12c",
-            _IN_TIME,
-            _STEPS,
-            _ABLATIONS,
-            _falls("Order", 42),
-            _falls("Chunk", 28),
-            _falls("Batch", 24),
-            finding=_NEVER_LATE,
-        ),
-        _figure(
-            "12d",
-            _JCT,
-            _END_TO_END,
-            _ABLATIONS,
-            _grows("Order", 17),
-            _grows("Chunk", 31),
-            _grows("Batch", 19),
-            finding=f"/Order as in the paper. {_FIVE}",
-            better=Better.LOWER,
-        ),
-        _figure(
-            "12e",
-            _KV,
-            _ALLOCATED,
-            _ABLATIONS,
-            _falls("Order", 1),
-            _falls("Chunk", 7),
-            _falls("Batch", 11),
-            finding=_FIVE,
-            behind=_REFUSES,
-        ),
+        _figure("12c", *_mean("below", Order=42, Chunk=28, Batch=24), finding=_NEVER_LATE),
+        _figure("12d", *_mean("above", Order=17, Chunk=31, Batch=19), finding=f"/Order as in the paper. {_FIVE}"),
+        _figure("12e", *_mean("below", Order=1, Chunk=7, Batch=11), finding=_FIVE, behind=_REFUSES),
     ),
     ("11b",),
 )

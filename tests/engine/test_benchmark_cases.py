@@ -15,7 +15,14 @@ import torch
 from alignedserve.config.choices import Dtype
 from alignedserve.engine.engine import Engine
 from alignedserve.lab.benchmarks import gpu
-from alignedserve.lab.benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
+from alignedserve.lab.benchmarks.common.gpu_shapes import (
+    BLOCK_SIZE,
+    MODELS,
+    PAGE,
+    head_weights,
+    kv_dim,
+    num_read,
+)
 from alignedserve.lab.benchmarks.common.models import POSITIONS
 from alignedserve.lab.benchmarks.engine import (
     BENCH,
@@ -51,7 +58,7 @@ def test_copies_of_a_gpu_close_their_arena_once(monkeypatch: pytest.MonkeyPatch)
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
     monkeypatch.setattr(gpu, "cudart_for", lambda _: runtime)
     bench = gpu.Bench(model := MODELS["8b"])
-    cache = torch.zeros(model.layers, 2 * PAGE // BLOCK_SIZE, BLOCK_SIZE, model.kv_dim, dtype=torch.bfloat16)
+    cache = torch.zeros(model.layers, 2 * PAGE // BLOCK_SIZE, BLOCK_SIZE, kv_dim(model), dtype=torch.bfloat16)
     bench.device, bench.engine = torch.device("cpu"), cast(Engine, SimpleNamespace(cache=cache))
     with bench.copier(1) as copier:
         copier.copy_out(range(PAGE // BLOCK_SIZE), [0], [1] * PAGE)
@@ -124,10 +131,10 @@ def test_llama_cpp_is_asked_for_the_case_and_its_figures_are_read(tmp_path: Path
 
 def test_gpu_counts_what_a_step_reads() -> None:
     model = MODELS["8b"]
-    head = model.vocabulary * model.hidden
-    layers = model.num_read - head
-    assert Kind.NONE.read_bytes(model) == 2 * model.num_read
-    assert model.num_read < Kind.INT8.read_bytes(model) < 1.07 * model.num_read
+    head = head_weights(model)
+    layers = num_read(model) - head
+    assert Kind.NONE.read_bytes(model) == 2 * num_read(model)
+    assert num_read(model) < Kind.INT8.read_bytes(model) < 1.07 * num_read(model)
     assert Kind.FP8.read_bytes(model) == layers + 2 * head
     assert layers // 2 < Kind.INT4.read_bytes(model) - head < 0.65 * layers
 

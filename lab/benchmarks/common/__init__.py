@@ -1,6 +1,5 @@
 """What several benchmarks use, and the parts of the large ones.
 
-crowd.py         processes that compute beside what is measured
 divergence.py    how far logits are from those of the same weights in fp32, on a text
 gpu_shapes.py    the command line of a GPU's benchmarks, their models, and how work on a GPU is timed
 machines.py      workers whose steps were measured, as profiles for the simulator

@@ -7,13 +7,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import torch
 
 from alignedserve.lab.benchmarks.common.report import command, several
+from alignedserve.lab.devices.devices import MODELS as KNOWN
+from alignedserve.lab.devices.devices import Model
 
 BLOCK_SIZE, PAGE = 16, 64
 RUNS = 20
@@ -22,85 +24,50 @@ RUNS = 20
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # a CPU: of a dry run
 
 
-@dataclass(frozen=True)
-class Model:
-    """A Llama of random weights."""
-
-    name: str
-    kv_heads: int
-    inner: int
-    vocabulary: int
-    hidden: int = 4096
-    heads: int = 32
-    layers: int = 32
-    head_dim: int = 128
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": self.vocabulary,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "max_position_embeddings": 32_768,
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "dtype": "bfloat16",
-            "eos_token_id": 2,
-        }
-
-    @property
-    def num_read(self) -> int:
-        """Return how many numbers of the weights a step reads: all but the embedding."""
-        return self.layers * (self.attention + 3 * self.hidden * self.inner) + self.vocabulary * self.hidden
-
-    @property
-    def attention(self) -> int:
-        """Return how many numbers the weights of a layer's attention have."""
-        return 2 * self.hidden * (self.heads * self.head_dim + self.kv_dim)
-
-    @property
-    def kv_dim(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
-    def kv_bytes(self) -> int:
-        """Return the bytes of a token's K and V."""
-        return 2 * 2 * self.layers * self.kv_dim
-
-
-@dataclass(frozen=True)
-class ExpertModel(Model):
-    """A mixture of experts, as Qwen3's: `inner` is the size of one expert."""
-
-    experts: int = 128
-    chosen: int = 8
-
-    @property
-    def config(self) -> dict[str, Any]:
-        own = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": self.inner}
-        chosen = {"num_experts": self.experts, "num_experts_per_tok": self.chosen, "norm_topk_prob": True}
-        return super().config | own | chosen | {"decoder_sparse_step": 1, "mlp_only_layers": []}
-
-    @property
-    def num_read(self) -> int:
-        """Return how many numbers of the weights a step of one token reads."""
-        experts = self.hidden * self.experts + self.chosen * 3 * self.hidden * self.inner
-        return self.layers * (self.attention + experts) + self.vocabulary * self.hidden
-
-
 MODELS = {
-    "7b": Model("llama_7b_mha", kv_heads=32, inner=11_008, vocabulary=32_000),
-    "8b": Model("llama_8b_gqa", kv_heads=8, inner=14_336, vocabulary=128_256),
-    # Four layers of Qwen3-30B-A3B.
-    "moe": ExpertModel("qwen3_moe_4_layers", kv_heads=4, inner=768, vocabulary=151_936, hidden=2048, layers=4),
-    "tiny": Model("tiny", kv_heads=2, inner=128, vocabulary=2_048, hidden=64, heads=4, layers=2, head_dim=16),
+    "7b": replace(KNOWN["llama-2-7b"], name="llama_7b_mha"),
+    "8b": replace(KNOWN["llama-3.1-8b"], name="llama_8b_gqa"),
+    "moe": replace(KNOWN["qwen3-30b-a3b"], name="qwen3_moe_4_layers", layers=4),
+    "tiny": Model("tiny", 2, 64, heads=4, kv_heads=2, ffn_size=128, vocabulary=2_048, head_dim=16),
 }
+
+
+def config_of(model: Model) -> dict[str, Any]:
+    """Return what a folder of the model has as config.json: a Llama, or a mixture of experts as Qwen3's."""
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "eos_token_id": 2,
+    }
+    if model.experts:
+        config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": model.experts}
+        config |= {"moe_intermediate_size": model.expert_size, "num_experts_per_tok": model.chosen}
+        config |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return config
+
+
+def head_weights(model: Model) -> int:
+    return model.vocabulary * model.hidden_size
+
+
+def num_read(model: Model) -> int:
+    """Return how many numbers of the weights a step of one token reads: all but the embedding and other experts."""
+    return model.active_weights + head_weights(model)
+
+
+def kv_dim(model: Model) -> int:
+    return model.kv_heads * model.head_dim
 
 
 def about() -> dict[str, str]:

@@ -98,14 +98,16 @@ async def ask(url: str, prompt: list[int] | str, max_tokens: int) -> Answer:
         connections.close()
 
 
-def player_of(url: str, workload: str, wording: Wording, seed: int = 0) -> tuple[Player, LoadTest]:
+def player_of(
+    url: str, workload: str, wording: Wording, seed: int = 0, api_key: str | None = None
+) -> tuple[Player, LoadTest]:
     """Return a load test of the workload that is written so, and what plays it."""
     test = LoadTest(Load(read_workload(workload), ["bench"], seed), wording, Dialect(NAME))
-    return Player(test, Address.parse(f"{url}/v1", None), _PATIENCE_S, lambda *_: None), test
+    return Player(test, Address.parse(f"{url}/v1", api_key), _PATIENCE_S, lambda *_: None), test
 
 
-def played(url: str, workload: str, wording: Wording) -> RunRecord:
-    player, test = player_of(url, workload, wording)
+def played(url: str, workload: str, wording: Wording, api_key: str | None = None) -> RunRecord:
+    player, test = player_of(url, workload, wording, api_key=api_key)
     asyncio.run(player.play())
     return test.record()
 

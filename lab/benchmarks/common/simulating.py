@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads.records.records import RunRecord
-from alignedserve.machine.one_thread import ONE_THREAD
-from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.run import Simulation
 
 R = TypeVar("R")
@@ -37,23 +33,17 @@ def record_of(trial: SimulationTrial) -> RunRecord:
 
 def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[SimulationTrial]) -> list[R]:
     """Return the figure of each trial's record; there is a process for each core, which finds it by its name."""
-    return list(of_each(partial(_figure_of, figure), trials))
+    return of_each(partial(_figure_of, figure), trials)
 
 
-def of_each(function: Callable[[T], R], values: Iterable[T]) -> Iterable[R]:
+def of_each(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
     """Return the function of each value, from a process for each core, which finds the function by its name."""
-    return _processes().map(function, values)
+    with processes(one_for_each_core()) as started:
+        return list(started.in_order(function, values))
 
 
 def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
     return figure(record_of(trial))
-
-
-@cache
-def _processes() -> ProcessPoolExecutor:
-    """Return processes whose numpy has one thread: a second one would only take a core from another process."""
-    os.environ |= ONE_THREAD
-    return ProcessPoolExecutor(max(1, round(usable_cores())), get_context("spawn"))
 
 
 def save_load(path: Path, first_s: float, *streams: dict[str, Any]) -> str:
