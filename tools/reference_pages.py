@@ -1,7 +1,7 @@
 """Write the pages of docs/reference that the code knows by itself: `python tools/reference_pages.py`.
 
-Metrics, figures, fields of the HTTP API, markers of tools and reasoning, faults, devices. A test fails while a page
-differs from what the code says.
+Settings, keys of workloads, metrics, figures, fields of the HTTP API, markers of tools and reasoning, faults, devices,
+states of a request. A test fails while a page differs from what the code says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from pydantic import BaseModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # the tests have a deployment that shows every metric once
 
+from alignedserve.config import config  # noqa: E402
+from alignedserve.config.config import every_setting  # noqa: E402
 from alignedserve.config.presets import PRESETS  # noqa: E402
+from alignedserve.config.setting import Reach, Setting  # noqa: E402
 from alignedserve.core import PreemptionCause, Rejection  # noqa: E402
 from alignedserve.gateway.openai.strict import Strict  # noqa: E402
 from alignedserve.gateway.openapi import bodies, document  # noqa: E402
@@ -29,11 +32,16 @@ from alignedserve.jobs.state import LineFate  # noqa: E402
 from alignedserve.lab.devices.devices import GPUS, MODELS, Gpu, Model  # noqa: E402
 from alignedserve.lab.fuzzing.invariants import Rule  # noqa: E402
 from alignedserve.lab.reports.figure_rows import SECTIONS  # noqa: E402
+from alignedserve.loads.workload.amounts import FORMS, Exponential, Fixed, LogNormal, Uniform  # noqa: E402
+from alignedserve.loads.workload.build import ARRIVALS, KINDS, Named, Whole, Windows, keys_of  # noqa: E402
+from alignedserve.loads.workload.stream import ClientLimits, Foresight, Span, StreamPromise, Turns  # noqa: E402
 from alignedserve.protocol.messages import Message  # noqa: E402
+from alignedserve.router import lifecycle  # noqa: E402
 from alignedserve.simulator.machines.faults import Fault  # noqa: E402
 from alignedserve.text.calls.formats import FORMATS  # noqa: E402
 from alignedserve.text.calls.names import CALL_FORMATS  # noqa: E402
 from alignedserve.text.reasoning.families import FAMILIES  # noqa: E402
+from alignedserve.worker.step import states as worker_states  # noqa: E402
 from tests.metrics.deployment import exposed  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
@@ -233,6 +241,128 @@ def _keys(kind: type[Gpu] | type[Model]) -> Iterator[tuple[str, ...]]:
         yield f"`{field.name}`", default, _comment(kind, field.name)
 
 
+SETTINGS = """\
+`alignedserve serve` reads each setting from four places. A flag outweighs a variable, a variable the file
+(`--config FILE`), the file the preset, and the preset the default.
+
+    flag      --pool-memory-mb 512                 --set kvpool.memory_mb=512 says the same
+    variable  ALIGNEDSERVE_KVPOOL_MEMORY_MB=512    the path in capitals, `_` for `.`
+    file      kvpool: {memory_mb: 512}             YAML, by section
+
+`serve --help` shows the settings in bold, `serve --help-all` shows all of them, and `serve --print-config` prints what
+the places give together. A flag of a setting that is true or false has a `--no-` form. `auto` is the default of
+numbers for which the tables show none. Those marked **reload** change while it serves: `alignedserve reload` reads
+them again.
+"""
+EXPERIMENTS = """\
+Presets are made of these, and `--set PATH=VALUE` changes them, in `serve` and in `simulate`, for ablations and tests.
+They have no flag, no variable and no place in the file. [Presets](presets.md) says what systems they make;
+`alignedserve presets` prints it.
+"""
+
+
+def settings() -> Iterator[str]:
+    yield "# Settings"
+    yield SETTINGS.rstrip()
+    usual = [setting for setting in every_setting().values() if setting.reach is not Reach.EXPERIMENT]
+    for section in dict.fromkeys(setting.section for setting in usual):
+        yield f"## `{section}`: {_inner(config.about(section))}" if section else "## What is served"
+        rows = (_setting(setting) for setting in usual if setting.section == section)
+        yield from _table(("setting", "flag", "default", ""), rows)
+    yield "## For experiments"
+    yield EXPERIMENTS.rstrip()
+    experiments = [setting for setting in every_setting().values() if setting.reach is Reach.EXPERIMENT]
+    yield from _table(("path", "default", "presets that set it", ""), map(_experiment, experiments))
+
+
+def _inner(sentence: str) -> str:
+    """Return the sentence as part of another one: names at its beginning, such as KV, keep their capitals."""
+    return (sentence if sentence[:2].isupper() else sentence[0].lower() + sentence[1:]).removesuffix(".")
+
+
+def _setting(setting: Setting) -> tuple[str, ...]:
+    path = f"`{setting.path}`"
+    flags = ", ".join(f"`{flag}`" for flag in setting.flags) if setting.path != "model" else "the first argument"
+    name = f"**{path}**" if setting.reach is Reach.COMMON else path
+    reloads = "; **reload**" if setting.reloads else ""
+    return name, flags, _usual(setting), f"{setting.help}{_allowed(setting)}{reloads}"
+
+
+def _experiment(setting: Setting) -> tuple[str, ...]:
+    num_presets = sum(setting.path in preset.settings for preset in PRESETS.values())
+    return f"`{setting.path}`", _usual(setting), str(num_presets or ""), setting.help + _allowed(setting)
+
+
+def _usual(setting: Setting) -> str:
+    value = config.plain(setting.default)
+    return "" if value is None else f"`{str(value).lower() if setting.kind is bool else value}`"
+
+
+def _allowed(setting: Setting) -> str:
+    """Return the values that the setting takes, if its type does not say it."""
+    if setting.choices:
+        return f" ({', '.join(f'`{choice}`' for choice in setting.choices)})"
+    names = {"least": "{:g} or more", "above": "more than {:g}", "most": "{:g} or less"}
+    bounds = [text.format(setting.about[name]) for name, text in names.items() if setting.about[name] is not None]
+    return f" ({', '.join(bounds)})" if bounds else ""
+
+
+STREAM_KEYS: Mapping[str, tuple[type, ...]] = {
+    "The whole workload": (Whole,),
+    **{f"`kind: {name}`": (part, *((Windows,) if name == "trace" else ())) for name, part in KINDS.items()},
+    **{f"`arrivals: {name}`": (part,) for name, part in ARRIVALS.items()},
+    "Every stream": (Named, StreamPromise, Turns, ClientLimits, Foresight, Span),
+}
+
+
+def workload_keys() -> Iterator[str]:
+    yield "# Keys of workloads"
+    yield (
+        "[Workloads](workloads.md) says how they are written, and what an *amount* is. By default `kind` is `sizes` and"
+        " `arrivals` is `gamma`."
+    )
+    for title, parts in STREAM_KEYS.items():
+        yield f"## {title}"
+        keys = keys_of(*parts).values()
+        rows = ((f"`{key.path}`", _key_default(key), key.help.replace(FORMS, "an amount")) for key in keys)
+        yield from _table(("key", "default", ""), rows) if keys else ("It has no keys.",)
+
+
+def _key_default(key: Setting) -> str:
+    match key.default:
+        case None | "":
+            return ""
+        case Fixed(value=amount):
+            text = f"{amount:g}"
+        case Uniform(least=least, most=most):
+            text = f"{least}-{most}"
+        case Exponential(mean=mean, most=most):
+            text = f"exp:{mean:g}:{most}"
+        case LogNormal(mean=mean, deviation=deviation, most=most):
+            text = f"lognormal:{mean:g}:{deviation:g}:{most}"
+        case Enum(value=value):
+            text = str(value)
+        case float() as value:
+            text = f"{value:g}"
+        case value:
+            text = str(value).lower()
+    return f"`{text}`"
+
+
+def states() -> Iterator[str]:
+    yield "# States of a request"
+    yield "The tables that the code runs by. An illegal transition raises with the request's story."
+    yield "## At the router"
+    yield "`router/lifecycle.py`:"
+    yield f"```mermaid\n{lifecycle.diagram()}\n```"
+    yield "## On a worker"
+    yield (
+        "`alignedserve/worker/step/states.py`, for both kinds of worker. A request can be cancelled in every state,"
+        " which is not drawn."
+    )
+    yield f"```mermaid\n{worker_states.diagram()}\n```"
+
+
 def _members(kind: type[Enum]) -> Iterator[tuple[Enum, str]]:
     """Yield the members of an enumeration, each with the comment beside it."""
     yield from ((member, _comment(kind, member.name)) for member in kind)
@@ -266,6 +396,9 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
     "parsers": parsers,
     "preset_list": preset_list,
     "protocol": protocol,
+    "settings": settings,
+    "states": states,
+    "workload_keys": workload_keys,
 }
 
 

@@ -1,7 +1,7 @@
 """The declaration of a setting: its names, its type, its range, and how it is reached.
 
 A setting has one home, a field of the dataclasses in config.py. The loader, the command line, the checks and the
-reference page (tools/settings_page.py) read type, default, range and help text from there. Its names follow from its
+reference page (tools/reference_pages.py) read type, default, range and help text from there. Its names follow from its
 path:
 
     path      server.port                  a place in the YAML file, in `--set`, and in `config.dump`

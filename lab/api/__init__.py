@@ -2,5 +2,4 @@
 
 simulating.py     simulates a run, or compares many
 simulated_run.py  figures, tables, files of a run, and the story of each request
-frames.py         tables as dataframes of pandas or polars, or as columns
 """

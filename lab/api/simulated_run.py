@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from alignedserve.config.sources import hint
 from alignedserve.errors import SimulateError
 from alignedserve.explain.sentences import lines
 from alignedserve.explain.story import Story
 from alignedserve.explain.trace_file import trace_of
-from alignedserve.lab.api.frames import Frame, columns_of, frame_of
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.timeline import timeline
@@ -27,6 +30,19 @@ from alignedserve.simulator.run import Simulation
 
 _HEARD_S = 1.0  # after a request's end: by then every part has noted it
 _TOKEN_TITLES = ("request", "service", "index", "at_s", "gap_s")
+_LIBRARIES = ("pandas", "polars")
+
+Frame: TypeAlias = Any  # pandas.DataFrame, polars.DataFrame, or dict[str, list]
+
+
+def frame_of(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> Frame:
+    """Return a dataframe of pandas or polars where one of them is installed, else columns."""
+    table = [*map(tuple, rows)]
+    columns = {title: [row[place] for row in table] for place, title in enumerate(titles)}
+    for library in _LIBRARIES:
+        with suppress(ImportError):
+            return import_module(library).DataFrame(columns)
+    return columns
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,13 +86,13 @@ class SimulatedRun:
     def requests(self) -> Frame:
         """Return a row for each request, with the columns of --csv."""
         rows = (tables.request_row(request, self.record.began_at) for request in self.record.requests)
-        return frame_of(columns_of(tables.REQUEST_TITLES, rows))
+        return frame_of(tables.REQUEST_TITLES, rows)
 
     @cached_property
     def steps(self) -> Frame:
         """Return a row for each step of each worker, with the columns of --csv."""
         rows = (report.step_row(step, self.record.began_at) for step in self.record.steps)
-        return frame_of(columns_of(report.STEP_TITLES, rows))
+        return frame_of(report.STEP_TITLES, rows)
 
     @cached_property
     def tokens(self) -> Frame:
@@ -87,7 +103,7 @@ class SimulatedRun:
             for request in self.record.requests
             for index, (before, at) in enumerate(pairwise((request.arrival_at, *request.token_at)))
         )
-        return frame_of(columns_of(_TOKEN_TITLES, rows))
+        return frame_of(_TOKEN_TITLES, rows)
 
     # --- One request
 

@@ -21,8 +21,7 @@ from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import DEFAULT
 from alignedserve.config.topology import Topology
 from alignedserve.errors import SimulateError
-from alignedserve.lab.api.frames import Frame, columns_of, frame_of
-from alignedserve.lab.api.simulated_run import SimulatedRun
+from alignedserve.lab.api.simulated_run import Frame, SimulatedRun, frame_of
 from alignedserve.lab.processes import one_for_each_core
 from alignedserve.lab.reports import plots, report
 from alignedserve.lab.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
@@ -137,7 +136,7 @@ class Comparison:
     @cached_property
     def runs(self) -> Frame:
         """Return a row for each run, with the columns of --csv: what was run, and every figure."""
-        return frame_of(columns_of(report.RUN_TITLES, map(report.run_row, self.all_figures)))
+        return frame_of(report.RUN_TITLES, map(report.run_row, self.all_figures))
 
     @property
     def problems(self) -> list[str]:

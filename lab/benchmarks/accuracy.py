@@ -40,8 +40,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
-from alignedserve.lab.benchmarks.common.divergence import Divergence, divergence
-from alignedserve.lab.benchmarks.common.one_pass import OnePass
+from alignedserve.lab.benchmarks.common.one_pass import Divergence, OnePass, divergence
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.text.text_model import TextModel
 from tests.gguf_files import write_tokenizer, written

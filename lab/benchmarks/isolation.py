@@ -115,7 +115,7 @@ class ChatRuns:
 
 
 @dataclass(frozen=True)
-class Load:
+class ChatLoad:
     """What is played, and where."""
 
     rate: float
@@ -209,7 +209,7 @@ def tell(label: str, run: ChatRuns, promise: ChatPromise, documents_alone: ChatR
     report(f"{label}: BE while chats come", run.meanwhile_tokens_s, "tokens/s", baseline=alone_s)
 
 
-def measure(load: Load, *, has_goals: bool) -> None:
+def measure(load: ChatLoad, *, has_goals: bool) -> None:
     """Report all six runs. Without `has_goals`, tokens per second have no goal."""
     alone = load.run(DEFAULT, has_documents=False)
     tell("chats alone", alone, DEFAULT, None)
@@ -224,7 +224,7 @@ def measure(load: Load, *, has_goals: bool) -> None:
         tell(promise.name, load.run(promise), promise, documents)
 
 
-def compare(load: Load, presets: Sequence[str]) -> None:
+def compare(load: ChatLoad, presets: Sequence[str]) -> None:
     """Report documents' tokens against the best preset that keeps the promises of 99 of 100 chats."""
     for promise in (TIGHT, DEFAULT):
         runs = {preset: load.run(promise, preset=preset) for preset in ("aligned", *presets)}
@@ -257,7 +257,7 @@ def main() -> None:
     if args.against and args.backend == "real":
         parser.error("--against is of simulated deployments: run a real one with -- --preset NAME")
     with TemporaryDirectory() as folder, backend(args, Path(folder)) as play:
-        load = Load(args.rate, args.seconds, args.be, play, Path(folder) / "load.yaml")
+        load = ChatLoad(args.rate, args.seconds, args.be, play, Path(folder) / "load.yaml")
         if args.against:
             compare(load, args.against)
         else:

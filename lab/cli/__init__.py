@@ -7,5 +7,4 @@ planning.py       the flags of plan
 reproduce.py      `alignedserve reproduce`: runs the figures of papers, and writes them beside what the papers say
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
 simulating.py     the flags of simulate, reproduce and fuzz
-time_left.py      how long trials will take, from how long those like them took
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean as mean
 
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar, about
 from alignedserve.errors import SimulateError
 from alignedserve.lab.cli.simulating import WhatIsReproduced
-from alignedserve.lab.cli.time_left import TimeLeft
 from alignedserve.lab.processes import one_for_each_core
 from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun
@@ -99,6 +101,25 @@ def _each(trials: Sequence[SimulationTrial], jobs: int) -> Iterator[TrialRun]:
             if done.problems:
                 raise SimulateError(f"{done.trial.title}: {done.problems[0]}")
             yield done
+
+
+class TimeLeft:
+    """A trial takes as long as those that differ from it by the seed; until one of these has ended, as long as the mean
+    of all that have, and before that the usual time."""
+
+    def __init__(self, usual_s: float, processes: int) -> None:
+        self._usual_s, self._processes = usual_s, processes
+        self._took_s: defaultdict[SimulationTrial, list[float]] = defaultdict(list)
+
+    def ended(self, trial: SimulationTrial, took_s: float) -> None:
+        self._took_s[replace(trial, seed=0)].append(took_s)
+
+    def of(self, trials: Iterable[SimulationTrial]) -> float:
+        """Return how many seconds these trials will take in all the processes together."""
+        all_took_s = [took_s for those in self._took_s.values() for took_s in those]
+        usual_s = [mean(all_took_s) if all_took_s else self._usual_s]
+        left_s = [mean(self._took_s.get(replace(trial, seed=0), usual_s)) for trial in trials]
+        return max(sum(left_s) / self._processes, max(left_s, default=0.0))
 
 
 def _interrupted(num_run: int, num_wanted: int, num_figures: int, path: Path | None) -> str:

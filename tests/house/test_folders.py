@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import draw_lifecycle
-
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("alignedserve", "router", "prefill_worker", "decode_worker", "kvpool", "kernels", "lab")
 
@@ -36,8 +34,3 @@ def test_a_folder_names_its_files() -> None:
 def test_the_lab_names_its_folders() -> None:
     named = set(re.findall(r"^ *(\w+)/ +\S", _page(ROOT / "lab"), re.MULTILINE))
     assert named == {path.parent.name for path in (ROOT / "lab").glob("*/__init__.py")}
-
-
-def test_the_pictures_of_a_requests_life_are_those_of_the_tables() -> None:
-    """The remedy is `python tools/draw_lifecycle.py`."""
-    assert draw_lifecycle.PAGE.read_text(encoding="utf-8") == draw_lifecycle.page()

@@ -10,8 +10,7 @@ import torch
 
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.lab.benchmarks.accuracy import FORMS, LEAST_SAME, MOST_MEAN, OF_ORIGINAL, POINTS, TEXT, ModelForm
-from alignedserve.lab.benchmarks.common.divergence import divergence
-from alignedserve.lab.benchmarks.common.one_pass import OnePass
+from alignedserve.lab.benchmarks.common.one_pass import OnePass, divergence
 from tests.conftest import SOAK
 from tests.kernels.every import kernels_of, sets_for_whole_models
 from tests.rare import rare, rarely

@@ -13,7 +13,7 @@ import torch
 from alignedserve.architectures.model_source import cache_directory, resolve
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
-from alignedserve.lab.benchmarks.common.divergence import divergence
+from alignedserve.lab.benchmarks.common.one_pass import divergence
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.real_models.answers import is_kept, kept, key_of

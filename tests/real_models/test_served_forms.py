@@ -20,8 +20,7 @@ from torch import Tensor
 
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.lab.benchmarks.accuracy import FORMS, LEAST_SAME, POINTS, PUBLISHED_FILE, ModelForm
-from alignedserve.lab.benchmarks.common.divergence import divergence
-from alignedserve.lab.benchmarks.common.one_pass import OnePass
+from alignedserve.lab.benchmarks.common.one_pass import OnePass, divergence
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment, deployed
 from tests.real_models.conftest import TOKENS, Forms, Real

@@ -1,11 +1,10 @@
 """What several benchmarks use, and the parts of the large ones.
 
-divergence.py    how far logits are from those of the same weights in fp32, on a text
 gpu_shapes.py    the command line of a GPU's benchmarks, their models, and how work on a GPU is timed
 machines.py      workers whose steps were measured, as profiles for the simulator
 mixed_load.py    all kinds of clients at once
 models.py        random weights of usual sizes
-one_pass.py      a model as the engine runs it, for all logits of a text in one pass
+one_pass.py      a model as the engine runs it: all logits of a text in one pass, and how far these are from others
 report.py        command lines and JSON lines
 serving.py       deployments: started, loads that are played on them, and their processes
 simulating.py    simulated runs, where each must end without a problem

@@ -1,10 +1,11 @@
-"""A model as the engine runs it, for all logits of a text in one pass, without requests: for tests and evaluations."""
+"""A model as the engine runs it, for all logits of a text in one pass, and how far logits are from those of others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,3 +62,31 @@ class OnePass:
         spans = Spans([Lie(len(tokens), len(tokens), blocks)], _BLOCK_SIZE)
         attention = attention_of(spans, cache, self._kernels)
         return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)
+
+
+# --- How far logits are from others
+
+_ROWS = 64  # whose distributions are compared at once, in fp64
+
+
+class Divergence(NamedTuple):
+    mean: float
+    most: float
+    same: float  # share of tokens with the same best next token
+
+
+def divergence(expected: Tensor, logits: Tensor) -> Divergence:
+    """Return how far each token's distribution is from the expected one (Kullback and Leibler).
+
+    Both are [tokens, vocabulary], and may be log-probabilities as well.
+    """
+    if expected.shape != logits.shape:
+        raise ValueError(f"logits of different shapes: {tuple(expected.shape)} and {tuple(logits.shape)}")
+    each = torch.cat([_each(*rows) for rows in zip(expected.split(_ROWS), logits.split(_ROWS), strict=True)])
+    same = (expected.argmax(-1) == logits.argmax(-1)).double()
+    return Divergence(each.mean().item(), each.max().item(), same.mean().item())
+
+
+def _each(expected: Tensor, logits: Tensor) -> Tensor:
+    wanted, found = (rows.double().log_softmax(-1) for rows in (expected, logits))
+    return (wanted.exp() * (wanted - found)).sum(-1)
