@@ -9,15 +9,8 @@ the lowest priority: on a machine of its own it would take no time from the serv
 
     one_stream     what an honest client does: one stream after the other, the least that any load costs
     answer         unstreamed answers of 128 choices with 20 log-probabilities, one after the other
-    refused        the same, larger than an answer may be
     batch_answer   a batch whose lines have such answers
-    forms          16 uploads of forms without end and without content
     unread         40 clients that never read their streams of 4 choices
-    schemas        16 clients, each chat with a schema that is new and takes long to try
-    long_texts     16 clients that have 240 kB tokenised, again and again
-    texts          64 clients that have 24 kB tokenised
-    ids            16 clients whose bodies have 200 prompts and name all tokens of the model (use --model)
-    references     16 clients whose bodies name a kept answer with log-probabilities 150 times
     chats          64 clients that chat, 200 tokens each
     aborts         the same, who leave after a tenth of a second
     documents      64 clients with documents of 600 tokens
@@ -33,15 +26,13 @@ took, and how many parts ended. Times need quiet cores.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import multiprocessing
 import os
-import re
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,7 +54,7 @@ from alignedserve.loads.records.records import RunRecord
 
 SIZE = 4 << 20  # the usual limit of a body
 WARM_S = 3.0
-UPLOADS, READERS = 16, 40
+READERS = 40
 CLIENTS = 64  # of floods of chats: as many as a worker has seats
 MOST_TIMES = 1.5  # the first token of a chat alone
 BODIES = "bodies"
@@ -121,11 +112,6 @@ async def answer(http: httpx.AsyncClient) -> None:
         await http.post(PATH, json=large(200))
 
 
-async def refused(http: httpx.AsyncClient) -> None:
-    while True:
-        await http.post(PATH, json=large(600))
-
-
 async def batch_answer(http: httpx.AsyncClient) -> None:
     lines = [{"custom_id": str(at), "method": "POST", "url": PATH, "body": large(200)} for at in range(100)]
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
@@ -133,20 +119,6 @@ async def batch_answer(http: httpx.AsyncClient) -> None:
     asked = {"input_file_id": file["id"], "endpoint": PATH, "completion_window": "24h"}
     (await http.post("/v1/batches", json=asked)).raise_for_status()
     await asyncio.Event().wait()
-
-
-async def forms(http: httpx.AsyncClient) -> None:
-    async def endless() -> Any:
-        while True:
-            yield b"--b\r\n\r\n\r\n" * 4096
-
-    async def upload() -> None:
-        while True:
-            with suppress(httpx.TransportError):
-                form = {"Content-Type": "multipart/form-data; boundary=b"}
-                await http.post("/v1/files", content=endless(), headers=form)
-
-    await asyncio.gather(*(upload() for _ in range(UPLOADS)))
 
 
 async def unread(http: httpx.AsyncClient) -> None:
@@ -159,49 +131,8 @@ async def unread(http: httpx.AsyncClient) -> None:
     await asyncio.Event().wait()
 
 
-async def posts(http: httpx.AsyncClient, clients: int, path: str, body: dict[str, Any]) -> None:
-    async def post() -> None:
-        while True:
-            with suppress(httpx.TransportError):
-                await http.post(path, content=data, headers={"Content-Type": "application/json"})
-
-    data = json.dumps({"model": NAME, **body}).encode()
-    await asyncio.gather(*(post() for _ in range(clients)))
-
-
-async def long_texts(http: httpx.AsyncClient) -> None:
-    await posts(http, 16, "/tokenize", {"prompt": "word " * 48_000})
-
-
-async def schemas(http: httpx.AsyncClient) -> None:
-    async def ask(number: int) -> None:
-        for at in itertools.count(number, UPLOADS):
-            schema = {"type": "integer", "multipleOf": 100_003 + 2 * at}
-            await http.post(PATH, json=chat(max_tokens=8, guided_json=schema))
-
-    await asyncio.gather(*(ask(number) for number in range(UPLOADS)))
-
-
-async def texts(http: httpx.AsyncClient) -> None:
-    await posts(http, 64, "/tokenize", {"prompt": "word " * 4_800})
-
-
-async def ids(http: httpx.AsyncClient) -> None:
-    wrong = await http.post("/v1/completions", json={"model": NAME, "prompt": [1 << 30]})
-    size = int(re.findall(r"has (\d+) tokens", wrong.text)[0])
-    every = {"prompt": [[5]] * 200, "max_tokens": 1, "allowed_token_ids": [*range(size)]}
-    await posts(http, 16, "/v1/completions", every)
-
-
-async def references(http: httpx.AsyncClient) -> None:
-    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "temperature": 2.0}
-    kept = await http.post("/v1/responses", json={"model": NAME, "input": "Hi", "max_output_tokens": 1_900, **shown})
-    await posts(http, 16, "/v1/responses", {"input": [{"id": kept.json()["output"][0]["id"]}] * 150})
-
-
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
-    flood.__name__: flood
-    for flood in (answer, refused, batch_answer, forms, unread, schemas, long_texts, texts, ids, references)
+    flood.__name__: flood for flood in (answer, batch_answer, unread)
 }
 _CLOSED = f"arrivals=closed,replace=true,first_s=1e6,in_flight={CLIENTS}"
 LOADS = {  # floods of what honest clients ask, as workloads; a word is about two tokens

@@ -2,8 +2,7 @@
 
     python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
     python -m lab.benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
-    python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--speed 1] [--off 0.04,0.12]
-        [--against bros,sarathi,vllm-chunked]
+    python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--off 0.04,0.12]
 
 One workload is played on a deployment by the client of `alignedserve bench`, or simulated. Chats come at random times
 (prompts of 32-256 tokens, 16-96 out). Documents are always there, as many as `--be` says (512-1,024 in, 32-128 out).
@@ -16,8 +15,8 @@ without documents: they do not cause every miss there.
 
 `--seconds` is the length of each of six runs; simulated runs of several seeds count as one. BE tokens count over a
 whole run, as other servers' clients count them; while chats come, they count from the end of the run's first third: by
-then the first documents have their prompts behind them. With `--against` the tight and the default promise are
-simulated with other presets too. `alignedserve bench --batch` has documents as lines of a batch.
+then the first documents have their prompts behind them. `alignedserve bench --batch` has documents as lines of a batch,
+`alignedserve simulate --compare` other presets.
 
 `--url` asks any server with OpenAI's API instead of starting ours. The peer is vLLM's server, on the same random model,
 which `python -m lab.benchmarks.common.models llama160m FOLDER` writes:
@@ -54,13 +53,12 @@ from alignedserve.loads.figures.request_figures import attains, finished, gaps_s
 from alignedserve.loads.records.distribution import percentile
 from alignedserve.loads.records.records import RequestRecord, RunRecord
 
-KEPT, OF_BEST = 99.0, 1.1
 COUNTED_FROM = 1 / 3  # of a run
 CHAT = {"name": "chat", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
 DOCUMENT = {"name": "documents", "service": "be", "prompt": "512-1024", "output": "32-128", "max_tokens": 128}
 IN_FLIGHT = {"arrivals": "closed", "replace": True, "jct_s": 600}
 
-Play = Callable[[str, str], list[RunRecord]]  # the file of a workload and a preset -> a run for each seed
+Play = Callable[[str], list[RunRecord]]  # the file of a workload -> a run for each seed
 
 
 @dataclass(frozen=True)
@@ -124,14 +122,14 @@ class ChatLoad:
     play: Play
     file: Path  # of the workload
 
-    def run(self, promise: ChatPromise | None, *, has_documents: bool = True, preset: str = "aligned") -> ChatRuns:
+    def run(self, promise: ChatPromise | None, *, has_documents: bool = True) -> ChatRuns:
         """Play the load; without a promise there are no chats."""
         streams = list[dict[str, object]]()
         if promise is not None:
             streams.append({**CHAT, "rate": self.rate, "ttft_s": promise.ttft_s, "tbt_s": promise.tbt_s})
         if has_documents:
             streams.append({**DOCUMENT, **IN_FLIGHT, "in_flight": self.documents})
-        return ChatRuns(self.play(save_load(self.file, self.seconds, *streams), preset), self.seconds)
+        return ChatRuns(self.play(save_load(self.file, self.seconds, *streams)), self.seconds)
 
 
 # --- Where it is played
@@ -149,12 +147,12 @@ class PriorityWording(IdWording):
         return replace(found, fields=found.fields | self._more) if request.service is ServiceClass.BE else found
 
 
-def play_on(url: str, priority: int | None, workload: str, _preset: str) -> list[RunRecord]:
+def play_on(url: str, priority: int | None, workload: str) -> list[RunRecord]:
     return [played(url, workload, PriorityWording(priority))]
 
 
-def simulated(profile: Path, seeds: Sequence[int], workload: str, preset: str) -> list[RunRecord]:
-    trial = SimulationTrial(preset, workload, profile=str(profile), gateway_ms=GATEWAY_MS)
+def simulated(profile: Path, seeds: Sequence[int], workload: str) -> list[RunRecord]:
+    trial = SimulationTrial("aligned", workload, profile=str(profile), gateway_ms=GATEWAY_MS)
     return [record_of(replace(trial, seed=seed)) for seed in seeds]
 
 
@@ -164,7 +162,7 @@ def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
     if args.backend == "simulated":
         machine = MACHINES[args.machine]
         machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
-        save_profile(folder / "steps.json", machine, speed=args.speed)
+        save_profile(folder / "steps.json", machine)
         yield partial(simulated, folder / "steps.json", args.seeds)
         return
     if args.url:
@@ -224,20 +222,6 @@ def measure(load: ChatLoad, *, has_goals: bool) -> None:
         tell(promise.name, load.run(promise), promise, documents)
 
 
-def compare(load: ChatLoad, presets: Sequence[str]) -> None:
-    """Report documents' tokens against the best preset that keeps the promises of 99 of 100 chats."""
-    for promise in (TIGHT, DEFAULT):
-        runs = {preset: load.run(promise, preset=preset) for preset in ("aligned", *presets)}
-        for preset, run in runs.items():
-            goal = KEPT if preset == "aligned" else None
-            report(f"{promise.name}, {preset}: chats attained", run.attained, "%", goal=goal, at_least=True)
-            report(f"{promise.name}, {preset}: BE while chats come", run.meanwhile_tokens_s, "tokens/s")
-        ours = runs.pop("aligned").meanwhile_tokens_s
-        best = max((run.meanwhile_tokens_s for run in runs.values() if run.attained >= KEPT), default=0.0)
-        label = f"{promise.name}: BE while chats come, against the best preset that keeps {KEPT:g} %"
-        report(label, ours, "tokens/s", baseline=best, goal=OF_BEST * best or None, at_least=True)
-
-
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of arrivals in each run")
@@ -248,21 +232,13 @@ def main() -> None:
     parser.add_argument("--url", help="real: measure a server that runs, whose model is named measured")
     parser.add_argument("--priority", type=int, help="real: field that vLLM's server orders requests by, of documents")
     parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated")
-    parser.add_argument("--speed", type=float, default=1.0, help="simulated: times that steps take")
     parser.add_argument("--off", type=several(float), help="simulated: how far predictions are off, such as 0.04,0.12")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
-    parser.add_argument("--against", type=several(str), default=[], help="simulated: presets to compare with")
     parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
-    if args.against and args.backend == "real":
-        parser.error("--against is of simulated deployments: run a real one with -- --preset NAME")
     with TemporaryDirectory() as folder, backend(args, Path(folder)) as play:
         load = ChatLoad(args.rate, args.seconds, args.be, play, Path(folder) / "load.yaml")
-        if args.against:
-            compare(load, args.against)
-        else:
-            is_real = args.backend == "real"
-            measure(load, has_goals=is_real or (MACHINES[args.machine].has_goals and args.speed == 1))
+        measure(load, has_goals=args.backend == "real" or MACHINES[args.machine].has_goals)
     sys.exit(status())
 
 

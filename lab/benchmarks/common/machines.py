@@ -8,10 +8,9 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import Point
@@ -58,12 +57,9 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 
 
-def save_profile(path: Path, machine: Machine, speed: float = 1.0) -> None:
-    """Write the profile of a worker whose steps take `speed` times as long as this machine's."""
-    token = tuple(speed * value for value in machine.step.token)
-    told: dict[str, Any] = asdict(machine.step)
-    rest = {name: speed * value for name, value in told.items() if name != "token"}
-    step = replace(Coefficients(**rest), token=token, remade=_HIDDEN_S)
+def save_profile(path: Path, machine: Machine) -> None:
+    """Write the profile of a worker on this machine."""
+    step = replace(machine.step, remade=_HIDDEN_S)
     cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, machine.off))
     chunks = [Shape.build([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
     decodes = [Shape.build(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]
