@@ -208,47 +208,37 @@ def answers(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> No
 
 
 def beside(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
+    """Run each preset with chats at shares of their capacity."""
     mixes = list(product(chosen, (True, False)))
     few = [mix for mix in mixes if mix in (("chats", True), ("long prompts", False))]
     for name, at_once in mixes if with_all else few:
-        mix = Mix(name, replace(chosen[name], seconds=20 if name == "short chats" else 40), at_once)
+        load = replace(chosen[name], seconds=20 if name == "short chats" else 40)
         shares = (0.5, 0.85) if with_all else (0.85,)
-        compared = list(product(("aligned", *(ALL_OTHERS if with_all else OTHERS)), shares))
-        *every, alone = mix.runs([*compared, ("aligned", BELOW)], seeds)
-        for share in shares:
-            found = {row[0]: runs for row, runs in zip(compared, every, strict=True) if row[1] == share}
-            _compare(mix.label(share), found)
-        _tell_longest(mix, alone)
-
-
-@dataclass(frozen=True)
-class Mix:
-    """Chats and documents."""
-
-    name: str
-    load: NamedLoad
-    at_once: bool
-
-    def label(self, share: float) -> str:
-        how = "at once" if self.at_once else "one by one"
-        return f"{self.name} at {share * self.load.capacity:.3g}/s, documents {how}"
-
-    def runs(self, rows: Sequence[tuple[str, float]], seeds: Sequence[int]) -> list[tuple[Beside, ...]]:
-        """Run each preset with chats at its share of their capacity."""
+        presets = ("aligned", *(ALL_OTHERS if with_all else OTHERS))
+        rows = [*product(presets, shares), ("aligned", BELOW)]
         with TemporaryDirectory() as folder:
-            trials = [self._trial(Path(folder) / f"{share}.yaml", preset, share) for preset, share in rows]
-            return of_seeds(Beside.from_record, trials, seeds)
+            trials = [_mixed(load, at_once, Path(folder) / f"{row[1]}.yaml", *row) for row in rows]
+            runs = dict(zip(rows, of_seeds(Beside.from_record, trials, seeds), strict=True))
+        how = "at once" if at_once else "one by one"
+        for share in (*shares, BELOW):
+            label = f"{name} at {share * load.capacity:.3g}/s, documents {how}"
+            if share == BELOW:
+                _tell_longest(label, at_once, runs["aligned", share])
+            else:
+                _compare(label, {preset: runs[preset, share] for preset in presets})
 
-    def _trial(self, path: Path, preset: str, share: float) -> SimulationTrial:
-        chats = {"first_s": self.load.seconds, **self.load.stream()}
-        rate, own_rate = share * self.load.capacity, read_workload(self.load.workload).rate
-        if self.at_once:
-            documents = {"arrivals": "at_once", "num_requests": AT_ONCE}
-        else:  # the rate of all is set: that of each changes with it
-            documents = {"rate": A_SECOND * own_rate / rate, "first_s": self.load.seconds}
-            rate += A_SECOND
-        workload = save_load(path, 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
-        return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU, options=(SEATS,))
+
+def _mixed(load: NamedLoad, at_once: bool, path: Path, preset: str, share: float) -> SimulationTrial:
+    """Return a trial of chats at a share of their capacity, and documents."""
+    chats = {"first_s": load.seconds, **load.stream()}
+    rate, own_rate = share * load.capacity, read_workload(load.workload).rate
+    if at_once:
+        documents = {"arrivals": "at_once", "num_requests": AT_ONCE}
+    else:  # the rate of all is set: that of each changes with it
+        documents = {"rate": A_SECOND * own_rate / rate, "first_s": load.seconds}
+        rate += A_SECOND
+    workload = save_load(path, 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
+    return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU, options=(SEATS,))
 
 
 @dataclass(frozen=True)
@@ -282,11 +272,10 @@ def _compare(label: str, runs: dict[str, tuple[Beside, ...]]) -> None:
     report(f"{label}, tokens of documents", tokens, "1/s", baseline=most, goal=OF_BEST * most, at_least=True)
 
 
-def _tell_longest(mix: Mix, runs: Sequence[Beside]) -> None:
+def _tell_longest(label: str, at_once: bool, runs: Sequence[Beside]) -> None:
     """Report how long a document waits for its first token at most, and pauses between two tokens."""
-    label = mix.label(BELOW)
     report(f"{label}, longest pause of a document", max(run.longest_pause_s for run in runs), "s", goal=LONGEST_S)
-    goal = None if mix.at_once else LONGEST_S  # all at once, the last begin when the first have made room
+    goal = None if at_once else LONGEST_S  # all at once, the last begin when the first have made room
     report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)
 
 

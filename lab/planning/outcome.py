@@ -6,7 +6,7 @@ Requests count as in docs/reference/figures.md: one that did not finish, a refus
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import inf
 
 from alignedserve.core import ServiceClass
@@ -29,13 +29,7 @@ class Count:
     tokens: int = 0  # of finished requests
 
     def __add__(self, other: Count) -> Count:
-        return Count(
-            self.asked + other.asked,
-            self.missed + other.missed,
-            self.late_first + other.late_first,
-            self.late_gaps + other.late_gaps,
-            self.tokens + other.tokens,
-        )
+        return Count(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def attainment(self) -> float:

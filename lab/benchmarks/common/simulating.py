@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from alignedserve.lab.processes import one_for_each_core, processes
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import settings_of
 from alignedserve.loads.records.records import RunRecord
+from alignedserve.machine.one_thread import ONE_THREAD
+from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.run import Simulation
 
 R = TypeVar("R")
@@ -38,12 +42,20 @@ def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[Simulation
 
 def of_each(function: Callable[[T], R], values: Iterable[T]) -> list[R]:
     """Return the function of each value, from a process for each core, which finds the function by its name."""
-    with processes(one_for_each_core()) as started:
-        return list(started.in_order(function, values))
+    return list(_processes().map(function, values))
 
 
 def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
     return figure(record_of(trial))
+
+
+@cache
+def _processes() -> ProcessPoolExecutor:
+    """Return processes whose numpy has one thread: a second one would only take a core from another process.
+
+    Those of lab/processes.py do not know what is defined in the program that is run, as figures are here."""
+    os.environ |= ONE_THREAD
+    return ProcessPoolExecutor(max(1, round(usable_cores())), get_context("spawn"))
 
 
 def save_load(path: Path, first_s: float, *streams: dict[str, Any]) -> str:
