@@ -125,19 +125,10 @@ class Peer(Protocol):
 
 class Ours:
     def __init__(
-        self,
-        folder: Path,
-        largest: int,
-        quantization: Quantization = Quantization.NONE,
-        dtype: Dtype = Dtype.BFLOAT16,
+        self, folder: Path, largest: int, quantization: Quantization = Quantization.NONE, dtype: Dtype = Dtype.BFLOAT16
     ) -> None:
         self.engine = Engine(
-            folder,
-            num_blocks=largest,
-            block_size=BLOCK,
-            dtype=dtype.value,
-            quantization=quantization,
-            tune_s=0.4,
+            folder, num_blocks=largest, block_size=BLOCK, dtype=dtype.value, quantization=quantization, tune_s=0.4
         )
         self._number = 0
 

@@ -27,13 +27,7 @@ from random import Random
 from statistics import median
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
-from alignedserve.lab.benchmarks.common.gpu_shapes import (
-    DEVICE,
-    all_tried,
-    asked,
-    config_of,
-    left_out,
-)
+from alignedserve.lab.benchmarks.common.gpu_shapes import DEVICE, all_tried, asked, config_of, left_out
 from alignedserve.lab.benchmarks.common.report import report
 from alignedserve.lab.benchmarks.common.serving import Answer, ServedDeployment, ask, name_of, processes_under, serve
 from alignedserve.lab.devices.devices import Model

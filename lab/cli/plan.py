@@ -50,10 +50,14 @@ def run(asked: WhatIsPlanned) -> int:
     hear_sigterm_as_ctrl_c()
     be_attain = asked.attain if asked.be_attain is None else asked.be_attain
     promise = PromisesToKeep(asked.attain, be_attain, asked.be_tokens)
-    _check_files(asked)
+    for path in filter(None, (asked.out, asked.plot, asked.json)):
+        check_writable(path)
+    if asked.plot is not None:
+        plots.check(asked.plot)
     common = _common_trial(asked)
     workload = workload_of(common)
-    _check_promise(asked, workload)
+    if asked.be_tokens and all(stream.promise.service is ServiceClass.RT for stream in workload.streams):
+        raise SimulateError("--be-tokens is of documents: no stream of --workload has service=be")
     families = [family for offer in _offers(asked) for family in _families(asked, common, offer)]
     fresh = range(asked.seed + 1, asked.seed + 1 + _FRESH)
     search = Search(families, promise, asked.workers, asked.seed, fresh)
@@ -84,13 +88,6 @@ def run(asked: WhatIsPlanned) -> int:
 # --- The question
 
 
-def _check_files(asked: WhatIsPlanned) -> None:
-    for path in filter(None, (asked.out, asked.plot, asked.json)):
-        check_writable(path)
-    if asked.plot is not None:
-        plots.check(asked.plot)
-
-
 def _common_trial(asked: WhatIsPlanned) -> SimulationTrial:
     """Return what all simulations share. A workload that does not say how long it lasts gets a time."""
     trial = SimulationTrial(asked.preset, asked.workload, options=asked.settings)
@@ -99,11 +96,6 @@ def _common_trial(asked: WhatIsPlanned) -> SimulationTrial:
         return trial
     lasts_s = min(_USUAL_S, max(_LEAST_S, _MANY / workload.rate)) if workload.rate else _USUAL_S
     return replace(trial, workload=f"{asked.workload},first_s={lasts_s:.0f}")
-
-
-def _check_promise(asked: WhatIsPlanned, workload: Mixture) -> None:
-    if asked.be_tokens and all(stream.promise.service is ServiceClass.RT for stream in workload.streams):
-        raise SimulateError("--be-tokens is of documents: no stream of --workload has service=be")
 
 
 def _question(asked: WhatIsPlanned, common: SimulationTrial, promise: PromisesToKeep) -> dict[str, object]:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Kind
 from alignedserve.errors import SimulateError
-from alignedserve.lab.reports.comparison import ComparedPresets, ComparisonLine, compare
+from alignedserve.lab.reports.comparison import MARKS, ComparedPresets, ComparisonLine, Sweep, compare, sweeps
 from alignedserve.lab.reports.step_figures import is_predicted, steps_of_kind
-from alignedserve.lab.reports.sweep import MARKS, Sweep, sweeps
 from alignedserve.lab.reports.trial import TrialRun
 from alignedserve.loads.figures.plotting import KIND_COLOURS, new_figure, save_figure
 from alignedserve.loads.figures.request_figures import attains, gaps_s, requests_of_class, ttft_s

@@ -7,10 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, fields
 from typing import Any
 
-from alignedserve.lab.reports.comparison import compare, comparison_table, comparison_tree
+from alignedserve.lab.reports.comparison import (
+    compare,
+    comparison_table,
+    comparison_tree,
+    sweep_table,
+    sweep_tree,
+    sweeps,
+)
 from alignedserve.lab.reports.figure_rows import NUMBERS, ROWS, SECTIONS, Section
 from alignedserve.lab.reports.figures import RunFigures, figure_tree
-from alignedserve.lab.reports.sweep import sweep_table, sweep_tree, sweeps
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, by_rate
 from alignedserve.loads.figures.tables import REQUEST_TITLES, csv_text, request_row, table
 from alignedserve.loads.figures.units import Unit

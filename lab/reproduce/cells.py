@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
-from alignedserve.lab.reports.comparison import Cell
+from alignedserve.lab.reports.comparison import Cell, SweepPoint, effective_throughput
 from alignedserve.lab.reports.figure_rows import Better
-from alignedserve.lab.reports.sweep import SweepPoint, effective_throughput
 from alignedserve.loads.records.distribution import mean, ratio
 
 X = float | str  # a place on the x axis

@@ -15,11 +15,10 @@ import pytest
 from alignedserve.core import Slo, Usage
 from alignedserve.errors import SimulateError
 from alignedserve.lab.reports import plots
-from alignedserve.lab.reports.comparison import Cell, compare
+from alignedserve.lab.reports.comparison import Cell, SweepPoint, compare, effective_throughput, sweeps
 from alignedserve.lab.reports.figure_rows import COMPARED, NUMBERS, ROWS
 from alignedserve.lab.reports.figures import RunFigures
 from alignedserve.lab.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
-from alignedserve.lab.reports.sweep import SweepPoint, effective_throughput, sweeps
 from alignedserve.lab.reports.trial import SimulationTrial, TrialRun, trials
 from alignedserve.loads.figures.tables import table
 from alignedserve.loads.figures.units import Unit
