@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import count
-from pathlib import Path
 from time import monotonic
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
 from alignedserve.cli.terminal.progress import ProgressBar, about
+from alignedserve.config.config import load
 from alignedserve.config.sources import read_yaml
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
-from alignedserve.lab.cli.plan_settings import check_accepted, settings_text
+from alignedserve.lab.cli.plan_settings import settings_text
 from alignedserve.lab.cli.planning import WhatIsPlanned
 from alignedserve.lab.devices import devices
 from alignedserve.lab.planning.demand import Capacity, Expected, demand_of, expected_requests, family_of
@@ -31,6 +31,7 @@ from alignedserve.lab.reports import plots
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import cluster_of, device_of, settings_of, workload_of
 from alignedserve.lab.trials.side_by_side import RunAll, side_by_side
+from alignedserve.loads.figures.tables import write
 from alignedserve.loads.workload import Mixture
 from alignedserve.loads.workload.build import USUAL_REQUESTS
 from alignedserve.loads.workload.pace import Recorded
@@ -280,16 +281,9 @@ def _loads(search: Search, workload: Mixture, simulations: _Simulations) -> list
 def _write(plan: Plan, asked: WhatIsPlanned, common: SimulationTrial, workload: Mixture) -> None:
     answer = plan.search.answer
     if asked.json is not None:
-        _write_text(asked.json, plan_document(plan))
+        write(asked.json, plan_document(plan))
     if asked.plot is not None:
         plot_plan(plan, asked.plot)
     if asked.out is not None and answer is not None:
-        _write_text(asked.out, settings_text(_on(common, answer), answer, workload))
-        check_accepted(asked.out)
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
+        write(asked.out, settings_text(_on(common, answer), answer, workload))
+        load({}, {}, asked.out)  # as `serve --config` reads it

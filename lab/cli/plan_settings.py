@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.config.config import Config, every_setting, load, of_preset, plain, settings
+from alignedserve.config.config import dump, every_setting, of_preset, plain, settings
 from alignedserve.config.setting import leaves
 from alignedserve.core import ServiceClass
 from alignedserve.lab.planning.deployments import PlannedDeployment
@@ -37,26 +36,18 @@ def settings_text(trial: SimulationTrial, answer: PlannedDeployment, workload: M
     """Return YAML with what differs from the defaults of the trial's preset. What no file can say is in comments."""
     import yaml
 
-    simulated = config_of(trial)
-    given_by_answer = _of_answer(answer)
-    given = dict(leaves(simulated)) | given_by_answer | _promises(workload)
+    own = _of_answer(answer)
+    given = dict(leaves(config_of(trial))) | own | _promises(workload)
     usual = dict(leaves(of_preset(trial.preset, {})))
     changed = {path: value for path, value in given.items() if value != usual[path] or path in ("preset", "model")}
-    of_preset(trial.preset, changed)  # refuses what does not go together
-    tree = _nested({path: plain(value) for path, value in changed.items() if path in settings()})
+    deployed = of_preset(trial.preset, changed)  # refuses what does not go together
+    tree = dump(deployed, changed.keys() & settings().keys())
     said = [f"# {answer}: {answer.price:.2f} an hour. alignedserve serve --config THIS\n"]
-    said += (
-        ["# model: change it to the folder or the hub id of the model\n"] if "model" not in _of_answer(answer) else []
-    )
+    said += [] if "model" in own else ["# model: change it to the folder or the hub id of the model\n"]
     said += [
         f"# --set {path}={str(plain(value)).lower()}\n" for path, value in changed.items() if path not in settings()
     ]
     return "".join(said) + yaml.safe_dump(tree, sort_keys=False)
-
-
-def check_accepted(path: Path) -> Config:
-    """Return the configuration that the file gives, as `serve --config` reads it."""
-    return load({}, {}, path)
 
 
 def _of_answer(answer: PlannedDeployment) -> dict[str, Any]:
@@ -92,11 +83,3 @@ def _promises(workload: Mixture) -> dict[str, float]:
         case Fixed(ttft_s), Fixed(tbt_s), Fixed(factor):
             return {"slo.ttft_ms": 1000 * factor * ttft_s, "slo.tbt_ms": 1000 * factor * tbt_s}
     return {}
-
-
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        section, _, name = path.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = value
-    return tree

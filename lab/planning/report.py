@@ -57,9 +57,11 @@ class Plan:
 def plan_text(plan: Plan) -> str:
     parts = [_headline(plan), table([["", "workers", *_TITLES, "found"], *_family_rows(plan)])]
     if plan.search.is_checked:
-        parts.append(table([[_check_title(plan.search), *_TITLES, "found"], *_check_rows(plan)]))
+        title = f"check, seeds {', '.join(map(str, plan.search.fresh))}"
+        parts.append(table([[title, *_TITLES, "found"], *_check_rows(plan)]))
     if plan.loads:
-        parts.append(table([["the answer at", "chats", "documents", "tokens/s"], *_load_rows(plan)]))
+        rows = [[f"{point.rate:.3g}/s", *_kept([point.outcome])] for point in plan.loads]
+        parts.append(table([["the answer at", *_TITLES[1:]], *rows]))
     return "\n\n".join([*parts, *plan.notes]) + "\n"
 
 
@@ -80,13 +82,14 @@ def _nearest(plan: Plan) -> str:
     found = plan.search.found
     if not found:
         return ": by the estimate no device can do this work: let more --workers be, or promise less"
-    nearest = max(found, key=lambda deployment: _nearness(plan.search.outcomes(deployment)))
+
+    def nearness(deployment: PlannedDeployment) -> tuple[float, float]:
+        outcomes = plan.search.outcomes(deployment)
+        return least_attainment(outcomes), be_tokens_per_s(outcomes)
+
+    nearest = max(found, key=nearness)
     lacks = "; ".join(plan.promise.shortfalls(plan.search.outcomes(nearest)))
     return f": {nearest} comes nearest, with {lacks}"
-
-
-def _nearness(outcomes: Sequence[Outcome]) -> tuple[float, float]:
-    return least_attainment(outcomes), be_tokens_per_s(outcomes)
 
 
 def _family_rows(plan: Plan) -> Iterator[list[str]]:
@@ -108,10 +111,6 @@ def _why_not(plan: Plan, family: DeploymentFamily) -> str:
         return f"hopeless below {family.least:,} workers" if family.least < 10_000 else "too slow for the TBT"
     least = family.of_size(family.least)
     return f"at least {least.topology}, {least.price:.2f} an hour: dearer than the answer"
-
-
-def _check_title(search: Search) -> str:
-    return f"check, seeds {', '.join(map(str, search.fresh))}"
 
 
 def _check_rows(plan: Plan) -> Iterator[list[str]]:
@@ -137,11 +136,6 @@ def _kept(outcomes: Sequence[Outcome]) -> list[str]:
         attainment_text(outcomes, ServiceClass.BE),
         f"{speed:,.0f}" if has_documents else "-",
     ]
-
-
-def _load_rows(plan: Plan) -> Iterator[list[str]]:
-    for point in plan.loads:
-        yield [f"{point.rate:.3g}/s", *_kept([point.outcome])]
 
 
 # --- JSON

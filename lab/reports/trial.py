@@ -64,12 +64,8 @@ def trials(
         replace(common, preset=preset, seed=seed, rate=rate)
         for rate in wanted
         for number, seed in enumerate(seeds)
-        for preset in _turned(presets, number)
+        for preset in (presets[::-1] if number % 2 else presets)
     ]
-
-
-def _turned(presets: Sequence[str], number: int) -> Sequence[str]:
-    return presets[::-1] if number % 2 else presets
 
 
 def by_preset(runs: Iterable[TrialRun]) -> dict[str, list[TrialRun]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -45,10 +45,7 @@ class Cells:
 
     def most_times(self, label: str, other: str) -> float:
         """Return that at the x where it is largest."""
-        return max(self._known_times(label, other), default=float("nan"))
-
-    def _known_times(self, label: str, other: str) -> Iterable[float]:
-        return filter(isfinite, (self.times(label, other, x) for x in self.xs))
+        return max(filter(isfinite, (self.times(label, other, x) for x in self.xs)), default=float("nan"))
 
     def times_over(self, label: str, other: str) -> float:
         """Return how many times as large the mean over all x is."""
