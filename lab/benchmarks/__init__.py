@@ -10,8 +10,9 @@ Kernels and the engine
 Single cores and processes
     cost.py             how well the cost model predicts steps
     gateway.py          the time that the gateway adds to a request and to a token
-    hostile.py          what hostile bodies and floods cost a deployment, and others' chats
+    hostile.py          what hostile bodies, floods and lost launchers cost a deployment, and others' chats
 Deployments, real or simulated
+    charged.py          whether requests are charged with what workers used, and what that costs
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
 The simulator and what it compares

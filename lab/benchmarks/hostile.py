@@ -10,7 +10,10 @@ the lowest priority: on a machine of its own it would take no time from the serv
     one_stream     what an honest client does: one stream after the other, the least that any load costs
     answer         unstreamed answers of 128 choices with 20 log-probabilities, one after the other
     batch_answer   a batch whose lines have such answers
+    forms          16 uploads of forms without end and without content
     unread         40 clients that never read their streams of 4 choices
+    schemas        16 clients, each chat with a schema that is new and takes long to try
+    texts          64 clients that have 24 kB tokenised
     chats          64 clients that chat, 200 tokens each
     aborts         the same, who leave after a tenth of a second
     documents      64 clients with documents of 600 tokens
@@ -21,20 +24,26 @@ The last five and `one_stream` are workloads, which the client of `alignedserve 
 as another client, for a chat of 8 tokens every quarter of a second. A row is the 95th percentile of the time to the
 first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
 took, and how many parts ended. Times need quiet cores.
+
+Last `launcher`: the launcher is killed with -9, and the next one started at once (baseline: its first start).
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
+from socket import socket
 from typing import Any
 from urllib.parse import urlparse
 
@@ -43,10 +52,11 @@ import uvloop
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.bench.wording import WordWording
+from alignedserve.core import Role
 from alignedserve.gateway.access.keys import EVERY_SCOPE, Limits, make_key
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.serving import NAME, memory_mb, parts_under, played, player_of, serve
+from alignedserve.lab.benchmarks.common.serving import NAME, ask, memory_mb, parts_under, played, player_of, serve
 from alignedserve.lab.benchmarks.gateway import CLOCK, MODEL, Server, ask_whole, connections_to, ours
 from alignedserve.loads.figures.request_figures import finished, ttft_s
 from alignedserve.loads.records.distribution import percentile
@@ -54,10 +64,10 @@ from alignedserve.loads.records.records import RunRecord
 
 SIZE = 4 << 20  # the usual limit of a body
 WARM_S = 3.0
-READERS = 40
+READERS, UPLOADS = 40, 16
 CLIENTS = 64  # of floods of chats: as many as a worker has seats
 MOST_TIMES = 1.5  # the first token of a chat alone
-BODIES = "bodies"
+BODIES, LAUNCHER = "bodies", "launcher"
 PATH = "/v1/chat/completions"
 _HEAD = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], '
 _PROMPT = f'{{"model": "{MODEL}", "prompt": '
@@ -121,6 +131,40 @@ async def batch_answer(http: httpx.AsyncClient) -> None:
     await asyncio.Event().wait()
 
 
+async def forms(http: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"--b\r\n\r\n\r\n" * 4096
+
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    await again(UPLOADS, lambda _: http.post("/v1/files", content=endless(), headers=form))
+
+
+async def schemas(http: httpx.AsyncClient) -> None:
+    def ask(number: int) -> Awaitable[object]:
+        schema = {"type": "integer", "multipleOf": 100_003 + 2 * number}
+        return http.post(PATH, json=chat(max_tokens=8, guided_json=schema))
+
+    await again(UPLOADS, ask)
+
+
+async def texts(http: httpx.AsyncClient) -> None:
+    data = json.dumps({"model": NAME, "prompt": "word " * 4_800}).encode()
+    await again(64, lambda _: http.post("/tokenize", content=data, headers={"Content-Type": "application/json"}))
+
+
+async def again(clients: int, ask: Callable[[int], Awaitable[object]]) -> None:
+    """Have so many clients ask without end; each ask gets a number of its own."""
+    numbers = itertools.count()
+
+    async def ask_on() -> None:
+        while True:
+            with suppress(httpx.TransportError):
+                await ask(next(numbers))
+
+    await asyncio.gather(*(ask_on() for _ in range(clients)))
+
+
 async def unread(http: httpx.AsyncClient) -> None:
     address, body = urlparse(str(http.base_url)), json.dumps(chat(n=4, max_tokens=600, stream=True)).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: {address.hostname}\r\nAuthorization: {http.headers['authorization']}\r\n"
@@ -132,7 +176,7 @@ async def unread(http: httpx.AsyncClient) -> None:
 
 
 FLOODS: dict[str, Callable[[httpx.AsyncClient], Awaitable[None]]] = {
-    flood.__name__: flood for flood in (answer, batch_answer, unread)
+    flood.__name__: flood for flood in (answer, batch_answer, forms, unread, schemas, texts)
 }
 _CLOSED = f"arrivals=closed,replace=true,first_s=1e6,in_flight={CLIENTS}"
 LOADS = {  # floods of what honest clients ask, as workloads; a word is about two tokens
@@ -223,14 +267,39 @@ def measure_bodies() -> None:
         report("gateway, the most of all kinds, memory", most_mb, "MB")
 
 
+def measure_launcher(model: str) -> None:
+    """Kill the launcher, and start the next one at once, which goes on with the parts."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        flags = ("--port", str(probe.getsockname()[1]), "--pool-memory-mb", "256", "--topology", "1+1")
+    flags += ("--profile-s", "0", "--set", "engine.tune_s=0")  # what no later start repeats
+    with serve(model, *flags) as first:
+        parts = {pid: name for pid, name in parts_under(first.pid).items() if name.partition("-")[0] in set(Role)}
+        os.kill(first.pid, signal.SIGKILL)
+        killed_at = time.perf_counter()
+        with serve(model, *flags) as second:
+            greeted_s = time.perf_counter() - killed_at
+            answer = asyncio.run(ask(second.url, [5, 6, 7], 4))
+            lost = {pid for pid in parts if not Path(f"/proc/{pid}").exists()}
+            new = [name for name in parts_under(second.pid).values() if name in parts.values()]
+    name = "the launcher, killed"
+    report(f"{name}: load average of the {os.cpu_count()} processors", os.getloadavg()[0], "")
+    report(f"{name}: until the next one greets", greeted_s, "s", baseline=first.ready_s)
+    first_token_s = answer.read.token_at[0] - killed_at if answer.is_whole else math.inf
+    report(f"{name}: until the first token of a new request", first_token_s, "s", goal=15)
+    report(f"{name}: of {len(parts)} parts, those that are other processes", len(lost) + len(new), "", goal=0)
+
+
 def main() -> int:
-    parser, all_ = command(__doc__), [BODIES, *FLOODS, *LOADS]
+    parser, all_ = command(__doc__), [BODIES, *FLOODS, *LOADS, LAUNCHER]
     parser.add_argument("--only", type=several(str, all_), default=all_, help="what to measure")
     parser.add_argument("--model", default=str(DEMO_FOLDER), help="folder of the model")
     args = parser.parse_args()
     for name in args.only:
         if name == BODIES:
             measure_bodies()
+        elif name == LAUNCHER:
+            measure_launcher(args.model)
         else:
             measure_flood(name, args.model)
     return status()

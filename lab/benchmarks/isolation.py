@@ -2,7 +2,7 @@
 
     python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
     python -m lab.benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
-    python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--off 0.04,0.12]
+    python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--off 0.04,0.12] [--hog]
 
 One workload is played on a deployment by the client of `alignedserve bench`, or simulated. Chats come at random times
 (prompts of 32-256 tokens, 16-96 out). Documents are always there, as many as `--be` says (512-1,024 in, 32-128 out).
@@ -15,8 +15,9 @@ without documents: they do not cause every miss there.
 
 `--seconds` is the length of each of six runs; simulated runs of several seeds count as one. BE tokens count over a
 whole run, as other servers' clients count them; while chats come, they count from the end of the run's first third: by
-then the first documents have their prompts behind them. `alignedserve bench --batch` has documents as lines of a batch,
-`alignedserve simulate --compare` other presets.
+then the first documents have their prompts behind them. With `--hog` another tenant takes half of the memory bandwidth
+(common/hog.py). `alignedserve bench --batch` has documents as lines of a batch, `alignedserve simulate --compare` other
+presets.
 
 `--url` asks any server with OpenAI's API instead of starting ours. The peer is vLLM's server, on the same random model,
 which `python -m lab.benchmarks.common.models llama160m FOLDER` writes:
@@ -32,7 +33,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -42,16 +43,21 @@ from tempfile import TemporaryDirectory
 
 from alignedserve.bench.wording import IdWording, Prompt
 from alignedserve.core import Request, ServiceClass
+from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import Uncertainty
+from alignedserve.lab.benchmarks.common.hog import HoggedTruth, hog
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
 from alignedserve.lab.benchmarks.common.serving import ask, played, serve
-from alignedserve.lab.benchmarks.common.simulating import record_of, save_load
+from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
 from alignedserve.lab.reports.trial import SimulationTrial
+from alignedserve.lab.trials.building import device_of, settings_of
 from alignedserve.loads.figures.request_figures import attains, finished, gaps_s, requests_of_class, ttft_s
 from alignedserve.loads.records.distribution import percentile
 from alignedserve.loads.records.records import RequestRecord, RunRecord
+from alignedserve.simulator.machines.world import World
+from alignedserve.simulator.run import Simulation
 
 COUNTED_FROM = 1 / 3  # of a run
 CHAT = {"name": "chat", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
@@ -151,9 +157,19 @@ def play_on(url: str, priority: int | None, workload: str) -> list[RunRecord]:
     return [played(url, workload, PriorityWording(priority))]
 
 
-def simulated(profile: Path, seeds: Sequence[int], workload: str) -> list[RunRecord]:
+def simulated(profile: Path, seeds: Sequence[int], has_hog: bool, workload: str) -> list[RunRecord]:
     trial = SimulationTrial("aligned", workload, profile=str(profile), gateway_ms=GATEWAY_MS)
-    return [record_of(replace(trial, seed=seed)) for seed in seeds]
+    trials = [replace(trial, seed=seed) for seed in seeds]
+    return [hogged(each, profile) if has_hog else record_of(each) for each in trials]
+
+
+def hogged(trial: SimulationTrial, profile: Path) -> RunRecord:
+    """Run the trial on the profile's device, whose memory others use in spells."""
+    settings = settings_of(trial)
+    world = World(trial.seed, settings.network, settings.checked)
+    truth = HoggedTruth(cost_profile.load(profile).model, trial.seed, lambda: world.agenda.now)
+    timing = replace(device_of(trial), truth=truth)
+    return recorded(Simulation(replace(settings, timing=timing), world=world))
 
 
 @contextmanager
@@ -163,16 +179,18 @@ def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
         machine = MACHINES[args.machine]
         machine = replace(machine, off=Uncertainty(*args.off)) if args.off else machine
         save_profile(folder / "steps.json", machine)
-        yield partial(simulated, folder / "steps.json", args.seeds)
+        yield partial(simulated, folder / "steps.json", args.seeds, args.hog)
         return
     if args.url:
         asyncio.run(ask(args.url, [3] * 20, 4))  # what a first request warms up
-        yield partial(play_on, args.url, args.priority)
+        with hog() if args.hog else nullcontext():
+            yield partial(play_on, args.url, args.priority)
         return
     model = args.model or llama160m(folder / "model")
     with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
         asyncio.run(ask(deployment.url, [3] * 20, 4))
-        yield partial(play_on, deployment.url, args.priority)
+        with hog() if args.hog else nullcontext():
+            yield partial(play_on, deployment.url, args.priority)
 
 
 # --- Figures
@@ -233,6 +251,7 @@ def main() -> None:
     parser.add_argument("--priority", type=int, help="real: field that vLLM's server orders requests by, of documents")
     parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated")
     parser.add_argument("--off", type=several(float), help="simulated: how far predictions are off, such as 0.04,0.12")
+    parser.add_argument("--hog", action="store_true", help="let another tenant take half of the memory bandwidth")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
     parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
     args = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import mean, median
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from alignedserve.core import NO_KV, Decode, Sampling, StepPlan
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape, Uncertainty, shape_of
 from alignedserve.forms.orders import CompressPage
+from alignedserve.lab.benchmarks.common.hog import HoggedTruth
 from alignedserve.lab.devices.gpu_truth import names
 from alignedserve.lab.devices.hardware import ProfileTruth, from_gpu
 from alignedserve.protocol.commands import CopyIn
@@ -85,3 +87,18 @@ class TestKinds:
 
     def test_to_compress_takes_time(self) -> None:
         assert self.DEVICE.compress(CompressPage(1, "pool-0.1", 0, 900)) > self.copied((0,), self.DEVICE.page_size)
+
+
+class TestBesideAHog:
+    def test_reading_takes_twice_as_long_in_spells_and_only_in_spells(self) -> None:
+        now = [0.0]
+        reads = CostModel({kind: Coefficients(fixed=1e-3) for kind in Kind})
+        truth = HoggedTruth(reads, seed=3, now=lambda: now[0])
+        took = []
+        for second in range(400):
+            now[0] = float(second)
+            took.append(truth.seconds(decodes(second)))
+        assert set(took) == {1e-3, 2e-3}
+        assert 100 < took.count(2e-3) < 300
+        changes = sum(before != after for before, after in pairwise(took))
+        assert 20 < changes < 200, "spells last some seconds"
