@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -82,7 +82,14 @@ def call_syntax(
     if beside is BesideCalls.TEXT and form.has_mark:
         marker = next(opening for opening in form.openings if before.startswith(opening))
         between = between.partition(marker)[0]  # the marker begins the next round
-        starts = _starts_with_text(marker, before.removeprefix(marker), after, several, writer)
+        token, begins = writer.text(marker), writer.text(before.removeprefix(marker))
+        starts = [  # each call has the marker and its own two ends
+            f"start: {'round* rest' if several else 'round | rest'}",
+            f"round: lead {begins} call {writer.text(after)}",
+            f"lead[lazy]: TEXT {token}" if token.startswith('"') else f"lead: TEXT {token}",
+            "rest: TEXT",
+            r"TEXT: /(.|\n)*/",
+        ]
     else:
         more = f" ({writer.text(between)} call)*" if several else ""
         starts = [f"start: calls{'' if beside is BesideCalls.NOTHING else ' | answer'}"]
@@ -90,29 +97,11 @@ def call_syntax(
     if beside is BesideCalls.SCHEMA:
         starts.append(f"answer: {writer.json(schema)}")
     elif beside is BesideCalls.TEXT and not form.has_mark:
-        starts += ["answer: TEXT", _text_without_calls(marker for marker in form.openings if marker not in specials)]
+        markers = [f".*{re.escape(marker)}.*" for marker in form.openings if marker not in specials]
+        unlike = [f"~/(?s:{pattern})/" for pattern in (r"\s*\[?\s*\{.*", *markers)]  # JSON, or a marker of calls
+        starts += ["answer: TEXT", " & ".join(["TEXT: /(?s:.*)/", *unlike])]
     each = [f"{name}: {body}" for name, body in zip(names, bodies, strict=True)]
     return lark_syntax("\n".join([*starts, f"call: {' | '.join(names)}", *each, *writer.rules]))
-
-
-def _starts_with_text(marker: str, begins: str, ends: str, several: bool, writer: Writer) -> list[str]:
-    """Return the rules of a text with calls; each call has the marker and its own two ends."""
-    token = writer.text(marker)
-    lead = f"lead[lazy]: TEXT {token}" if token.startswith('"') else f"lead: TEXT {token}"
-    rounds = "round* rest" if several else "round | rest"
-    return [
-        f"start: {rounds}",
-        f"round: lead {writer.text(begins)} call {writer.text(ends)}",
-        lead,
-        "rest: TEXT",
-        r"TEXT: /(.|\n)*/",
-    ]
-
-
-def _text_without_calls(markers: Iterable[str]) -> str:
-    """Return the rule of a text that neither begins with JSON nor has a marker of calls."""
-    unlike = [r"\s*\[?\s*\{.*", *(f".*{re.escape(marker)}.*" for marker in markers)]
-    return " & ".join(["TEXT: /(?s:.*)/", *(f"~/(?s:{pattern})/" for pattern in unlike)])
 
 
 def _quoted(text: str) -> str:

@@ -74,7 +74,8 @@ class ChatTemplate:
         self._knows_developers = "developer" in source
         self.source = source
         self.shows_tools = "tools" in self._known
-        self._names = {special: _secret_name() for special in specials}
+        # Names that no user can guess: they never leave this process.
+        self._names = {special: f"\ue000{secrets.token_hex(16)}\ue001" for special in specials}
         self._tokenizer = _renamed(tokenizer, self._names)
         self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
 
@@ -103,14 +104,23 @@ class ChatTemplate:
         more = {**offered, **rendering.more}
         stand_ins = self._choose_stand_ins(all_texts([messages, rendering.tools, more]))
         shown = [self._mask_message(message, stand_ins) for message in messages]
-        rendered = self._render(
-            messages=shown,
-            tools=self._mask(rendering.tools, stand_ins) or None,
-            add_generation_prompt=rendering.opens_answer,
-            more=self._mask(more, stand_ins),
-        )
-        if rendering.continues:
-            rendered = _cut_after(rendered, shown[-1]["content"])
+        variables = {
+            **self._variables,
+            "documents": None,
+            **self._mask(more, stand_ins),
+            "messages": shown,
+            "tools": self._mask(rendering.tools, stand_ins) or None,
+            "add_generation_prompt": rendering.opens_answer,
+        }
+        try:
+            rendered = self._template.render(variables)
+        except Exception as error:  # a template is a program: unexpected messages may make it raise anything
+            raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
+        if rendering.continues:  # up to the end of the last message's content, without white space at its end
+            before, last, _ = rendered.rpartition(shown[-1]["content"].strip())
+            if not last:
+                raise PromptError("the model's chat template changes the last message: the answer cannot continue it")
+            rendered = before + last
         named = self._special.sub(lambda found: self._names[found[0]], rendered)
         back = str.maketrans({stand_in: character for character, stand_in in stand_ins.items()})
         prompt, ids_of = named.translate(back), partial(encode, self._tokenizer, add_special_tokens=False)
@@ -147,12 +157,6 @@ class ChatTemplate:
     def _is_plain(self, name: str) -> bool:
         return name.isidentifier() and not self._special.search(name)
 
-    def _render(self, more: Mapping[str, Any], **given: Any) -> str:
-        try:
-            return self._template.render({**self._variables, "documents": None, **more, **given})
-        except Exception as error:  # a template is a program: unexpected messages may make it raise anything
-            raise PromptError(f"the model's chat template refuses these messages: {_one_line(error)}") from error
-
     @cached_property
     def _edges(self) -> list[str]:
         """Return the characters with which special tokens begin or end."""
@@ -176,15 +180,12 @@ class ChatTemplate:
 
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message with the arguments of its calls as texts."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
     return {**message, "tool_calls": calls} if calls else message
-
-
-def _as_text(arguments: Mapping[str, Any] | str) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def all_texts(value: Any) -> Iterator[str]:
@@ -200,14 +201,6 @@ def all_texts(value: Any) -> Iterator[str]:
             yield from all_texts(item)
 
 
-def _cut_after(rendered: str, content: str) -> str:
-    """Return the rendered text up to the end of the last message's content, without white space at its end."""
-    before, found, _ = rendered.rpartition(content.strip())
-    if not found:
-        raise PromptError("the model's chat template changes the last message: the answer cannot continue it")
-    return before + found
-
-
 def _overlap(literal: str, special: str) -> bool:
     """Return whether the special token could begin or end inside the literal."""
     tails = [literal[at:] for at in range(len(literal))]
@@ -219,11 +212,6 @@ def _overlap(literal: str, special: str) -> bool:
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     longest_first = sorted((text for text in texts if text), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-
-def _secret_name() -> str:
-    """Return a name that no user can guess: it never leaves this process."""
-    return f"\ue000{secrets.token_hex(16)}\ue001"
 
 
 def _renamed(tokenizer: str, names: Mapping[str, str]) -> Tokenizer:

@@ -195,20 +195,15 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, A
 
 
 def _shared_references(schema: Any) -> Iterator[str]:
-    """Yield the references that stand beside properties, or in an allOf beside other members."""
-    if isinstance(schema, Mapping):
-        if schema.get("properties"):
-            yield from _reference(schema)
-        members = schema.get("allOf", ())
-        if isinstance(members, list) and (len(members) > 1 or schema.get("properties")):
-            for member in members:
-                yield from _reference(member)
-        for _, _, inner in _parts(schema):
-            yield from _shared_references(inner)
+    """Yield the references that stand beside properties, or in an allOf beside other members.
 
-
-def _reference(schema: Any) -> Iterator[str]:
-    """Yield the schema's reference, if it has one; one that is no text is left for llguidance to refuse."""
-    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if isinstance(reference, str):
-        yield reference
+    One that is no text is left for llguidance to refuse."""
+    if not isinstance(schema, Mapping):
+        return
+    members = schema.get("allOf", ())
+    several = isinstance(members, list) and (len(members) > 1 or schema.get("properties"))
+    for beside in [*([schema] if schema.get("properties") else ()), *(members if several else ())]:
+        if isinstance(beside, Mapping) and isinstance(reference := beside.get("$ref"), str):
+            yield reference
+    for _, _, inner in _parts(schema):
+        yield from _shared_references(inner)

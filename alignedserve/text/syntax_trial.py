@@ -162,7 +162,10 @@ def main() -> None:
         return
     _say(answers, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit_memory()
+    statm = Path("/proc/self/statm")  # where the system says how much memory it has, it may use so much more
+    if statm.exists():
+        data = int(statm.read_text().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, resource.RLIM_INFINITY))
     with open(os.devnull, "wb") as nowhere:  # how the process dies is said by its parent, in a line
         os.dup2(nowhere.fileno(), 2)
     threading.stack_size(_STACK_BYTES)
@@ -173,28 +176,15 @@ def main() -> None:
 
 def _serve(syntaxes: Syntaxes, answers: IO[bytes]) -> None:
     for line in sys.stdin.buffer:
-        _allow_time()
-        began = time.process_time()
+        began = time.process_time()  # from here on it may use so much more time; the limit is in whole seconds
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(began) + 1 + MOST_CPU_S, hard))
         fault = syntaxes.find_fault(json.loads(line))
         _say(answers, (fault, time.process_time() - began))
 
 
 def _say(answers: IO[bytes], answer: object) -> None:
     answers.write(json.dumps(answer).encode() + b"\n")
-
-
-def _allow_time() -> None:
-    """Let the process use so much more time; the limit is in whole seconds."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MOST_CPU_S, hard))
-
-
-def _limit_memory() -> None:
-    """Let the process use so much more memory, where the system says how much it has."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        data = int(statm.read_text().split()[5]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, resource.RLIM_INFINITY))
 
 
 if __name__ == "__main__":

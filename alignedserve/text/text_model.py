@@ -66,12 +66,20 @@ class TextModel:
         config = Given(folder / "config.json")
         generation = _read_json_if_there(folder / "generation_config.json")
         naming = _read_json_if_there(folder / _CONFIG)
-        text = _tokenizer_text(folder / _TOKENIZER, _special_texts(naming))
-        tokenizer = _tokenizer(folder / _TOKENIZER, text)
-        specials = {token.content: number for number, token in _added(tokenizer).items() if token.special}
-        source = _template_source(folder, naming.get("chat_template"))
-        template = _template(folder, source, naming, specials, text)
-        form = _call_format(template, tool_call_parser)
+        text, tokenizer = _read_tokenizer(folder / _TOKENIZER, _special_texts(naming))
+        added = tokenizer.get_added_tokens_decoder()
+        specials = {token.content: number for number, token in added.items() if token.special}
+        source, template = _template_source(folder, naming.get("chat_template")), None
+        if source is not None:
+            try:
+                template = ChatTemplate(source, _variables(naming), specials, text)
+            except ModelError as error:
+                raise ModelError(f"{folder}: {error}") from error
+        form = None  # the template may show none that is known
+        if tool_call_parser != AUTO:
+            form = named_call_format(tool_call_parser, source or "")
+        elif template is not None and template.shows_tools:
+            form = find_call_format(template.source)
         return cls(
             tokenizer=tokenizer,
             template=template,
@@ -93,18 +101,13 @@ class TextModel:
             messages = with_short_ids(messages)
         if self.shows_tools:
             return self.template.token_ids(messages, rendering)
+        tools, rendering = rendering.tools, replace(rendering, tools=())
         try:
-            return self._described_ids(self.template, messages, rendering, apart=True)
+            return self.template.token_ids(described(messages, tools, self.call_format), rendering)
         except PromptError:  # some templates know no system message
-            if not rendering.tools:
+            if not tools:
                 raise
-            return self._described_ids(self.template, messages, rendering, apart=False)
-
-    def _described_ids(
-        self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], rendering: Rendering, apart: bool
-    ) -> list[int]:
-        plain = described(messages, rendering.tools, self.call_format, apart)
-        return template.token_ids(plain, replace(rendering, tools=()))
+            return self.template.token_ids(described(messages, tools, self.call_format, apart=False), rendering)
 
     def prompt_ids(self, text: str, with_special: bool = True) -> list[int]:
         """Return the text's tokens as a prompt, with the special tokens that the model expects around every text.
@@ -164,38 +167,23 @@ def _read_json_if_there(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def _tokenizer_text(path: Path, specials: set[str]) -> str:
-    """Return the text of tokenizer.json, in which each token that the configuration calls special is marked special."""
+def _read_tokenizer(path: Path, specials: set[str]) -> tuple[str, Tokenizer]:
+    """Return the text of tokenizer.json, in which each token that the configuration calls special is marked special,
+    and its tokenizer."""
     described = read_json(path)
     added_tokens = described.get("added_tokens") or []
     if not isinstance(added_tokens, list) or not all(isinstance(added, dict) for added in added_tokens):
         raise ModelError(f"{path}: added_tokens must be a list of objects")
     for added in added_tokens:
         added["special"] = added.get("special", False) or added.get("content") in specials
-    return json.dumps(described)
-
-
-def _tokenizer(path: Path, text: str) -> Tokenizer:
+    text = json.dumps(described)
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
-
-
-def _added(tokenizer: Tokenizer) -> dict[int, Any]:
-    return dict(tokenizer.get_added_tokens_decoder())
+    return text, tokenizer
 
 
 def _token_text(token: Any) -> str | None:
@@ -224,30 +212,14 @@ def _tokens_in(listed: Any) -> list[Any]:
     return list(listed.values()) if isinstance(listed, dict) else list(listed or ())
 
 
-def _template(
-    folder: Path, source: str | None, naming: Mapping[str, Any], specials: Iterable[str], tokenizer: str
-) -> ChatTemplate | None:
-    if source is None:
-        return None
-    try:
-        return ChatTemplate(source, _variables(naming), specials, tokenizer)
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from error
-
-
-def _call_format(template: ChatTemplate | None, name: str) -> CallFormat | None:
-    """Return the format that is named, or that the template shows; None if it shows none that is known."""
-    source = template.source if template is not None else ""
-    if name != AUTO:
-        return named_call_format(name, source)
-    return find_call_format(source) if template is not None and template.shows_tools else None
-
-
 def _template_source(folder: Path, configured: Any) -> str | None:
+    path = folder / _TEMPLATE
     try:
-        return _read_text(folder / _TEMPLATE)
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
     if isinstance(configured, list):  # several templates with names
         named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
         configured = named.get("default")

@@ -55,17 +55,15 @@ def _plain(messages: Sequence[Message], form: CallFormat) -> Iterator[Message]:
         if results:
             yield {"role": "user", "content": "\n".join(results)}
             results = []
-        yield _with_calls(message, form) if message.get("tool_calls") else message
+        if not message.get("tool_calls"):
+            yield message
+            continue
+        functions = [call["function"] for call in message["tool_calls"]]
+        calls = form.write([(function["name"], _object(function["arguments"])) for function in functions])
+        shown = {name: value for name, value in message.items() if name != "tool_calls"}
+        yield {**shown, "content": f"{message['content']}\n{calls}" if message["content"] else calls}
     if results:
         yield {"role": "user", "content": "\n".join(results)}
-
-
-def _with_calls(message: Message, form: CallFormat) -> Message:
-    functions = [call["function"] for call in message["tool_calls"]]
-    calls = form.write([(function["name"], _object(function["arguments"])) for function in functions])
-    said = message["content"]
-    shown = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**shown, "content": f"{said}\n{calls}" if said else calls}
 
 
 def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
@@ -73,17 +71,14 @@ def _object(arguments: Mapping[str, Any] | str) -> Mapping[str, Any]:
     return {"arguments": arguments} if isinstance(arguments, str) else arguments
 
 
-def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+def with_short_ids(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages with short ids of calls in place of those that come from elsewhere."""
-    return [_with_short_ids(message) for message in messages]
-
-
-def _with_short_ids(message: Message) -> Message:
-    shown = dict(message)
-    if calls := message.get("tool_calls"):
-        shown["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
-    if (answered := message.get("tool_call_id")) is not None:
-        shown["tool_call_id"] = _short(answered)
+    shown = [dict(message) for message in messages]
+    for message in shown:
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
+        if (answered := message.get("tool_call_id")) is not None:
+            message["tool_call_id"] = _short(answered)
     return shown
 
 

@@ -69,16 +69,16 @@ class CallFormat:
         return before + between.join(self.layout.write(name, arguments) for name, arguments in calls) + after
 
 
-def _section(name: str, begins: str, layout: SectionCalls, *signs: tuple[str, ...]) -> CallFormat:
-    (opens, closes), parts, ends = layout.section, layout.parts, layout.ends
+def _section(name: str, layout: SectionCalls, *signs: tuple[str, ...]) -> CallFormat:
+    (opens, closes), begins, ends = layout.section, layout.begins, layout.ends
     frame = opens + begins, ends + begins, ends + closes
-    return CallFormat(name, layout, frame, (opens, begins), (parts, ends, closes), signs)
+    return CallFormat(name, layout, frame, (opens, begins), (layout.parts, ends, closes), signs)
 
 
 def _deepseek(name: str, before: str, after: str, *signs: tuple[str, ...]) -> CallFormat:
     section = deepseek_marker("tool calls begin"), deepseek_marker("tool calls end")
     begins, ends = deepseek_marker("tool call begin"), deepseek_marker("tool call end")
-    return _section(name, begins, SectionCalls(section, begins, _SEPARATOR, ends, (before, after)), *signs)
+    return _section(name, SectionCalls(section, begins, _SEPARATOR, ends, (before, after)), *signs)
 
 
 def deepseek_marker(words: str) -> str:
@@ -151,7 +151,7 @@ FORMATS = (  # the first row that a template shows is its model's
     _listed("mistral", JsonCalls(), "[TOOL_CALLS]", "", others=(), has_short_ids=True),
     _deepseek("deepseek_v3", f"function{_SEPARATOR}NAME\n```json\n", "\n```", (_SEPARATOR, "```json")),
     _deepseek("deepseek_v31", f"NAME{_SEPARATOR}", "", (_SEPARATOR,)),
-    _section("kimi_k2", "<|tool_call_begin|>", _KIMI, ("<|tool_call_argument_begin|>",)),
+    _section("kimi_k2", _KIMI, ("<|tool_call_argument_begin|>",)),
     CallFormat(
         "glm45",
         TaggedCalls("", "", *_GLM_TAGS, _TAG_CLOSE),

@@ -95,47 +95,35 @@ class JsonCalls(CallLayout):
         yield from tape.expect("{")
         name, arguments, follows = "", "", "{"
         while follows != "}":
-            key = yield from _read_key(tape)
+            if (yield from tape.skip()) != '"':
+                raise NoCall
+            key = str(_parsed((yield from tape.json_text())))
+            yield from tape.expect(":")
+            yield from tape.skip()
             if key in self.name_keys and not name:
-                name = self._check(_parsed((yield from tape.json_text())), tape)
+                name = _parsed((yield from tape.json_text()))
+                is_name = isinstance(name, str) and name.isprintable()
+                if not is_name or (self.known_only and name not in tape.tools):
+                    raise NoCall
                 tape.begin_call(name)
                 if arguments:
                     tape.add(arguments)
+            elif key in self.argument_keys and name and (yield from tape.peek()) == "{":
+                yield from tape.value(tape.add)  # arguments are passed on while they are written
             elif key in self.argument_keys:
-                arguments = yield from _read_json_arguments(tape, streams=bool(name))
+                written = yield from tape.json_text()
+                value = _parsed(written)
+                arguments = (
+                    value if isinstance(value, str) and is_unicode(value) else "{}" if value is None else written
+                )
+                if name:
+                    tape.add(arguments)
             else:
                 yield from tape.json_text()
             follows = yield from tape.expect(",", "}")
         if not name:
             raise NoCall
         tape.end_call()
-
-    def _check(self, name: Any, tape: Tape) -> str:
-        if not isinstance(name, str) or not name.isprintable() or (self.known_only and name not in tape.tools):
-            raise NoCall
-        return name
-
-
-def _read_key(tape: Tape) -> Reading[str]:
-    if (yield from tape.skip()) != '"':
-        raise NoCall
-    key = _parsed((yield from tape.json_text()))
-    yield from tape.expect(":")
-    yield from tape.skip()
-    return str(key)
-
-
-def _read_json_arguments(tape: Tape, streams: bool) -> Reading[str]:
-    """Read arguments, and pass them on if `streams`; return what has not been passed on."""
-    if streams and (yield from tape.peek()) == "{":
-        yield from tape.value(tape.add)
-        return ""
-    written = yield from tape.json_text()
-    value = _parsed(written)
-    arguments = value if isinstance(value, str) and is_unicode(value) else "{}" if value is None else written
-    if streams:
-        tape.add(arguments)
-    return arguments
 
 
 def _parsed(written: str) -> Any:
@@ -265,25 +253,19 @@ class TaggedCalls(CallLayout):
             return None
         required = parameters.get("required") or ()
         shared = {word: parameters[word] for word in ("$defs", "definitions") if word in parameters}
-        rules = []
+        line = "\n" if self.has_lines else ""
+        after, rules = f"{line}{self.ends_value}\n", []
         for key, schema in properties.items():
-            types = parameter_types(parameters, key)
-            rule = self._argument_rule(key, schema, shared, types, grammar)
+            if not is_text(parameter_types(parameters, key)):
+                value = f"{grammar.json({**schema, **shared})} {grammar.text(after)}"
+            elif choices := schema.get("enum") or ([schema["const"]] if "const" in schema else None):
+                value = f"({' | '.join(map(grammar.text, choices))}) {grammar.text(after)}"
+            else:
+                value = grammar.text_before(after)
+            rule = f"{grammar.text(self._before(key) + line)} {value}"
             rules.append(rule if key in required else f"({rule})?")
         begin, end = grammar.text(f"{self.opens_name}{name}{self.ends_name}\n"), grammar.text(self.ends_call)
         return " ".join([begin, *rules, end])
-
-    def _argument_rule(
-        self, key: str, schema: Any, shared: Schema, types: frozenset[str] | None, grammar: GrammarWriter
-    ) -> str:
-        line = "\n" if self.has_lines else ""
-        before, after = grammar.text(self._before(key) + line), f"{line}{self.ends_value}\n"
-        if not is_text(types):
-            return f"{before} {grammar.json({**schema, **shared})} {grammar.text(after)}"
-        choices = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
-        if choices:
-            return f"{before} ({' | '.join(map(grammar.text, choices))}) {grammar.text(after)}"
-        return f"{before} {grammar.text_before(after)}"
 
     def _before(self, key: str) -> str:
         return f"{self.opens_key}{key}{self.ends_key}" + (f"\n{self.opens_value}" if self.opens_value else "")
@@ -297,14 +279,7 @@ class TaggedCalls(CallLayout):
             yield from tape.expect(self.ends_name)
         follows = yield from tape.expect(self.opens_key, self.ends_call)
         tape.begin_call(name)
-        yield from self._read_arguments(tape, follows, tape.tools.get(name) or {})
-        tape.end_call()
-        if self.closing:
-            yield from tape.accept(self.closing)
-
-    def _read_arguments(self, tape: Tape, follows: str, parameters: Schema) -> Reading[None]:
-        """Read arguments up to the end of the call; `follows` is the tag that was read last."""
-        before = "{"
+        before, parameters = "{", tape.tools.get(name) or {}
         while follows == self.opens_key:
             key = yield from tape.text_until(self.ends_key)
             if self.opens_value:
@@ -316,6 +291,9 @@ class TaggedCalls(CallLayout):
             tape.add("}")
         if not follows:
             raise NoCall
+        tape.end_call()
+        if self.closing:
+            yield from tape.accept(self.closing)
 
     def _read_value(self, tape: Tape, types: frozenset[str] | None) -> Reading[None]:
         """Read one value; a text is passed on while it is written, other values when they are complete."""
@@ -325,8 +303,7 @@ class TaggedCalls(CallLayout):
             ends = (f"\n{self.ends_value}", self.ends_value)
         if is_text(types):
             tape.add('"')
-            found = yield from tape.until(*ends, pass_on=lambda piece: tape.add(_escaped(piece)))
-            if not found:
+            if not (yield from tape.until(*ends, pass_on=lambda piece: tape.add(_escaped(piece)))):
                 raise NoCall
             tape.add('"')
         else:
@@ -370,31 +347,26 @@ class PythonCalls(CallLayout):
         if (yield from tape.accept(")")):
             tape.begin_call(name)
         else:
-            key = yield from self._read_key(tape)
-            tape.begin_call(name)
-            yield from self._read_arguments(tape, tape.tools[name], key)
-            tape.add("}")
+            yield from self._read_arguments(tape, name)
         tape.end_call()
 
-    def _read_key(self, tape: Tape) -> Reading[str]:
-        key = yield from tape.name("_")
-        yield from tape.expect("=")
-        return key
-
-    def _read_arguments(self, tape: Tape, parameters: Schema, key: str) -> Reading[None]:
-        """Read all arguments of a call, whose first key has been read; each is passed on when it is complete."""
+    def _read_arguments(self, tape: Tape, name: str) -> Reading[None]:
+        """Read all arguments of a call, which begins with its first key; each is passed on when it is complete."""
         before = "{"
-        while True:
+        while before == "{" or not (yield from tape.accept(")")):
+            try:
+                key = yield from tape.name("_")
+                yield from tape.expect("=")
+            except NoCall:
+                if before != "{":
+                    tape.add("}")  # what came before are arguments all the same
+                raise
+            if before == "{":
+                tape.begin_call(name)
             pieces: list[str] = []
             yield from tape.value(pieces.append, in_python=True)
-            value = python_value("".join(pieces), parameter_types(parameters, key))
+            value = python_value("".join(pieces), parameter_types(tape.tools[name], key))
             tape.add(f"{before}{to_json(key)}: {to_json(value)}")
             before = ", "
             yield from tape.take(",")
-            if (yield from tape.accept(")")):
-                return
-            try:
-                key = yield from self._read_key(tape)
-            except NoCall:
-                tape.add("}")  # what came before are arguments all the same
-                raise
+        tape.add("}")

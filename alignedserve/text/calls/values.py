@@ -97,19 +97,18 @@ class _Literal:
         items: list[Any] = []
         while self._token != closing or self.kind != "sign":
             item = self.read(depth)
-            items.append((_key(item), self._read_after(":", depth)) if closing == "}" else item)
+            if closing == "}":
+                if self.kind != "sign" or self._token != ":":
+                    raise NoValue
+                self._next()
+                item = _key(item), self.read(depth)
+            items.append(item)
             if self.kind == "sign" and self._token == ",":
                 self._next()
             elif self._token != closing or self.kind != "sign":
                 raise NoValue
         self._next()
         return items
-
-    def _read_after(self, sign: str, depth: int) -> Any:
-        if self.kind != "sign" or self._token != sign:
-            raise NoValue
-        self._next()
-        return self.read(depth)
 
 
 def _number(token: str) -> int | float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from alignedserve.text.reasoning import harmony
 from alignedserve.text.reasoning.harmony import HarmonySplitter
 from alignedserve.text.reasoning.names import AUTO, NONE, REASONING_FAMILIES
-from alignedserve.text.reasoning.splitting import MarkedSplitter, Markers, Splitter
+from alignedserve.text.reasoning.splitting import MarkedSplitter, Splitter
 
 _THINK, _UNTHINK = ("<think>",), ("</think>",)
 
@@ -49,7 +49,7 @@ class ReasoningFamily:
 
         `calls`: the model may call tools. `hidden` are markers that clients do not see even in an answer."""
         dropped = tuple(sorted({*self.around_answer, *hidden}))
-        return MarkedSplitter(Markers(self.starts, self.ends, self.calls if calls else (), dropped), inside)
+        return MarkedSplitter(self.starts, self.ends, self.calls if calls else (), dropped, inside)
 
 
 @dataclass(frozen=True)

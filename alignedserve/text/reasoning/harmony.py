@@ -49,7 +49,9 @@ class HarmonySplitter(Splitter):
         return SplitText() if self._in_header else self._take(held)
 
     def _read_header(self, text: str) -> tuple[str, SplitText]:
-        if self._is_first and not _may_be_header(text):  # a model that does not keep to the form
+        begins = text.lstrip()
+        is_header = any(begins.startswith(start) or start.startswith(begins) for start in _HEADER_STARTS)
+        if self._is_first and not is_header:  # a model that does not keep to the form
             self._open(ReasoningPhase.ANSWER)
             return text, SplitText()
         at = text.find(MESSAGE, 0, _MOST_HEADER)
@@ -93,8 +95,3 @@ class HarmonySplitter(Splitter):
         self._begins = False
         self._said.add(reasons)
         return SplitText(text, "") if reasons else SplitText("", text)
-
-
-def _may_be_header(text: str) -> bool:
-    stripped = text.lstrip()
-    return any(stripped.startswith(start) or start.startswith(stripped) for start in _HEADER_STARTS)

@@ -61,24 +61,19 @@ class Splitter(ABC):
         """Part the held text, which no other text follows."""
 
 
-@dataclass(frozen=True)
-class Markers:
-    """The texts between which a family of models reasons."""
-
-    starts: tuple[str, ...]
-    ends: tuple[str, ...]
-    calls: tuple[str, ...] = ()  # of these, each begins a call: it ends the reasoning too, and is left in the text
-    dropped: tuple[str, ...] = ()  # texts around the answer
-
-
 class MarkedSplitter(Splitter):
     """Parts an output whose reasoning comes first, between two markers."""
 
-    def __init__(self, markers: Markers, inside: bool) -> None:
-        """`inside`: the output begins within the reasoning, since the prompt ends with the start marker."""
+    def __init__(
+        self, starts: Sequence[str], ends: Sequence[str], calls: Sequence[str], dropped: Sequence[str], inside: bool
+    ) -> None:
+        """`starts` and `ends` are the markers. A text of `calls` begins a call: it ends the reasoning too, and is left
+        in the text. `dropped` are texts around the answer.
+
+        `inside`: the output begins within the reasoning, since the prompt ends with the start marker."""
         super().__init__()
         self.phase = ReasoningPhase.REASONING if inside else ReasoningPhase.OPEN
-        self._markers = markers
+        self._starts, self._ends, self._calls, self._dropped = starts, ends, calls, dropped
         self._leads = inside  # whether nothing of this phase has been seen yet but white space
 
     def _read(self, text: str) -> Iterator[SplitText]:
@@ -95,7 +90,7 @@ class MarkedSplitter(Splitter):
         if self.phase is ReasoningPhase.REASONING:
             return SplitText(held.rstrip(), "")
         pieces = []
-        while self.phase is ReasoningPhase.ANSWER and (found := find_first(held, self._markers.dropped, is_whole=True)):
+        while self.phase is ReasoningPhase.ANSWER and (found := find_first(held, self._dropped, is_whole=True)):
             at, marker = found
             pieces.append(held[:at].rstrip())
             held = held[at + len(marker) :]
@@ -105,10 +100,10 @@ class MarkedSplitter(Splitter):
         self.phase, self._leads = phase, True
 
     def _read_open(self, text: str) -> tuple[str, SplitText]:
-        known = self._markers.starts + self._markers.ends
+        known = (*self._starts, *self._ends)
         stripped = text.lstrip()
         if (marker := _beginning(stripped, known)) is not None:
-            self._enter(ReasoningPhase.REASONING if marker in self._markers.starts else ReasoningPhase.ANSWER)
+            self._enter(ReasoningPhase.REASONING if marker in self._starts else ReasoningPhase.ANSWER)
             return stripped[len(marker) :], SplitText()
         if any(marker.startswith(stripped) for marker in known):
             self._held = text
@@ -120,28 +115,28 @@ class MarkedSplitter(Splitter):
     def _read_reasoning(self, text: str) -> tuple[str, SplitText]:
         if self._leads:
             text = text.lstrip()
-            if (marker := _beginning(text, self._markers.starts)) is not None:  # said again after the prompt's own
+            if (marker := _beginning(text, self._starts)) is not None:  # said again after the prompt's own
                 return text[len(marker) :], SplitText()
-            if any(marker.startswith(text) for marker in self._markers.starts):
+            if any(marker.startswith(text) for marker in self._starts):
                 self._held = text
                 return "", SplitText()
             self._leads = False
-        watched = self._markers.ends + self._markers.calls
+        watched = (*self._ends, *self._calls)
         if (found := find_first(text, watched)) is not None:
             at, marker = found
             self._enter(ReasoningPhase.ANSWER)
-            after = text[at:] if marker in self._markers.calls else text[at + len(marker) :]
+            after = text[at:] if marker in self._calls else text[at + len(marker) :]
             return after, SplitText(text[:at].rstrip(), "")
         return "", SplitText(self._hold(text, watched), "")
 
     def _read_answer(self, text: str) -> tuple[str, SplitText]:
         if self._leads:
             text = text.lstrip()
-        if (found := find_first(text, self._markers.dropped)) is not None:
+        if (found := find_first(text, self._dropped)) is not None:
             at, marker = found
             self._leads = self._leads and not text[:at]
             return text[at + len(marker) :], SplitText("", text[:at].rstrip())
-        settled = self._hold(text, self._markers.dropped) if self._markers.dropped else text
+        settled = self._hold(text, self._dropped) if self._dropped else text
         self._leads = self._leads and not settled
         return "", SplitText("", settled)
 
