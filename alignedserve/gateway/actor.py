@@ -20,15 +20,14 @@ from fastapi import FastAPI
 
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
-from alignedserve.config.sections import JobsConfig, ServerConfig
+from alignedserve.config.sections import ServerConfig
 from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.budgets import Budgets, budgets_of
-from alignedserve.gateway.access.certificate import Certificate
-from alignedserve.gateway.access.exposure import is_loopback
-from alignedserve.gateway.access.keys import KeyRing, KeysFile
+from alignedserve.gateway.access.exposure import Certificate, is_loopback
+from alignedserve.gateway.access.keys import KeysFile
 from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
@@ -117,7 +116,8 @@ class Gateway:
         self._app, self._owner, self._drain_s, self._keys_file = app, owner, server.drain_s, keys_file
         self._listener, self._siblings, self._pictures = listener, siblings, pictures
         self._handover = handover
-        self._certificate, self._budgets = _certificate(server), budgets
+        cert, self._budgets = server.tls_cert, budgets
+        self._certificate = None if cert is None else Certificate(cert, server.tls_key or cert)
         self._server = HttpServer(http_settings(app, self._certificate))
         self._dashboard: Dashboard = app.state.dashboard
         self._halt = Halt()
@@ -136,20 +136,17 @@ class Gateway:
         run_loop(self._serve(), watch)
 
     async def _serve(self) -> None:
+        followed = [_follow(self._keys_file.read, "the keys are", self._app.state.end_revoked)]
+        if self._certificate is not None:
+            followed.append(_follow(self._certificate.read, "the certificate is"))
         with self._handover.offered():
-            await self._serve_http()
-
-    async def _serve_http(self) -> None:
-        async with self._siblings.listening(), self._pictures.listening(), self._budgets.kept():
-            followed = [_follow(self._keys_file.read, "the keys are", self._app.state.end_revoked)]
-            if self._certificate is not None:
-                followed.append(_follow(self._certificate.read, "the certificate is"))
-            beside = [asyncio.create_task(each) for each in (self._drain(), *followed)]
-            self._dashboard.begin()
-            await self._wait_for_workers()
-            await self._server.serve(sockets=[self._listener])
-            for task in beside:
-                task.cancel()
+            async with self._siblings.listening(), self._pictures.listening(), self._budgets.kept():
+                beside = [asyncio.create_task(each) for each in (self._drain(), *followed)]
+                self._dashboard.begin()
+                await self._wait_for_workers()
+                await self._server.serve(sockets=[self._listener])
+                for task in beside:
+                    task.cancel()
 
     async def _wait_for_workers(self) -> None:
         """Leave connections to the other gateways at this port until this one knows workers, or is to stop. If it knows
@@ -207,37 +204,11 @@ async def _follow(read: Callable[[], object], what_is: str, then: Callable[[], o
             fault = str(error)
 
 
-def _certificate(server: ServerConfig) -> Certificate | None:
-    return None if server.tls_cert is None else Certificate(server.tls_cert, server.tls_key or server.tls_cert)
-
-
-def _storage(part: Part, model: str, keys: KeyRing) -> LazyStorage | None:
-    """Return the store of jobs, where the deployment takes any."""
-    config, spec = part.config.jobs, part.spec
-    holder = holder_of(spec.deployment, spec.name, part.incarnation, model, keys.digest)
-    return LazyStorage(config, holder) if is_on(config) else None
-
-
-def _job_routes(config: JobsConfig, open_storage: LazyStorage | None, owner: Owner) -> tuple[HttpRoute, ...]:
-    if open_storage is None:
-        return ()
-    return (
-        *FileRoutes(open_storage, config).routes,
-        *BatchRoutes(open_storage, config, partial(owner.away_s, Role.JOBS)).routes,
-    )
-
-
-def _ledger(part: Part) -> Ledger:
-    """Return the deployment's ledger: a caller's limits hold over all gateways together."""
-    path, place = part.shared_memory / ledger_name(part.spec.deployment), int(part.spec.name.rpartition("-")[2])
-    return Ledger(path, place, budgets_of(part.config.jobs))
-
-
 def run(part: Part, on_start: OnStart) -> None:
-    server = part.config.server
+    server, jobs, spec = part.config.server, part.config.jobs, part.spec
     # A next launcher binds the port too, while this gateway goes on (launch/succession.py).
-    is_shared = server.gateways > 1 or part.spec.outlive_s > 0
-    listener = handed_on(part.spec) or bind(server.host, server.port, is_shared)
+    is_shared = server.gateways > 1 or spec.outlive_s > 0
+    listener = handed_on(spec) or bind(server.host, server.port, is_shared)
     model, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, model))
@@ -260,11 +231,18 @@ def run(part: Part, on_start: OnStart) -> None:
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
     traces = traces_to(server.otlp_endpoint, name)
-    storage = _storage(part, name, settings.keys)
-    keeper = ResponseKeeper(storage, part.config.jobs, partial(owner.away_s, Role.JOBS))
-    routes, adapters = _job_routes(part.config.jobs, storage, owner), Adapters.for_part(part)
-    ledger = _ledger(part)
-    app = make_app(owner, text, settings, ledger, routes, traces, keeper, adapters)
+    holder = holder_of(spec.deployment, spec.name, part.incarnation, name, settings.keys.digest)
+    storage = LazyStorage(jobs, holder) if is_on(jobs) else None
+    runner_away_s = partial(owner.away_s, Role.JOBS)
+    routes: list[HttpRoute] = []
+    if storage is not None:
+        routes += FileRoutes(storage, jobs).routes
+        routes += BatchRoutes(storage, jobs, runner_away_s).routes
+    # A caller's limits hold over all gateways together.
+    limits = part.shared_memory / ledger_name(spec.deployment)
+    ledger = Ledger(limits, int(spec.name.rpartition("-")[2]), budgets_of(jobs))
+    keeper = ResponseKeeper(storage, jobs, runner_away_s)
+    app = make_app(owner, text, settings, ledger, routes, traces, keeper, Adapters.for_part(part))
     dashboard: Dashboard = app.state.dashboard
     if storage is not None:
         dashboard.jobs = OpenJobs(storage, owner.now)
@@ -278,7 +256,7 @@ def run(part: Part, on_start: OnStart) -> None:
     app.state.scrapes.owners = others.ask_all
     pictures = request_pictures(part, app.state.metrics.log, owner.now)
     dashboard.all_requests = pictures.of_all
-    handover = Handover(part.spec, listener, has_others=server.gateways > 1 or bool(part.spec.replaces))
+    handover = Handover(spec, listener, has_others=server.gateways > 1 or bool(spec.replaces))
     gateway = Gateway(app, owner, listener, others, pictures, server, keys_file, ledger.budgets, handover)
     on_start(gateway)
     for each in (settings, gateway):

@@ -13,8 +13,9 @@ The way of a completion:
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -29,9 +30,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.core import Adapter, Slo
-from alignedserve.errors import AlignedServeError
+from alignedserve.errors import AdapterError, AlignedServeError
 from alignedserve.fallbacks import fallbacks
-from alignedserve.gateway.access.adapters import Adapters
+from alignedserve.gateway.access.adapters import Adapters, UnknownAdapter
 from alignedserve.gateway.access.keys import ANONYMOUS, USUAL_SCOPES, Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, GatewayHead
@@ -43,12 +44,18 @@ from alignedserve.gateway.http.middleware import PAGE, RequestMiddleware, caller
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
-from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter, load_adapter, unload_adapter
-from alignedserve.gateway.openai.errors import beyond_anonymous, beyond_scope, draining, not_ready
+from alignedserve.gateway.openai.errors import ApiError, beyond_anonymous, beyond_scope, draining, invalid, not_ready
+from alignedserve.gateway.openai.requests import detokenize, tokenize
 from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.strict import parse_body
-from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.types import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapter,
+    TokenizeRequest,
+    UnloadAdapter,
+)
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.pages import docs_page, front_answer, html_answer
 from alignedserve.gateway.responding import ResponseRoutes
@@ -61,15 +68,6 @@ from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
-
-
-def _alone(metrics: RequestMetrics) -> Callable[[], Awaitable[list[bytes]]]:
-    """Return what gives the series of all owners where this gateway is the only one."""
-
-    async def owners() -> list[bytes]:
-        return [await metrics.text()]
-
-    return owners
 
 
 def make_app(
@@ -93,7 +91,7 @@ def make_app(
     named = settings.served_model_names[0], settings.metrics_prefix
     app.state.metrics = metrics = RequestMetrics(*named, client.now, client.name)
     app.state.parts = parts = PartMetrics(*named, lambda: client.members)
-    app.state.scrapes = Scrapes(parts, _alone(metrics))
+    app.state.scrapes = Scrapes(parts, lambda: asyncio.gather(metrics.text()))  # of this gateway alone
     app.add_middleware(
         RequestMiddleware,
         keys=settings.keys,
@@ -124,10 +122,10 @@ def make_app(
     generating = (
         ("GET", "/v1/models", routes.models),
         ("GET", "/v1/models/{name:path}", routes.model),
-        ("POST", "/v1/chat/completions", routes.chat),
-        ("POST", "/v1/completions", routes.completions),
-        ("POST", "/tokenize", routes.tokenize),
-        ("POST", "/detokenize", routes.detokenize),
+        ("POST", "/v1/chat/completions", partial(answer_body, starter, ChatRequest, routes.begin)),
+        ("POST", "/v1/completions", partial(answer_body, starter, CompletionRequest, routes.begin)),
+        ("POST", "/tokenize", partial(routes.convert, TokenizeRequest, tokenize)),
+        ("POST", "/detokenize", partial(routes.convert, DetokenizeRequest, detokenize)),
         ("GET", "/openapi.json", routes.openapi),
         ("GET", "/version", routes.version),
         *ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig())).routes,
@@ -177,12 +175,6 @@ class _Routes:
         self._client, self._text, self._settings = starter.client, starter.text, starter.settings
         self._began_at, self._document = int(time.time()), document(has_jobs)
         self._docs = docs_page(self._document)
-
-    async def chat(self, http: HttpRequest) -> Response:
-        return await answer_body(self._starter, http, ChatRequest, self._begin)
-
-    async def completions(self, http: HttpRequest) -> Response:
-        return await answer_body(self._starter, http, CompletionRequest, self._begin)
 
     async def models(self, _: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._settings.served_model_names]
@@ -250,18 +242,12 @@ class _Routes:
         scrapes: Scrapes = self._app.state.scrapes
         return Response(await scrapes.text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def _begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Exchange:
+    async def begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Exchange:
         started = await self._starter.start(http, body)
         shape = make_shape(body, started.requests, started.promise.tier, self._text)
         return ChatExchange(started, bool(body.stream), shape)
 
-    async def tokenize(self, http: HttpRequest) -> Response:
-        return await self._convert(http, TokenizeRequest, tokenize)
-
-    async def detokenize(self, http: HttpRequest) -> Response:
-        return await self._convert(http, DetokenizeRequest, detokenize)
-
-    async def _convert(self, http: HttpRequest, kind: type[TextBody], convert: _Convert[TextBody]) -> Response:
+    async def convert(self, kind: type[TextBody], convert: _Convert[TextBody], http: HttpRequest) -> Response:
         async with self._starter.read(http) as sent:
             body = parse_body(kind, sent)
             self._starter.check_model(body.model)
@@ -273,13 +259,22 @@ class _Routes:
     async def load_adapter(self, http: HttpRequest) -> Response:
         async with self._starter.read(http) as sent:
             body = parse_body(LoadAdapter, sent)
-        arguments = body, self._starter.adapters, self._settings.served_model_names
-        return PlainTextResponse(await self._starter.in_thread(http, partial(load_adapter, *arguments)))
+        name, models = body.lora_name, self._settings.served_model_names
+        load = partial(self._starter.adapters.load, name, body.lora_path, models)
+        try:
+            await self._starter.in_thread(http, load)  # it reads all files of the adapter
+        except AdapterError as error:
+            raise invalid(str(error), code="invalid_lora") from error
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_adapter(self, http: HttpRequest) -> Response:
         async with self._starter.read(http) as sent:
             body = parse_body(UnloadAdapter, sent)
-        return PlainTextResponse(unload_adapter(body, self._starter.adapters))
+        try:
+            self._starter.adapters.unload(body.lora_name)
+        except UnknownAdapter as error:
+            raise ApiError(404, str(error), param="lora_name", code="model_not_found") from error
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def openapi(self, _: HttpRequest) -> Response:
         return JSONResponse(self._document)

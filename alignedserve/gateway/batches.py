@@ -22,9 +22,9 @@ from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
 from alignedserve.gateway.openai.strict import Strict, fault, parse_body
 from alignedserve.gateway.settings import GatewaySettings
-from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts
+from alignedserve.store.job import Endpoint, Job, JobStatus, LineCounts
 from alignedserve.store.storage import OpenStorage, Storage, check_shared
-from alignedserve.store.store import OverQuota, Purpose
+from alignedserve.store.store import OverQuota, Purpose, Store
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
 WINDOW_S = (600, 7 * 86_400)  # 10m to 7d
@@ -118,8 +118,12 @@ class BatchRoutes:
 
     async def get(self, http: HttpRequest) -> Response:
         storage, job = await self._find(http)
-        forecast = await storage.store.forecast(job.id) if job.is_open else None
-        headers = {} if forecast is None else forecast_headers(forecast)
+        headers: dict[str, str] = {}  # since OpenAI's batch object has no fields for a forecast
+        if job.is_open and (forecast := await storage.store.forecast(job.id)) is not None:
+            headers["x-batch-tokens-per-s"] = f"{forecast.tokens_per_s:.1f}"
+            headers["x-batch-late"] = "true" if forecast.is_late else "false"
+            if forecast.finish_at is not None:
+                headers["x-batch-predicted-finish-at"] = str(int(forecast.finish_at))
         return JSONResponse(await _shown(storage, job), headers=headers)
 
     async def cancel(self, http: HttpRequest) -> Response:
@@ -164,13 +168,18 @@ def _make_job(body: NewBatch, owner: str, salt: str) -> Job:
 
 
 async def _shown(storage: Storage, job: Job) -> dict[str, Any]:
-    """Return a job as clients see it. The store's counts of its lines go as it ends: where there are none, it may have
+    """Return a job as clients see it."""
+    return batch_object(*await counted(storage.store, job))
+
+
+async def counted(store: Store, job: Job) -> tuple[Job, LineCounts]:
+    """Return a job and the counts of its lines. Those of the store go as it ends: where there are none, it may have
     ended since it was read."""
-    counts = await storage.store.counts(job.id) if job.is_open else job.counts
+    counts = await store.counts(job.id) if job.is_open else job.counts
     if job.is_open and not counts.done:
-        job = await storage.store.job(job.owner, job.id) or job
+        job = await store.job(job.owner, job.id) or job
         counts = job.counts
-    return batch_object(job, counts)
+    return job, counts
 
 
 def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:
@@ -203,14 +212,3 @@ def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:
         "metadata": job.metadata,
     }
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def forecast_headers(forecast: Forecast) -> dict[str, str]:
-    """Return the forecast as headers, since OpenAI's batch object has no fields for it."""
-    headers = {
-        "x-batch-tokens-per-s": f"{forecast.tokens_per_s:.1f}",
-        "x-batch-late": "true" if forecast.is_late else "false",
-    }
-    if forecast.finish_at is not None:
-        headers["x-batch-predicted-finish-at"] = str(int(forecast.finish_at))
-    return headers

@@ -24,6 +24,7 @@ from alignedserve.dashboard.page import live_page
 from alignedserve.dashboard.picture import DeploymentView, JobPicture, JobsPicture, Picture
 from alignedserve.errors import StoreError
 from alignedserve.gateway.access.keys import Caller, KeyRing
+from alignedserve.gateway.batches import counted
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import PAGE, caller_of
 from alignedserve.gateway.openai.errors import invalid, too_many_pages
@@ -60,8 +61,7 @@ class Dashboard:
         self._client, self._requests, self._head = client, requests, head
         self._stalled_page_s = stalled_page_s
         self._view = DeploymentView()
-        self._pages: dict[_NewestPicture, float] = {}  # with the length of the slots that it asked for
-        self._callers: dict[_NewestPicture, Caller] = {}
+        self._pages: set[_NewestPicture] = set()
         self._making: asyncio.Task[None] | None = None
         self.jobs: OpenJobs | None = None  # set where the deployment takes jobs
         self.all_requests: Callable[[float], Awaitable[RecentRequests]] = self._own_requests  # set: others own some
@@ -94,8 +94,8 @@ class Dashboard:
 
     def end_revoked(self, keys: KeyRing) -> None:
         """End the streams of pages whose keys count no more: they connect again, and are refused."""
-        for page, caller in self._callers.items():
-            if not keys.knows(caller):
+        for page in self._pages:
+            if not keys.knows(page.caller):
                 page.put(None)
 
     async def page(self, _: HttpRequest) -> Response:
@@ -112,17 +112,16 @@ class Dashboard:
             raise too_many_pages()
         self.begin()
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return _PictureStream(self._events(slot_s, caller_of(http)), self._stalled_page_s, headers)
+        events, kind = self._events(_NewestPicture(slot_s, caller_of(http))), "text/event-stream"
+        return WatchedStream(events, self._stalled_page_s, media_type=kind, headers=headers)
 
-    async def _events(self, slot_s: float, caller: Caller) -> AsyncGenerator[bytes, None]:
-        page = _NewestPicture()
-        self._pages[page], self._callers[page] = slot_s, caller
+    async def _events(self, page: _NewestPicture) -> AsyncGenerator[bytes, None]:
+        self._pages.add(page)
         try:
             while (event := await page.take()) is not None:
                 yield event
         finally:
-            self._pages.pop(page, None)
-            self._callers.pop(page, None)
+            self._pages.discard(page)
 
     async def _look_each_second(self) -> None:
         while True:
@@ -137,12 +136,12 @@ class Dashboard:
         self._view.look(self._client.members, now)
         self._view.hear(Figures(process=own_process(), member=self._client.name), now)
         self._requests.tick(now)
-        asked = {*self._pages.values()}
+        asked = {page.slot_s for page in self._pages}
         pictures = dict(zip(asked, await asyncio.gather(*map(self._picture, asked)), strict=True))
         events = {slot_s: b"data: %b\n\n" % picture.to_json() for slot_s, picture in pictures.items()}
-        for page, slot_s in self._pages.items():
-            if slot_s in events:  # a page that came meanwhile waits for the next picture
-                page.put(events[slot_s])
+        for page in self._pages:
+            if page.slot_s in events:  # a page that came meanwhile waits for the next picture
+                page.put(events[page.slot_s])
 
     async def _picture(self, slot_s: float) -> Picture:
         requests, head = await self.all_requests(slot_s), self._head()
@@ -153,16 +152,12 @@ class Dashboard:
         return self._requests.recent(self._client.now(), slot_s)
 
 
-class _PictureStream(WatchedStream):
-    def __init__(self, events: AsyncGenerator[bytes, None], stalled_page_s: float, headers: dict[str, str]) -> None:
-        super().__init__(events, stalled_page_s, media_type="text/event-stream", headers=headers)
-        del self.headers["content-length"]  # its end is not known
-
-
 class _NewestPicture:
     """The newest event for a page. A page that does not take an event in time gets the next one in its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, slot_s: float, caller: Caller) -> None:
+        """`slot_s` is the length of the slots that the page asked for."""
+        self.slot_s, self.caller = slot_s, caller
         self._event: bytes | None = None  # None: the stream ends
         self._is_new = asyncio.Event()
 
@@ -229,11 +224,10 @@ def _ended_picture(job: Job) -> JobPicture:
 
 
 async def _job_picture(store: Store, job: Job) -> JobPicture:
-    counts, forecast = await store.counts(job.id), await store.forecast(job.id)
-    if not counts.done:  # they go as the job ends: it may have ended since it was read
-        job = await store.job(job.owner, job.id) or job
-        if not job.is_open:
-            return _ended_picture(job)
+    forecast = await store.forecast(job.id)
+    job, counts = await counted(store, job)
+    if not job.is_open:
+        return _ended_picture(job)
     is_running = forecast is not None and job.status is JobStatus.IN_PROGRESS
     return JobPicture(
         id=job.id,

@@ -17,22 +17,28 @@ from alignedserve.architectures.vectors import PooledRule
 from alignedserve.core import Request
 from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import record_of, tab_of
+from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.promises import make_promise
 from alignedserve.gateway.openai.requests import Origin
 from alignedserve.gateway.openai.strict import parse_body
-from alignedserve.gateway.starting import Following, Starter
+from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import json_response, unless_gone
-from alignedserve.gateway.vectors.answers import (
-    Build,
+from alignedserve.gateway.vectors import (
+    Answer,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VectorRequest,
     all_of,
     embedding_answer,
+    make_embedding_requests,
+    make_score_requests,
     read_vector,
     rerank_answer,
     score_answer,
 )
-from alignedserve.gateway.vectors.requests import make_embedding_requests, make_score_requests
-from alignedserve.gateway.vectors.types import EmbeddingRequest, RerankRequest, ScoreRequest, VectorRequest
 from alignedserve.owner.client import Delivered
+from alignedserve.tracing.traces import Follow
 
 _RERANK = ("/v1/rerank", "/rerank", "/v2/rerank")
 _SCORE = ("/v1/score", "/score")
@@ -47,34 +53,28 @@ class VectorRoutes:
 
     @property
     def routes(self) -> Sequence[HttpRoute]:
+        score = partial(self._answer, ScoreRequest, make_score_requests, score_answer)
+        rerank = partial(self._answer, RerankRequest, make_score_requests, rerank_answer)
+        embed = partial(
+            self._answer,
+            EmbeddingRequest,
+            make_embedding_requests,
+            lambda body, _, requests, vectors: embedding_answer(body, requests, vectors),
+        )
         return (
-            ("POST", "/v1/embeddings", self.embed),
-            *(("POST", path, self.score) for path in _SCORE),
-            *(("POST", path, self.rerank) for path in _RERANK),
-        )
-
-    async def embed(self, http: HttpRequest) -> Response:
-        return await self._answer(
-            http, EmbeddingRequest, make_embedding_requests, lambda body, _: partial(embedding_answer, body)
-        )
-
-    async def score(self, http: HttpRequest) -> Response:
-        return await self._answer(
-            http, ScoreRequest, make_score_requests, lambda body, rule: partial(score_answer, body, rule)
-        )
-
-    async def rerank(self, http: HttpRequest) -> Response:
-        return await self._answer(
-            http, RerankRequest, make_score_requests, lambda body, rule: partial(rerank_answer, body, rule)
+            ("POST", "/v1/embeddings", embed),
+            *(("POST", path, score) for path in _SCORE),
+            *(("POST", path, rerank) for path in _RERANK),
         )
 
     async def _answer(
         self,
-        http: HttpRequest,
         kind: type[Body],
         make: Callable[..., tuple[Request, ...]],
-        builder: Callable[[Body, PooledRule], Build],
+        build: Callable[[Body, PooledRule, Sequence[Request], Sequence[bytes]], Answer],
+        http: HttpRequest,
     ) -> Response:
+        """Answer a body of this kind: `make` its requests, and `build` the answer of them and their vectors."""
         starter = self._starter
         starter.check_ready()
         async with starter.read(http) as sent:
@@ -83,29 +83,26 @@ class VectorRoutes:
             promise = make_promise(body, http.headers, starter.settings.slo, tab_of(http).caller.limits)
             record = record_of(http)
             origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller, adapter)
-            arguments = body, promise, origin, starter.text, starter.settings.max_model_len
-            requests = await starter.in_thread(http, partial(make, *arguments))
+            work = partial(make, body, promise, origin, starter.text, starter.settings.max_model_len)
+            requests = await starter.in_thread(http, work)
         assert starter.text.pooled is not None, "no request was made without it"
-        build = builder(body, starter.text.pooled)
         prompt_tokens, tab = sum(len(request.prompt) for request in requests), tab_of(http)
         at_once = tab.hold_up_to(min(len(requests), starter.settings.at_once))
         tab.hold_choices(len(requests))
         tab.pay(requests, prompt_tokens, has_limit=True)
-        following = starter.follow(http, promise, requests, prompt_tokens)
-        read = ((number, request, following, number >= at_once) for number, request in enumerate(requests))
-        work = (partial(self._read, *each) for each in read)
+        meter, follow = starter.follow(http, promise, requests, prompt_tokens)
+        numbered = enumerate(requests)
+        work = (partial(self._read, number, request, meter, follow, number >= at_once) for number, request in numbered)
         vectors = await unless_gone(http.receive, all_of(work, at_once))
-        following.meter.end()
-        answer = await starter.in_thread(http, lambda: build(requests, vectors))
-        headers = following.meter.timing(is_over=True).headers
-        return json_response(answer, headers, starter.settings.stalled_client_s)
+        meter.end()
+        answer = await starter.in_thread(http, partial(build, body, starter.text.pooled, requests, vectors))
+        return json_response(answer, meter.timing_headers(is_over=True), starter.settings.stalled_client_s)
 
-    async def _read(self, number: int, request: Request, following: Following, has_waited: bool) -> bytes:
+    async def _read(self, number: int, request: Request, meter: BodyMeter, follow: Follow, has_waited: bool) -> bytes:
         """Run a request. If it `has_waited` for others of its body, its deadlines count from now on."""
-        meter = following.meter
         if has_waited:
             request = replace(request, arrival_at=self._starter.client.now())
-        with meter.meter(number, request), following.follow(request) as trace:
+        with meter.meter(number, request), follow(request) as trace:
 
             def note(delivered: Delivered) -> None:
                 meter.count_delivery(number, delivered)

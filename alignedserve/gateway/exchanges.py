@@ -1,7 +1,7 @@
 """Answer a body while its client waits: as a stream of events, or whole.
 
 ChatExchange   OpenAI's chat and text completions: chunks of several choices, one beside another
-ToldExchange   interfaces with named events: a *teller* makes them, and whoever does not stream gets its `tree`
+ToldExchange   interfaces with named events, which an ItemAnswer makes: Responses and Messages
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from itertools import chain
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.openai.errors import ApiError, api_error
-from alignedserve.gateway.openai.itemised import Event
+from alignedserve.gateway.openai.itemised import Event, ItemAnswer
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
 from alignedserve.gateway.openai.strict import Strict, parse_body
@@ -27,7 +27,7 @@ from alignedserve.gateway.starting import StartedRequests, Starter
 from alignedserve.gateway.streaming import (
     DONE,
     Chunks,
-    EventStream,
+    WatchedStream,
     event,
     event_parts,
     in_turns,
@@ -51,13 +51,21 @@ class Exchange(ABC):
         self._is_streamed, self._headers = is_streamed, ignored_header(ignored)
 
     async def answer(self, http: HttpRequest) -> Response:
-        if self._is_streamed:
-            return await EventStream.begin(http, self._generation, self._stream(), self._headers, self._stalled_s)
+        """Return the answer when its first token has come: until then a refusal is answered by an HTTP status."""
+        generation, is_sent = self._generation, False
         try:
-            tree = await unless_gone(http.receive, self._whole())
-            return json_response(tree, {**self._headers, **self._generation.headers}, self._stalled_s)
+            if not self._is_streamed:
+                tree = await unless_gone(http.receive, self._whole())
+                return json_response(tree, {**self._headers, **generation.headers}, self._stalled_s)
+            await unless_gone(http.receive, generation.begin())
+            is_sent = True
         finally:
-            await self._generation.close()
+            if not is_sent:
+                await generation.close()
+        # While its client does not read, the generation is paused: it takes no worker's time.
+        callbacks, kind = (generation.pause, generation.close), "text/event-stream"
+        headers = {"Cache-Control": "no-cache", **self._headers, **generation.headers}
+        return WatchedStream(self._stream(), self._stalled_s, *callbacks, media_type=kind, headers=headers)
 
     async def _stream(self) -> AsyncGenerator[bytes, None]:
         """Yield all events of a stream; an error is an event too, since the HTTP status has already been sent."""
@@ -111,7 +119,7 @@ class ChatExchange(Exchange):
                 yield written
                 meter.count_write(choice)  # the stream asks for the next event after it has written this one
         if shape.options.include_usage:
-            timing = meter.timing(is_over=True).usage if shape.options.include_timing else {}
+            timing = meter.timing_usage() if shape.options.include_timing else {}
             yield event(shape.usage_chunk(timing))
 
     def _failed(self, error: ApiError) -> Iterator[bytes]:
@@ -126,31 +134,16 @@ class ChatExchange(Exchange):
         return self._shape.whole()
 
 
-class Teller(Protocol):
-    @property
-    def tree(self) -> dict[str, Any]:
-        """Return the answer so far."""
-
-    def begin(self) -> list[Event]:
-        """Return the events before the first piece."""
-
-    async def feed(self, piece: AnswerPiece) -> list[Event]:
-        """Return the events of a piece; those of the piece with a finish are the last."""
-
-    def fail(self, error: ApiError) -> list[Event]:
-        """Return the last events of an answer that an error ends."""
-
-
 class ToldExchange(Exchange):
-    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str], teller: Teller) -> None:
+    def __init__(self, started: StartedRequests, is_streamed: bool, ignored: list[str], told: ItemAnswer) -> None:
         super().__init__(started, is_streamed, ignored)
-        self._teller = teller
+        self._told = told
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        for part in _parts(self._teller.begin()):
+        for part in _parts(self._told.begin()):
             yield part
         async for _, piece in self._generation.pieces():
-            if events := await self._teller.feed(piece):
+            if events := await self._feed(piece):
                 for part in _parts(events):
                     yield part
                     if len(part) >= PART_BYTES:
@@ -158,15 +151,21 @@ class ToldExchange(Exchange):
                 self._meter.count_write(0)  # the stream asks for the next events after it has written these
 
     def _failed(self, error: ApiError) -> Iterator[bytes]:
-        return _parts(self._teller.fail(error))
+        return _parts(self._told.fail(error))
 
     async def _whole(self) -> dict[str, Any]:
         await self._generation.begin()
-        self._teller.begin()
+        self._told.begin()
         async for _, piece in self._generation.pieces():
-            if await self._teller.feed(piece):
+            if await self._feed(piece):
                 self._meter.count_write(0)
-        return self._teller.tree
+        return self._told.tree
+
+    async def _feed(self, piece: AnswerPiece) -> list[Event]:
+        events = self._told.feed(piece)
+        if piece.finish:
+            await self._told.keep()
+        return events
 
 
 def ignored_header(fields: list[str]) -> dict[str, str]:
@@ -176,9 +175,9 @@ def ignored_header(fields: list[str]) -> dict[str, str]:
 
 async def answer_body(
     starter: Starter,
-    http: HttpRequest,
     kind: type[Body],
     begin: Callable[[HttpRequest, Body], Awaitable[Exchange | Response]],
+    http: HttpRequest,
 ) -> Response:
     """Answer a body by what it begins. Its memory is free while its requests run."""
     starter.check_ready()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -78,7 +76,13 @@ def _json(story: Story) -> Response:
             "began_at": story.began_at,
             "ended_at": ended_at,
             "stages": [
-                _stage(stay.stage.value, stay.part, stay.began_at, stay.ended_at, said_of_stay(stay))
+                {
+                    "stage": stay.stage.value,
+                    "part": stay.part,
+                    "began_at": stay.began_at,
+                    "ended_at": stay.ended_at,
+                    "text": said_of_stay(stay),
+                }
                 for stay in story.stays
             ],
             "decisions": [
@@ -98,10 +102,6 @@ def _json(story: Story) -> Response:
     )
 
 
-def _stage(stage: str, part: str, began_at: float, ended_at: float, text: str) -> dict[str, Any]:
-    return {"stage": stage, "part": part, "began_at": began_at, "ended_at": ended_at, "text": text}
-
-
 def _text(story: Story) -> Response:
     return PlainTextResponse("".join(f"{line}\n" for line in lines(story)))
 
@@ -110,6 +110,4 @@ def _perfetto(story: Story) -> Response:
     return Response(trace_of(story), media_type="application/json")
 
 
-_FORMS: MappingProxyType[str, Callable[[Story], Response]] = MappingProxyType(
-    {"json": _json, "text": _text, "perfetto": _perfetto}
-)
+_FORMS: Mapping[str, Callable[[Story], Response]] = {"json": _json, "text": _text, "perfetto": _perfetto}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
 
@@ -55,16 +54,11 @@ class FileRoutes:
     async def add(self, http: HttpRequest) -> Response:
         owner = caller_of(http).id
         tab_of(http).need_token()
-        with self._upload_place(owner):
-            return JSONResponse(file_object(await self._receive(http, owner)))
-
-    @contextmanager
-    def _upload_place(self, owner: str) -> Iterator[None]:
         if self._uploading[owner] >= MOST_UPLOADS:
             raise rate_limited(f"{MOST_UPLOADS} uploads at once", 1.0)
         self._uploading[owner] += 1
         try:
-            yield
+            return JSONResponse(file_object(await self._receive(http, owner)))
         finally:
             self._uploading[owner] -= 1
 
@@ -82,7 +76,11 @@ class FileRoutes:
         try:
             await storage.add(file, writing, quota)
         except OverQuota as error:
-            raise _over_quota(error.usage, file, quota) from None
+            usage, total = error.usage, error.usage.bytes + file.bytes
+            message = f"you have {usage.files} files: delete some"
+            if total > quota.bytes:
+                message = f"your files would take {total} bytes, the limit is {quota.bytes}: delete some"
+            raise ApiError(413, message, param="file", code="quota_exceeded") from None
         return file
 
     async def list(self, http: HttpRequest) -> Response:
@@ -109,9 +107,8 @@ class FileRoutes:
     async def content(self, http: HttpRequest) -> Response:
         storage, file = await self._find(http)
         opened = await asyncio.to_thread(storage.blobs.open, file.id)
-        headers = {"Content-Length": str(file.bytes)}
-        stalled_s = GatewaySettings.stalled_client_s
-        return WatchedStream(_pieces(opened), stalled_s, media_type="application/octet-stream", headers=headers)
+        stalled_s, kind = GatewaySettings.stalled_client_s, "application/octet-stream"
+        return WatchedStream(_pieces(opened), stalled_s, num_bytes=file.bytes, media_type=kind)
 
     async def _find(self, http: HttpRequest) -> tuple[Storage, StoredFile]:
         storage = await self._open_storage()
@@ -126,13 +123,6 @@ async def find_file(storage: Storage, owner: str, id: str, param: str = "id") ->
     return file
 
 
-def _over_quota(usage: OwnerUsage, file: StoredFile, quota: OwnerUsage) -> ApiError:
-    message = f"you have {usage.files} files: delete some"
-    if usage.bytes + file.bytes > quota.bytes:
-        message = f"your files would take {usage.bytes + file.bytes} bytes, the limit is {quota.bytes}: delete some"
-    return ApiError(413, message, param="file", code="quota_exceeded")
-
-
 def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: int) -> StoredFile:
     if form.filename is None:
         raise invalid("file is missing", "file", "missing_required_parameter")
@@ -143,22 +133,17 @@ def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: in
         raise invalid(f"purpose must be batch, not {purpose!r:.40}: files are only for batches here", "purpose")
     if not num_bytes:
         raise invalid("the file is empty", "file", "empty_file")
-    created_at = int(time.time())
+    created_at, lives_s = int(time.time()), keep_s
     anchor, seconds = (form.fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds"))
     if form.fields:
         name = next(iter(form.fields))
         raise invalid(f"{name:.80}: there is no such field", name[:80], "unknown_parameter")
-    lives_s = keep_s if anchor is None and seconds is None else _lifetime(anchor, seconds)
+    if anchor is not None or seconds is not None:
+        lives_s, (least, most) = _parse_number(seconds or ""), EXPIRES_S
+        if anchor != "created_at" or not least <= lives_s <= most:
+            message = f"expires_after: its anchor must be created_at, and its seconds {least} to {most}"
+            raise invalid(message, "expires_after")
     return StoredFile(id, owner, form.filename, num_bytes, Purpose.BATCH, created_at, created_at + lives_s)
-
-
-def _lifetime(anchor: str | None, seconds: str | None) -> int:
-    least, most = EXPIRES_S
-    lives_s = _parse_number(seconds or "")
-    if anchor != "created_at" or not least <= lives_s <= most:
-        message = f"expires_after: its anchor must be created_at, and its seconds {least} to {most}"
-        raise invalid(message, "expires_after")
-    return lives_s
 
 
 async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:

@@ -59,7 +59,7 @@ class Generation:
     def headers(self) -> dict[str, str]:
         """Return the headers about the promise and the time that the answer took; to be read after `begin`."""
         found = {INFEASIBLE: "ttft"} if self._is_infeasible else {}
-        return {**found, **self._meter.timing(self._is_over).headers}
+        return {**found, **self._meter.timing_headers(self._is_over)}
 
     async def pieces(self) -> AsyncIterator[Numbered]:
         """Yield all pieces as they arrive; to be called once, after `begin`."""

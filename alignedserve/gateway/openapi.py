@@ -15,19 +15,24 @@ import yaml
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from alignedserve.gateway.anthropic.types import CountRequest, MessageRequest
+from alignedserve.gateway.anthropic import CountRequest, MessageRequest
 from alignedserve.gateway.batches import MOST_LISTED as MOST_BATCHES
 from alignedserve.gateway.batches import NewBatch
 from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
 from alignedserve.gateway.http.error_responses import MESSAGES
 from alignedserve.gateway.http.middleware import PUBLIC
-from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter
-from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.types import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    LoadAdapter,
+    TokenizeRequest,
+    UnloadAdapter,
+)
 from alignedserve.gateway.responding import MOST_LISTED as MOST_ITEMS
 from alignedserve.gateway.responses.types import ResponseRequest
-from alignedserve.gateway.vectors.types import EmbeddingRequest, RerankRequest, ScoreRequest
+from alignedserve.gateway.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 
 _REF = "#/components/schemas/{model}"
 _TYPES = {

@@ -21,7 +21,7 @@ from alignedserve.dashboard.page import policy
 def html_page(title: str, body: str) -> str:
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_style()}</style>'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{_text("gateway", "pages.css")}</style>'
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><h1>{escape(title)}</h1>{body}</body></html>'
 
@@ -67,17 +67,12 @@ def _page(version: str, models: Sequence[str], has_keys: bool) -> str:
         for path, meaning in _LINKS.items()
     )
     table = f'<section><h2>Where next</h2><div class="scroll"><table>{rows}</table></div></section>'
-    return html_page(_NAME, f"<p>{served}</p>{_part('front')}{table}")
+    return html_page(_NAME, f"<p>{served}</p>{_text('dashboard', 'front.html')}{table}")
 
 
 @cache
-def _style() -> str:
-    return files("alignedserve.gateway").joinpath("pages.css").read_text(encoding="utf-8")
-
-
-@cache
-def _part(name: str) -> str:
-    return files("alignedserve.dashboard").joinpath(f"{name}.html").read_text(encoding="utf-8")
+def _text(folder: str, name: str) -> str:
+    return files(f"alignedserve.{folder}").joinpath(name).read_text(encoding="utf-8")
 
 
 _ABOUT = (
@@ -127,7 +122,9 @@ def docs_page(document: Mapping[str, Any]) -> str:
     rows = [f"<tr><td>{status}</td><td>{escape(error['description'])}</td></tr>" for status, error in errors]
     refusals = f'<div class="scroll"><table>{"".join(rows[1:])}</table></div>'
     bodies = f"<div class=group><h2>Bodies</h2>{bodies}</div>"
-    return html_page("API", f"{_ABOUT}{routes}{bodies}<h2>Errors of any route</h2>{refusals}{_part('docs')}")
+    return html_page(
+        "API", f"{_ABOUT}{routes}{bodies}<h2>Errors of any route</h2>{refusals}{_text('dashboard', 'docs.html')}"
+    )
 
 
 def _operation(name: str, operation: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -17,23 +17,19 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from alignedserve.core import Request
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
 from alignedserve.gateway.exchanges import Exchange, ToldExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.middleware import caller_of, record_of
-from alignedserve.gateway.openai.errors import ApiError, api_error, invalid, no_runner, rate_limited
-from alignedserve.gateway.openai.itemised import Event
-from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.errors import api_error, invalid, no_runner, rate_limited
 from alignedserve.gateway.openai.types import ChatRequest
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.background import TIER, Background
 from alignedserve.gateway.responses.chats import make_chat, renamed, shown_fields
-from alignedserve.gateway.responses.items import PREFIX, Item, kept_item
 from alignedserve.gateway.responses.keeping import KeptItemRoom, ResponseKeeper
-from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.gateway.responses.types import PREFIX, Item, ResponseRequest, kept_item
 from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import parts_response
 from alignedserve.store.response import StoredResponse
@@ -58,7 +54,7 @@ class ResponseRoutes:
         )
 
     async def create(self, http: HttpRequest) -> Response:
-        return await answer_body(self._starter, http, ResponseRequest, self._begin)
+        return await answer_body(self._starter, ResponseRequest, self._begin, http)
 
     async def get(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
@@ -94,53 +90,54 @@ class ResponseRoutes:
     async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange | Response:
         if body.background:
             return await self._begin_background(http, body)
-        owner, turn = caller_of(http).id, await self._turn(http, body)
+        own, _, chat = await self._turn(http, body)
         try:
-            started = await self._starter.start(http, turn.chat)
+            started = await self._starter.start(http, chat)
         except AlignedServeError as error:
             raise renamed(api_error(error)) from error
         head = self._head(http, body, started.promise.tier)
-        items = await self._kept_items(http, turn, head["id"]) if body.store is not False else None
-        answer = ResponseAnswer.from_body(body, head, self._starter.text)
-        teller = _KeptResponse(self._keeper, owner, answer, started.requests[0], items)
-        return ToldExchange(started, bool(body.stream), turn.ignored(body, self._starter), teller)
+        keep = None
+        if body.store is not False:
+            keep = partial(self._keeper.keep, caller_of(http).id, await self._kept_items(http, own, head["id"]))
+        answer = ResponseAnswer(body, head, started.requests[0], self._starter.text, keep)
+        return ToldExchange(started, bool(body.stream), self._ignored(body, chat), answer)
 
     async def _begin_background(self, http: HttpRequest, body: ResponseRequest) -> Response:
-        background, caller, turn = self._need_background(), caller_of(http), await self._turn(http, body)
+        background, caller = self._need_background(), caller_of(http)
+        own, items, chat = await self._turn(http, body)
         if self._keeper.runner_away_s() > RUNNER_PATIENCE_S:
             raise no_runner()
         try:
-            _, requests = await self._starter.make(http, turn.chat)
+            _, requests = await self._starter.make(http, chat)
         except AlignedServeError as error:
             raise renamed(api_error(error)) from error
         head, sampling = self._head(http, body, TIER), requests[0].sampling
         head |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        items = await self._kept_items(http, turn, head["id"])
-        response = await self._keeper.make(caller.id, items, head, f"batch_{uuid4().hex}")
+        kept = await self._kept_items(http, own, head["id"])
+        response = await self._keeper.make(caller.id, kept, head, f"batch_{uuid4().hex}")
         await self._keeper.add(response)
         try:
-            await background.begin(caller, response, body, turn.items)
+            await background.begin(caller, response, body, items)
         except BaseException:
             await self._keeper.remove(response)
             raise
-        return JSONResponse(head, headers=ignored_header(turn.ignored(body, self._starter)))
+        return JSONResponse(head, headers=ignored_header(self._ignored(body, chat)))
 
-    async def _turn(self, http: HttpRequest, body: ResponseRequest) -> _Turn:
+    async def _turn(self, http: HttpRequest, body: ResponseRequest) -> tuple[list[Item], list[Item], ChatRequest]:
+        """Return the items of a body's own input, those of the whole conversation, and its chat."""
         owner = caller_of(http).id
         self._starter.check_model(body.model)
         room = KeptItemRoom(self._starter.settings.body_limit_bytes)
         own = await self._keeper.own_items(owner, body, room)
-        earlier = await self._keeper.items_before(owner, body, room)
-        chat = await self._starter.in_thread(http, lambda: make_chat(body, [*earlier, *own]))
-        return _Turn(own, earlier, chat)
+        items = [*await self._keeper.items_before(owner, body, room), *own]
+        return own, items, await self._starter.in_thread(http, partial(make_chat, body, items))
 
-    async def _kept_items(self, http: HttpRequest, turn: _Turn, id: str) -> list[msgspec.Raw]:
-        """Return the items of a turn's input as they are kept with the response that has this id."""
+    async def _kept_items(self, http: HttpRequest, own: Sequence[Item], id: str) -> list[msgspec.Raw]:
+        """Return the items of an input as they are kept with the response that has this id."""
+        return await self._starter.in_thread(http, lambda: [kept_item(item, id, at) for at, item in enumerate(own)])
 
-        def work() -> list[msgspec.Raw]:
-            return [kept_item(item, id, number) for number, item in enumerate(turn.own)]
-
-        return await self._starter.in_thread(http, work)
+    def _ignored(self, body: ResponseRequest, chat: ChatRequest) -> list[str]:
+        return [*body.ignored, *shown_fields([*chat.ignored, *chat.unread_by(self._starter.text)])]
 
     def _answer(self, found: StoredResponse) -> Response:
         """Return the answer of a kept response, which is held in memory until its client has read it."""
@@ -167,52 +164,3 @@ class ResponseRoutes:
             message = "this server runs nothing in the background: it has no store (jobs.store is off)"
             raise invalid(message, "background", "unsupported_parameter")
         return self._keeper.background
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """The turn of a conversation that a body asks for."""
-
-    own: Sequence[Item]  # of its input
-    earlier: Sequence[Item]
-    chat: ChatRequest
-
-    @property
-    def items(self) -> list[Item]:
-        return [*self.earlier, *self.own]
-
-    def ignored(self, body: ResponseRequest, starter: Starter) -> list[str]:
-        return [*body.ignored, *shown_fields([*self.chat.ignored, *self.chat.unread_by(starter.text)])]
-
-
-class _KeptResponse:
-    """Tells of a response, and keeps it before its last event, so that clients can go on from there."""
-
-    def __init__(
-        self,
-        keeper: ResponseKeeper,
-        owner: str,
-        answer: ResponseAnswer,
-        request: Request,
-        items: Sequence[msgspec.Raw] | None,
-    ) -> None:
-        """`items` is the input as it is kept with the response; None: the response is not kept."""
-        self._keeper, self._owner, self._answer, self._request, self._items = keeper, owner, answer, request, items
-
-    @property
-    def tree(self) -> dict[str, Any]:
-        return self._answer.tree
-
-    def begin(self) -> list[Event]:
-        return self._answer.begin(self._request)
-
-    async def feed(self, piece: AnswerPiece) -> list[Event]:
-        events = self._answer.feed(piece)
-        if piece.finish:
-            events += self._answer.end(piece.finish, int(time.time()))
-            if self._items is not None:
-                self.tree["store"] = await self._keeper.keep(self._owner, self._items, self.tree)
-        return events
-
-    def fail(self, error: ApiError) -> list[Event]:
-        return self._answer.fail(error)

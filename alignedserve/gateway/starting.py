@@ -46,14 +46,6 @@ class StartedRequests:
     stalled_client_s: float
 
 
-@dataclass(frozen=True)
-class Following:
-    """Measures and traces the requests of a body."""
-
-    meter: BodyMeter
-    follow: Follow
-
-
 class Starter:
     """Starts the requests of all routes that ask for tokens. It holds all bodies, whose memory together is limited."""
 
@@ -118,8 +110,7 @@ class Starter:
         record, tab, trials = record_of(http), tab_of(http), list[float]()
         promise = make_promise(body, http.headers, self.settings.slo, tab.caller.limits)
         origin = Origin(record.id, self.client.name, record.began_at, tab.caller, adapter, trials.append)
-        arguments = body, promise, origin, self.text, self.settings.max_model_len
-        work = partial(make_requests, *arguments)
+        work = partial(make_requests, body, promise, origin, self.text, self.settings.max_model_len)
         tries_form = body.format is not None or (isinstance(body, ChatRequest) and body.is_held(self.text))
         try:
             return promise, await self.in_thread(http, work, tries_form)
@@ -128,15 +119,14 @@ class Starter:
 
     def follow(
         self, http: HttpRequest, promise: ServicePromise, requests: Sequence[Request], prompt_tokens: int
-    ) -> Following:
-        """Return what measures and traces the requests, which their caller has paid for."""
+    ) -> tuple[BodyMeter, Follow]:
+        """Return what measures the requests, which their caller has paid for, and what traces them."""
         record, tab = record_of(http), tab_of(http)
         self.explaining.remember(tab.caller, record.client_id, record.id)
         record.service, record.prompt_tokens = promise.service, prompt_tokens
         self._metrics.count_choices(promise.service, len(requests))
         meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab)
-        follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
-        return Following(meter, follow)
+        return meter, partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
 
     async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> StartedRequests:
         """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
@@ -147,13 +137,11 @@ class Starter:
         has_limit = body.most_tokens is not None
         tab.hold_logprobs(requests, has_limit, is_streamed=bool(body.stream))
         requests = tab.pay(requests, prompt_tokens, has_limit)
-        following = self.follow(http, promise, requests, prompt_tokens)
+        meter, follow = self.follow(http, promise, requests, prompt_tokens)
         readers = AnswerReader.each(body, self.text, requests)
-        generation = Generation(
-            self.client, requests, readers, following.meter, following.follow, self.settings.at_once
-        )
+        generation = Generation(self.client, requests, readers, meter, follow, self.settings.at_once)
         self._open[generation] = tab.caller
-        return StartedRequests(requests, promise, generation, following.meter, self.settings.stalled_client_s)
+        return StartedRequests(requests, promise, generation, meter, self.settings.stalled_client_s)
 
     def end_revoked(self) -> None:
         """End the answers of callers whose keys count no more."""

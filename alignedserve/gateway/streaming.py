@@ -16,11 +16,9 @@ from itertools import chain
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.openai.errors import ClientGone
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
@@ -57,9 +55,11 @@ class Chunks:
 
     def event(self, number: int, piece: AnswerPiece) -> bytes | None:
         """Return the event of a piece, or None if the piece needs no chunk."""
-        if piece.is_text_alone:
+        if piece.calls or piece.finish is not None or (piece.text and piece.reasoning):
+            return self._whole(number, piece)
+        if piece.text:
             return self._event_like(number, piece, piece.text, self._around_text)
-        if piece.is_reasoning_alone:
+        if piece.reasoning:
             return self._event_like(number, piece, piece.reasoning, self._around_reasoning)
         return self._whole(number, piece)
 
@@ -116,32 +116,41 @@ class WatchedStream(Response):
         pieces: AsyncGenerator[bytes, None],
         stalled_client_s: float,
         on_blocked: Callable[[], None] | None = None,
+        on_end: Callable[[], Awaitable[None]] | None = None,
+        num_bytes: int | None = None,
         **options: Any,
     ) -> None:
-        """`on_blocked` is called when its client has read nothing for BLOCKED_S."""
+        """`on_blocked` is called when its client has read nothing for BLOCKED_S, and `on_end` however it ends.
+        `num_bytes` is its length, where that is known."""
         super().__init__(**options)
-        self._pieces, self._stalled_client_s, self._on_blocked = pieces, stalled_client_s, on_blocked
+        if num_bytes is None:
+            del self.headers["content-length"]
+        else:
+            self.headers["content-length"] = str(num_bytes)
+        self._pieces, self._stalled_client_s = pieces, stalled_client_s
+        self._on_blocked, self._on_end = on_blocked, on_end
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._send_all(send))
+        try:
+            await unless_gone(receive, self._send_all(send))
+        finally:
+            if self._on_end is not None:
+                await self._on_end()
 
     async def _send_all(self, send: Send) -> None:
         watch = _WriteWatch(self._stalled_client_s, self._on_blocked)
         try:
-            await self._send_watched(watch, send)
+            async with aclosing(self._pieces):
+                await watch.run(send({"type": "http.response.start", "status": 200, "headers": self.raw_headers}))
+                async for piece in self._pieces:
+                    await watch.run(send({"type": "http.response.body", "body": piece, "more_body": True}))
+                await watch.run(send({"type": "http.response.body", "body": b"", "more_body": False}))
         except asyncio.CancelledError:
             if watch.has_expired:
                 raise ClientGone from None
             raise
         finally:
             watch.stop()
-
-    async def _send_watched(self, watch: _WriteWatch, send: Send) -> None:
-        async with aclosing(self._pieces):
-            await watch.run(send({"type": "http.response.start", "status": 200, "headers": self.raw_headers}))
-            async for piece in self._pieces:
-                await watch.run(send({"type": "http.response.body", "body": piece, "more_body": True}))
-            await watch.run(send({"type": "http.response.body", "body": b"", "more_body": False}))
 
 
 def json_response(tree: Any, headers: Mapping[str, str], stalled_client_s: float) -> Response:
@@ -155,9 +164,7 @@ def parts_response(parts: Iterator[bytes], headers: Mapping[str, str], stalled_c
     if (second := next(parts, None)) is None:
         return Response(first, media_type="application/json", headers=headers)
     pieces = in_turns(chain((first, second), parts))
-    stream = WatchedStream(pieces, stalled_client_s, media_type="application/json", headers=headers)
-    del stream.headers["content-length"]
-    return stream
+    return WatchedStream(pieces, stalled_client_s, media_type="application/json", headers=headers)
 
 
 async def in_turns(parts: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -165,48 +172,6 @@ async def in_turns(parts: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
     for part in parts:
         yield part
         await asyncio.sleep(0)
-
-
-class EventStream(WatchedStream):
-    """The server-sent events of one generation; it closes the generation however the stream ends.
-
-    While its client does not read, the generation is paused: it takes no worker's time."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        events: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        stalled_client_s: float,
-    ) -> None:
-        headers = {"Cache-Control": "no-cache", **headers, **generation.headers}
-        kind = "text/event-stream"
-        super().__init__(events, stalled_client_s, generation.pause, media_type=kind, headers=headers)
-        del self.headers["content-length"]
-        self._generation = generation
-
-    @classmethod
-    async def begin(
-        cls,
-        http: HttpRequest,
-        generation: Generation,
-        events: AsyncGenerator[bytes, None],
-        headers: Mapping[str, str],
-        stalled_client_s: float,
-    ) -> EventStream:
-        """Return the stream of a generation that has begun, so that a refusal is still answered by an HTTP status."""
-        try:
-            await unless_gone(http.receive, generation.begin())
-        except BaseException:
-            await generation.close()
-            raise
-        return cls(generation, events, headers, stalled_client_s)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._generation.close()
 
 
 class _WriteWatch:

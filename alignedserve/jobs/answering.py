@@ -26,11 +26,14 @@ from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.chats import make_lone_chat
-from alignedserve.gateway.responses.items import PREFIX
-from alignedserve.gateway.responses.types import ResponseRequest
-from alignedserve.gateway.vectors.answers import all_of, embedding_answer, read_vector
-from alignedserve.gateway.vectors.requests import make_embedding_requests
-from alignedserve.gateway.vectors.types import EmbeddingRequest
+from alignedserve.gateway.responses.types import PREFIX, ResponseRequest
+from alignedserve.gateway.vectors import (
+    EmbeddingRequest,
+    all_of,
+    embedding_answer,
+    make_embedding_requests,
+    read_vector,
+)
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
@@ -199,10 +202,10 @@ class Answering:
         if line.endpoint is Endpoint.RESPONSES:
             response = parse_body(ResponseRequest, data)
             head = response_head(response, PREFIX + line.id.removeprefix("req-"), int(time.time()), TIER)
-            answer = ResponseAnswer.from_body(response, head | {"store": False}, self.text)
-            return make_lone_chat(response), lambda requests, pieces: answer.whole(
-                requests[0], pieces[0], int(time.time())
-            )
+            head |= {"store": False}
+            return make_lone_chat(response), lambda requests, pieces: ResponseAnswer(
+                response, head, requests[0], self.text
+            ).whole(pieces[0])
         kind: type[ChatRequest | CompletionRequest] = ChatRequest
         if line.endpoint is Endpoint.COMPLETIONS:
             kind = CompletionRequest

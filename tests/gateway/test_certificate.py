@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from alignedserve.errors import ConfigError
-from alignedserve.gateway.access.certificate import Certificate
+from alignedserve.gateway.access.exposure import Certificate
 
 PEMS = Path(__file__).parent / "certificates"
 

@@ -15,8 +15,7 @@ import pytest
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import FinishReason
 from alignedserve.gateway.access.keys import key_ring
-from alignedserve.gateway.openai.tokenising import TokenizeRequest
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, TokenizeRequest
 from alignedserve.owner.client import Culprit, Delivered, GivenUp, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.exposition import value

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.gateway.openai.tokenising import MOST_CONVERTED
+from alignedserve.gateway.openai.requests import MOST_CONVERTED
 from alignedserve.gateway.openai.writing import PART_BYTES
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, Connection, FakeOwner, Gateway, ids_of

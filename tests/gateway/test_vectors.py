@@ -18,8 +18,7 @@ from alignedserve.architectures.vectors import PooledRule, PoolKind
 from alignedserve.core import FinishReason, Opening, PooledTask, Request, ServiceClass
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.http.limits import Tab
-from alignedserve.gateway.vectors.answers import all_of
-from alignedserve.gateway.vectors.types import MOST_INPUTS
+from alignedserve.gateway.vectors import MOST_INPUTS, all_of
 from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import Delivered, Overloaded

@@ -2,8 +2,7 @@
 
 adapters.py     The adapters (LoRA) that clients may choose, which all gateways and the job runner share.
 budgets.py      The tokens that each key has used in this day and this month, for the budgets of keys.
-certificate.py  The certificate of HTTPS, which is read again where its files have changed.
-exposure.py     Checks before a deployment starts who can reach it, with which keys, and whether by TLS.
+exposure.py     Checks before a start who can reach the deployment, with which keys, and whether by TLS.
 keys.py         API keys: they say which caller sends a request, what it may ask for, and how much of it.
 ledger.py       Counts what each caller used lately, in memory that all gateways share.
 """

@@ -111,7 +111,13 @@ class Adapters:
         with self._locked():
             self._read()
             self._check_new(name, models)
-            self._check_room(loaded)
+            taken = sum(other.num_bytes for other in self._known.values())
+            if taken + loaded.num_bytes > self._room:
+                raise AdapterError(
+                    f"each worker keeps {self._room // _MIB} MB for adapters, {-(-taken // _MIB)} are taken and this"
+                    f" one needs {-(-loaded.num_bytes // _MIB)}: unload another, or start with a larger"
+                    " engine.adapters_mb"
+                )
             self._write({**self._known, name: loaded})
 
     def unload(self, name: str) -> None:
@@ -140,14 +146,6 @@ class Adapters:
             raise AdapterError(f"the model itself is called {name!r:.80}: give the adapter another name")
         if name in self._known:
             raise AdapterError(f"an adapter {name!r:.80} is loaded already: unload it first, or take another name")
-
-    def _check_room(self, new: LoadedAdapter) -> None:
-        taken = sum(loaded.num_bytes for loaded in self._known.values())
-        if taken + new.num_bytes > self._room:
-            raise AdapterError(
-                f"each worker keeps {self._room // _MIB} MB for adapters, {-(-taken // _MIB)} are taken and this one"
-                f" needs {-(-new.num_bytes // _MIB)}: unload another, or start with a larger engine.adapters_mb"
-            )
 
     def _loaded(self, name: str, files: LoraFiles) -> LoadedAdapter:
         return LoadedAdapter(Adapter(name, str(files.folder), files.id), files.num_bytes(self._of_number))

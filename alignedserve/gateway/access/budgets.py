@@ -89,22 +89,19 @@ class Budgets:
     def exchange(self) -> None:
         """Write what is new, and read what all processes have written. A file that is away is tried again later."""
         with self._exchanging:  # the last time at the end, while a thread may still write the same
-            self._exchange_new()
-
-    def _exchange_new(self) -> None:
-        with self._lock:
-            new = +self._new
-        try:
-            written = self._exchange(new)
-            self._fault = ""
-        except (sqlite3.Error, OSError) as error:
-            if str(error) != self._fault:
-                log.error("what keys use is counted here alone, since %s cannot be written: %s", self._path, error)
-            self._fault = str(error)
-            return
-        with self._lock:
-            self._written = written
-            self._new -= new
+            with self._lock:
+                new = +self._new
+            try:
+                written = self._exchange(new)
+                self._fault = ""
+            except (sqlite3.Error, OSError) as error:
+                if str(error) != self._fault:
+                    log.error("what keys use is counted here alone, since %s cannot be written: %s", self._path, error)
+                self._fault = str(error)
+                return
+            with self._lock:
+                self._written = written
+                self._new -= new
 
     def _exchange(self, new: Counter[tuple[str, str]]) -> dict[tuple[str, str], int]:
         assert self._path is not None

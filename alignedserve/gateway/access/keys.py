@@ -102,12 +102,6 @@ class Caller:
     def weight(self) -> int:
         return 1 if self.limits.weight is None else self.limits.weight
 
-    def with_most_open(self, most_open: int) -> Caller:
-        """Return the caller with this limit, unless its key sets its own."""
-        if self.limits.most_open is not None:
-            return self
-        return replace(self, limits=replace(self.limits, most_open=most_open))
-
     def salt_with(self, own: str | None) -> str:
         """Return the caller's salt, followed by the salt that the caller itself chose for a request.
 
@@ -131,14 +125,15 @@ class KeyEntry:
     @property
     def caller(self) -> Caller:
         salt = hashlib.sha256(f"salt of {self.hash}".encode()).hexdigest()[:KEY_SALT_SIZE]
-        return Caller(self.name, self.scopes, salt, self.limits)
+        most_open = MOST_OPEN if self.limits.most_open is None else self.limits.most_open
+        return Caller(self.name, self.scopes, salt, replace(self.limits, most_open=most_open))
 
 
 class KeyRing:
     """All keys that this server accepts."""
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
-        self._by_hash = {entry.hash: entry.caller.with_most_open(MOST_OPEN) for entry in entries}
+        self._by_hash = {entry.hash: entry.caller for entry in entries}
         self._limits = {caller.id: caller.limits for caller in self._by_hash.values()}
 
     def __bool__(self) -> bool:
@@ -269,24 +264,17 @@ def _read_entry(key: Any, where: str) -> KeyEntry:
         raise ConfigError(f"{where}: the name {name} is reserved: choose another")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ConfigError(f"{where}: hash must be {HASHED} and 64 hexadecimal digits, as `alignedserve key` writes it")
-    named = {limit: _read_limit(limit, key[limit], where) for limit in limits if key.get(limit) is not None}
-    return KeyEntry(name, digest, _read_scopes(key.get("scopes"), where), Limits(**named))
-
-
-def _read_limit(name: str, limit: Any, where: str) -> int:
-    if type(limit) is not int or (limit < 1 and name != "least_priority"):
-        least = "" if name == "least_priority" else ", 1 or more"
-        raise ConfigError(f"{where}: {name} must be a whole number{least}")
-    return limit
-
-
-def _read_scopes(names: Any, where: str) -> frozenset[Scope]:
-    if names is None:
-        return USUAL_SCOPES
-    known = [scope.value for scope in Scope]
-    if not isinstance(names, list) or not names or not all(name in known for name in names):
+    named = {limit: key[limit] for limit in limits if key.get(limit) is not None}
+    for limit, number in named.items():
+        if type(number) is not int or (number < 1 and limit != "least_priority"):
+            least = "" if limit == "least_priority" else ", 1 or more"
+            raise ConfigError(f"{where}: {limit} must be a whole number{least}")
+    scopes, known = key.get("scopes"), [scope.value for scope in Scope]
+    if scopes is None:
+        return KeyEntry(name, digest, limits=Limits(**named))
+    if not isinstance(scopes, list) or not scopes or not all(scope in known for scope in scopes):
         raise ConfigError(f"{where}: scopes must be a list of {', '.join(known)}")
-    return frozenset(map(Scope, names))
+    return KeyEntry(name, digest, frozenset(map(Scope, scopes)), Limits(**named))
 
 
 def make_key(path: Path, name: str, scopes: Iterable[Scope], limits: Limits) -> str:
@@ -297,11 +285,13 @@ def make_key(path: Path, name: str, scopes: Iterable[Scope], limits: Limits) -> 
             raise ConfigError(f"{path} is not a file")
         read_yaml(path)  # raises if the file is not valid YAML
         text = path.read_text(encoding="utf-8")
-    written = f"{text.rstrip() or 'keys:'}\n{_yaml_lines(KeyEntry(name, hash_key(key), frozenset(scopes), limits))}"
+    lines = [text.rstrip() or "keys:", f"  - name: {name}", f"    hash: {hash_key(key)}"]
+    lines.append(f"    scopes: [{', '.join(sorted(frozenset(scopes)))}]")
+    lines += [f"    {limit}: {number}" for limit, number in asdict(limits).items() if number is not None]
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(written)
+            file.write("\n".join(lines) + "\n")
         read_keys(temporary)
         temporary.replace(path)
     except ConfigError as error:
@@ -309,10 +299,3 @@ def make_key(path: Path, name: str, scopes: Iterable[Scope], limits: Limits) -> 
     finally:
         temporary.unlink(missing_ok=True)
     return key
-
-
-def _yaml_lines(entry: KeyEntry) -> str:
-    scopes = ", ".join(sorted(entry.scopes))
-    lines = [f"  - name: {entry.name}", f"    hash: {entry.hash}", f"    scopes: [{scopes}]"]
-    lines += [f"    {name}: {limit}" for name, limit in asdict(entry.limits).items() if limit is not None]
-    return "\n".join(lines) + "\n"

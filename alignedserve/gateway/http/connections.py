@@ -90,17 +90,15 @@ class GatewayConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_silent = False
-        if self.parser.should_upgrade() and self._has_body():  # the parser would drop the body
+        has_body = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        )
+        if self.parser.should_upgrade() and has_body:  # the parser would drop the body
             self._refusal = no_upgrade()
             raise self._refusal
         self._unset_deadline()
         super().on_headers_complete()
-
-    def _has_body(self) -> bool:
-        return any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        )
 
     def on_body(self, body: bytes) -> None:
         self._is_silent = False
@@ -138,9 +136,6 @@ class GatewayConnection(HttpToolsProtocol):
         return True
 
     def timeout_keep_alive_handler(self) -> None:
-        self._end()
-
-    def _end(self) -> None:
         """End the connection: abort it if bytes are unsent, since a client that reads nothing would keep it open."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -149,7 +144,7 @@ class GatewayConnection(HttpToolsProtocol):
 
     def _set_deadline(self) -> None:
         self._unset_deadline()
-        self._deadline = self.loop.call_later(self._head_s, self._end)
+        self._deadline = self.loop.call_later(self._head_s, self.timeout_keep_alive_handler)
 
     def _unset_deadline(self) -> None:
         if self._deadline is not None:

@@ -25,10 +25,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.access.ledger import JOB_RUNNER, Bucket, CallerRow, Ledger
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger
 from alignedserve.gateway.openai.errors import (
     ApiError,
     budget_used_up,
@@ -74,13 +75,18 @@ class Tab:
         per_minute = self._limits.requests_per_minute
         if per_minute is None:
             return
+        self._take("requests", per_minute, least=1, cost=1)
+
+    def _take(self, what: Literal["requests", "tokens"], per_minute: int, least: float, cost: float) -> None:
+        """Take a cost from what is left of this minute; raise, and take none, where less than `least` is left."""
         with self._ledger.row(self.caller.id) as row:
-            row.requests.fill(per_minute, self._now())
-            wait_s = row.requests.wait_s(1, per_minute)
+            bucket = row.requests if what == "requests" else row.tokens
+            bucket.fill(per_minute, self._now())
+            wait_s = bucket.wait_s(least, per_minute)
             if not wait_s:
-                row.requests.left -= 1
+                bucket.left -= cost
         if wait_s:
-            raise self._over(f"{per_minute} requests in a minute", wait_s)
+            raise self._over(f"{per_minute} {what} in a minute", wait_s)
 
     def _over(self, limit: str, wait_s: float) -> ApiError:
         self.is_over = True
@@ -120,15 +126,12 @@ class Tab:
         if self._limits.most_open is None:
             return most
         with self._ledger.row(self.caller.id) as row:
-            free = min(most - self._places, self._places_left(row, self._limits.most_open))
+            lines = 0 if self._ledger.place == JOB_RUNNER else row.open_at[JOB_RUNNER]
+            free = min(most - self._places, self._limits.most_open - (row.num_open - lines))
             if free > 0 and self._places + free >= least:
                 row.open_at[self._ledger.place] += free
                 self._places += free
         return self._places
-
-    def _places_left(self, row: CallerRow, most_open: int) -> int:
-        lines = 0 if self._ledger.place == JOB_RUNNER else row.open_at[JOB_RUNNER]
-        return most_open - (row.num_open - lines)
 
     def hold_logprobs(self, requests: Sequence[Request], has_limit: bool, is_streamed: bool = False) -> None:
         """Hold the log-probabilities that the answer to these requests may have, until it has ended; raise if its
@@ -250,7 +253,9 @@ class Tab:
             for name, bucket in (("requests", row.requests), ("tokens", row.tokens)):
                 if (per_minute := limits[name]) is not None:
                     bucket.fill(per_minute, self._now())
-                    headers |= _limit_headers(name, bucket, per_minute)
+                    headers[f"x-ratelimit-limit-{name}"] = str(per_minute)
+                    headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.left)))
+                    headers[f"x-ratelimit-reset-{name}"] = format_time(bucket.wait_s(per_minute, per_minute))
         return headers
 
     def _take_tokens(self, cost: int, least: int = 0) -> None:
@@ -260,13 +265,7 @@ class Tab:
             return
         if cost > per_minute:
             raise too_costly(cost, per_minute)
-        with self._ledger.row(self.caller.id) as row:
-            row.tokens.fill(per_minute, self._now())
-            wait_s = row.tokens.wait_s(max(cost, least), per_minute)
-            if not wait_s:
-                row.tokens.left -= cost
-        if wait_s:
-            raise self._over(f"{per_minute} tokens in a minute", wait_s)
+        self._take("tokens", per_minute, max(cost, least), cost)
         self._taken += cost
 
     def _settle(self, tokens: int) -> None:
@@ -306,14 +305,6 @@ class RefusalPace:
         began_at = max(self._due_at.get(caller, -math.inf), now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
         self._due_at[caller] = min(began_at + 1 / REFUSALS_PER_S, now + REFUSAL_WAIT_S)
         return max(0.0, self._due_at[caller] - now)
-
-
-def _limit_headers(name: str, bucket: Bucket, per_minute: int) -> dict[str, str]:
-    return {
-        f"x-ratelimit-limit-{name}": str(per_minute),
-        f"x-ratelimit-remaining-{name}": str(max(0, math.floor(bucket.left))),
-        f"x-ratelimit-reset-{name}": format_time(bucket.wait_s(per_minute, per_minute)),
-    }
 
 
 def format_time(seconds: float) -> str:

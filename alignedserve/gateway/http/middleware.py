@@ -56,7 +56,8 @@ class RequestMiddleware:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         record = HttpRecord(f"req-{uuid4().hex}", scope["method"], scope["path"], self._now())
-        record.client_id = _client_id(headers)
+        client_id = headers.get("x-request-id", "")  # that the client, or a proxy before us, has given
+        record.client_id = client_id if _REQUEST_ID.fullmatch(client_id) else None
         scope.setdefault("state", {})["record"] = record
         send = self._sender(send, record, scope["state"])
         try:
@@ -68,7 +69,12 @@ class RequestMiddleware:
                 raise
             await error_response(draining(), record.path)(scope, receive, send)
         finally:
-            self._end(record, scope["state"].get("tab"))
+            if (tab := scope["state"].get("tab")) is not None:
+                tab.close(is_refused=record.error in REFUSALS and not record.output_tokens)
+            if record.path not in PROBES:
+                if record.error is not None:
+                    self._metrics.count_http_error(record.error)
+                record.log(self._now())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: HttpRecord, headers: Headers) -> None:
         try:
@@ -123,15 +129,6 @@ class RequestMiddleware:
 
         return send_answer
 
-    def _end(self, record: HttpRecord, tab: Tab | None) -> None:
-        if tab is not None:
-            tab.close(is_refused=record.error in REFUSALS and not record.output_tokens)
-        if record.path in PROBES:
-            return
-        if record.error is not None:
-            self._metrics.count_http_error(record.error)
-        record.log(self._now())
-
 
 def record_of(request: HttpRequest) -> HttpRecord:
     record: HttpRecord = request.state.record
@@ -157,9 +154,3 @@ def _password(sent: str) -> str | None:
         return base64.b64decode(sent.strip(), validate=True).decode("utf-8", "replace").partition(":")[2]
     except (binascii.Error, ValueError):
         return None
-
-
-def _client_id(headers: Headers) -> str | None:
-    """Return the id that the client, or a proxy before us, has given this request."""
-    id = headers.get("x-request-id", "")
-    return id if _REQUEST_ID.fullmatch(id) else None

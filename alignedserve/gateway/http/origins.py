@@ -36,16 +36,12 @@ class Origins:
         if "*" in self._origins:
             return
         for host in headers.getlist("host"):  # browsers always send one
-            if not self._is_known(host):
+            name, is_host = _name_in(host), _HOST.fullmatch(host) is not None
+            is_local = name == "localhost" or name.endswith(".localhost") or name in self._names
+            if not is_host or not (is_local or _is_address(name)):
                 raise unknown_host(host)
         if method not in _ONLY_READ and self._is_foreign(headers):
             raise foreign_page(headers.get("origin", "another site"))
-
-    def _is_known(self, host: str) -> bool:
-        if _HOST.fullmatch(host) is None:
-            return False
-        name = _name_in(host)
-        return _is_address(name) or name == "localhost" or name.endswith(".localhost") or name in self._names
 
     def _is_foreign(self, headers: Headers) -> bool:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")

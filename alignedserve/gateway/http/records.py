@@ -14,6 +14,7 @@ from alignedserve.owner.client import Delivered
 
 _log = logging.getLogger("alignedserve.gateway")
 
+HEADER = "server-timing"
 CLIENT_CLOSED = 499  # in the log: the client left before its answer or in the middle of it
 MOST_SHOWN = 200  # characters of a path, which a client chooses
 
@@ -95,11 +96,28 @@ class BodyMeter:
         if self._record.ttft_s is None:
             self._record.ttft_s = meter.ttft_s
 
-    def timing(self, is_over: bool) -> AnswerTimes:
-        """Return the times until now; a token has been delivered."""
+    def timing_headers(self, is_over: bool) -> dict[str, str]:
+        """Return the header of the times until now, in milliseconds; a stream's headers are sent with its first
+        token."""
+        queue_s, prompt_s, output_s = self._times_s()
+        first_s = queue_s + prompt_s
+        times = {"queue": queue_s, "prefill": prompt_s, "first_token": first_s}
+        if is_over:
+            times |= {"decode": output_s, "total": first_s + output_s}
+        return {HEADER: ", ".join(f"{name};dur={1e3 * seconds:.1f}" for name, seconds in times.items())}
+
+    def timing_usage(self) -> dict[str, float]:
+        """Return the times of an answer that is over as fields of a usage, in seconds."""
+        queue_s, prompt_s, output_s = times = self._times_s()
+        named = {"queue_time": queue_s, "prompt_time": prompt_s, "completion_time": output_s, "total_time": sum(times)}
+        return {name: round(seconds, 6) for name, seconds in named.items()}
+
+    def _times_s(self) -> tuple[float, float, float]:
+        """Return how long the prompt of the first choice waited, how long from then to the first token of any choice,
+        and how long from that until now."""
         first_s = self._first_at - self._record.began_at
         queue_s = min(self._waited_s, first_s)
-        return AnswerTimes(queue_s, first_s - queue_s, self._now() - self._first_at, is_over)
+        return queue_s, first_s - queue_s, self._now() - self._first_at
 
     def end(self) -> None:
         """Count what is known when all choices have ended."""
@@ -115,29 +133,3 @@ class BodyMeter:
     def finish_choice(self, choice: int, finish: str) -> None:
         self._meters[choice].finish = finish
         self.finish(finish)
-
-
-HEADER = "server-timing"
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerTimes:
-    queue_s: float  # until the prompt of its first choice began to run
-    prompt_s: float  # from then until the first token of any choice
-    output_s: float  # from then until now
-    is_over: bool
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the header, in milliseconds. A stream's headers are sent with its first token."""
-        first_s = self.queue_s + self.prompt_s
-        times = {"queue": self.queue_s, "prefill": self.prompt_s, "first_token": first_s}
-        if self.is_over:
-            times |= {"decode": self.output_s, "total": first_s + self.output_s}
-        return {HEADER: ", ".join(f"{name};dur={1e3 * seconds:.1f}" for name, seconds in times.items())}
-
-    @property
-    def usage(self) -> dict[str, float]:
-        """Return the fields of a usage, in seconds."""
-        times = {"queue_time": self.queue_s, "prompt_time": self.prompt_s, "completion_time": self.output_s}
-        return {name: round(seconds, 6) for name, seconds in (*times.items(), ("total_time", sum(times.values())))}

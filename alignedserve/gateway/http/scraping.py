@@ -8,7 +8,7 @@ wait, and share the next one. Nobody gets a text that was begun before he asked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from alignedserve.metrics.exposition import in_turns, merge, split
 from alignedserve.metrics.parts import PartMetrics
@@ -18,7 +18,7 @@ _MOST_REST_S = 1.0  # where an owner was slow to answer
 
 
 class Scrapes:
-    def __init__(self, parts: PartMetrics, owners: Callable[[], Awaitable[list[bytes]]]) -> None:
+    def __init__(self, parts: PartMetrics, owners: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
         """`owners` returns the series of all owners of requests; set it where others own some."""
         self._parts, self.owners = parts, owners
         self._coming: asyncio.Task[bytes] | None = None  # the text that is not begun yet

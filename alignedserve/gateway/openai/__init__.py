@@ -1,16 +1,13 @@
 """OpenAI's interface: the bodies of requests and answers, their checks and errors.
 
-adapting.py        Loads and unloads adapters (LoRA), in the words of vLLM.
 errors.py          Every error that a client can get, in OpenAI's form.
 formats.py         The forms that a client may demand of its answer: a JSON schema, a pattern, a grammar, ...
 itemised.py        Answers that are told by items: what Responses and Messages have in common.
-modelled.py        What follows from a body and its model: the format of calls, the limits of reasoning.
 promises.py        Chooses a request's service class and deadlines.
 reading.py         Turns the delivered tokens of a request into pieces of its answer.
-requests.py        Makes Requests of a parsed body: prompts as tokens, limits, sampling.
+requests.py        Makes Requests of a parsed body: prompts as tokens, limits, sampling. Answers /tokenize, /detokenize.
 shapes.py          Makes the JSON of an answer: chat or text completion, whole or in chunks.
 strict.py          Parses bodies and validates them strictly: unknown fields are refused by name.
-tokenising.py      Converts prompts to tokens and back: /tokenize and /detokenize.
 tools.py           The fields of a body about tools.
 types.py           The bodies that clients may send: OpenAI's fields, and vLLM's too.
 writing.py         Writes the JSON of answers in parts, so that none holds up those beside it.

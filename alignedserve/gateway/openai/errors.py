@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -72,31 +73,42 @@ def _later(status: int, message: str, code: str, after_s: float = 1, param: str 
     return ApiError(status, message, param=param, code=code, headers=headers)
 
 
-def draining() -> ApiError:
-    return _later(503, "the server is shutting down: try again", "server_is_overloaded", RETRY_AFTER_DRAINING_S)
-
-
-def not_ready() -> ApiError:
-    return _later(503, "no workers are ready: try again", "not_ready")
-
-
-def no_runner() -> ApiError:
-    return _later(503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
-
-
-def no_key() -> ApiError:
-    message = "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-    return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-
-def key_revoked() -> ApiError:
-    return ApiError(401, "the API key of this request has been revoked: its answer ends here", code="key_revoked")
-
-
-def no_key_for_page() -> ApiError:
-    message = "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name"
-    headers = {"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'}
-    return ApiError(401, message, code="invalid_api_key", headers=headers)
+# Errors that always say the same. Each is made when it is raised, since an error keeps where that was.
+_overloaded = partial(_later, 503, code="server_is_overloaded")
+draining = partial(_overloaded, "the server is shutting down: try again", after_s=RETRY_AFTER_DRAINING_S)
+not_ready = partial(_later, 503, "no workers are ready: try again", "not_ready")
+no_runner = partial(_later, 503, "no job runner is ready: try again", "not_ready", RETRY_AFTER_NO_RUNNER_S)
+too_many_connections = partial(_overloaded, "the server has as many connections as it accepts: try again")
+too_many_pages = partial(_overloaded, "as many live pages are open as the server serves: close one")
+too_many_bodies = partial(_overloaded, "the server is reading as many bodies as it can hold: try again")
+too_many_choices_held = partial(_overloaded, "the server holds as many choices as it can: try again")
+no_key = partial(
+    ApiError,
+    401,
+    "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+no_key_for_page = partial(
+    ApiError,
+    401,
+    "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name",
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'},
+)
+_KEY_REVOKED = "the API key of this request has been revoked: its answer ends here"
+key_revoked = partial(ApiError, 401, _KEY_REVOKED, code="key_revoked")
+bad_head = partial(invalid, "this is not a valid HTTP request", code="invalid_http")
+_NO_UPGRADE = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
+no_upgrade = partial(invalid, _NO_UPGRADE, code="invalid_http")
+_LARGE_HEAD = "the request line or the headers are too long or too many"
+head_too_large = partial(ApiError, 431, _LARGE_HEAD, code="headers_too_large")
+_NO_TOKEN = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
+no_token = partial(ApiError, 500, _NO_TOKEN, code="generation_failed")
+_NO_VECTOR = "no vector could be made: the model's numbers are not finite"
+no_vector = partial(ApiError, 500, _NO_VECTOR, code="generation_failed")
+_INTERNAL = "internal error: find it in the server's log under this answer's x-request-id"
+internal = partial(ApiError, 500, _INTERNAL, code="internal_error")
 
 
 def beyond_scope(scope: str) -> ApiError:
@@ -106,39 +118,6 @@ def beyond_scope(scope: str) -> ApiError:
 def beyond_anonymous(scope: str) -> ApiError:
     message = f"other machines reach this server, and it has no keys: start it with one that has the scope {scope}"
     return ApiError(403, message, code="insufficient_scope")
-
-
-def _overloaded(message: str) -> ApiError:
-    return _later(503, message, "server_is_overloaded")
-
-
-def too_many_connections() -> ApiError:
-    return _overloaded("the server has as many connections as it accepts: try again")
-
-
-def too_many_pages() -> ApiError:
-    return _overloaded("as many live pages are open as the server serves: close one")
-
-
-def too_many_bodies() -> ApiError:
-    return _overloaded("the server is reading as many bodies as it can hold: try again")
-
-
-def too_many_choices_held() -> ApiError:
-    return _overloaded("the server holds as many choices as it can: try again")
-
-
-def bad_head() -> ApiError:
-    return invalid("this is not a valid HTTP request", code="invalid_http")
-
-
-def no_upgrade() -> ApiError:
-    message = "a request with a body cannot upgrade its connection: send HTTP/1.1 without Upgrade"
-    return invalid(message, code="invalid_http")
-
-
-def head_too_large() -> ApiError:
-    return ApiError(431, "the request line or the headers are too long or too many", code="headers_too_large")
 
 
 def unknown_host(host: str) -> ApiError:
@@ -201,22 +180,8 @@ def too_costly(tokens: int, per_minute: int) -> ApiError:
     return ApiError(400, message, code="beyond_key_limit")
 
 
-def no_token() -> ApiError:
-    message = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
-    return ApiError(500, message, code="generation_failed")
-
-
 def culprit(why: str, code: str = "request_ends_workers") -> ApiError:
     return ApiError(500, why, code=code, headers={"x-should-retry": "false"})
-
-
-def no_vector() -> ApiError:
-    return ApiError(500, "no vector could be made: the model's numbers are not finite", code="generation_failed")
-
-
-def internal() -> ApiError:
-    message = "internal error: find it in the server's log under this answer's x-request-id"
-    return ApiError(500, message, code="internal_error")
 
 
 def api_error(error: BaseException) -> ApiError:

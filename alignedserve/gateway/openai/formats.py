@@ -25,7 +25,7 @@ MOST_CHARACTERS = 100_000  # of a syntax, which travels with its request from pa
 Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 Pattern = Annotated[str, Field(min_length=1)]
 Schema: TypeAlias = dict[str, Any]
-_ANY_OBJECT: Schema = {"type": "object"}
+ANY_OBJECT: Schema = {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,13 @@ def _has_no_name(schema: Any) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """The form of an answer: choices, a schema, a regex, rules or calls. The body's field that is named demands it."""
+    """The form of an answer, which a field of its body demands: choices, a schema, a regex, a grammar or calls."""
 
     field: str
-    choices: tuple[str, ...] = ()
-    schema: Schema | str | None = None
+    kind: Literal["choice", "json", "regex", "grammar", "calls"]
+    wanted: Any = None  # texts to choose from; a schema, or its text; a pattern; rules in Lark's language
     spaces: str | None = None  # a pattern of the white space between parts of JSON
-    regex: str | None = None
-    rules: str | None = None  # a grammar in Lark's language
-    calls: WantedCalls | None = None  # instead of the others, or beside a schema
+    calls: WantedCalls | None = None  # which stand alone, or beside a schema
 
     def call_format(self, text: TextModel) -> CallFormat | None:
         """Return the format of the calls that the answer may be, if it may be any."""
@@ -86,10 +84,16 @@ class Format:
 
     def limits(self, text: TextModel, on_trial: OnTrial) -> tuple[Choice | None, str]:
         """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
-        if self.choices:
+        if self.kind == "choice":
             return self._choice(text), ""
         try:
-            syntax = self._syntax(text)
+            syntax = None if self.calls is None else self.calls.syntax(text, self._whole_schema())
+            if self.kind == "regex":
+                syntax = regex_syntax(_check_size(self.wanted))
+            elif self.kind == "grammar":
+                syntax = lark_syntax(_check_size(self.wanted))
+            elif syntax is None:
+                syntax = json_syntax(closed(self._whole_schema()), self.spaces)
             fault = text.trial.find_fault(_check_size(syntax), on_trial)
         except (ValueError, RecursionError, ModelError) as error:
             fault = " ".join(str(error).split())
@@ -99,24 +103,15 @@ class Format:
 
     def _choice(self, text: TextModel) -> Choice:
         """Return the choices with the tokens that the tokenizer gives each text; no other spelling is allowed."""
-        if sum(map(len, self.choices)) > MOST_CHARACTERS:
+        if sum(map(len, self.wanted)) > MOST_CHARACTERS:
             raise invalid(f"{self.field}: together they have more than {MOST_CHARACTERS} characters", self.field)
-        outputs = tuple(tuple(text.answer_ids(choice)) for choice in self.choices)
+        outputs = tuple(tuple(text.answer_ids(choice)) for choice in self.wanted)
         if not all(outputs):
             raise invalid("a text to choose from has no tokens", self.field)
         return Choice(outputs)
 
-    def _syntax(self, text: TextModel) -> str:
-        if self.calls is not None and (syntax := self.calls.syntax(text, self._whole_schema())) is not None:
-            return syntax
-        if self.regex is not None:
-            return regex_syntax(_check_size(self.regex))
-        if self.rules is not None:
-            return lark_syntax(_check_size(self.rules))
-        return json_syntax(closed(self._whole_schema()), self.spaces)
-
     def _whole_schema(self) -> Any:
-        schema = json.loads(_check_size(self.schema)) if isinstance(self.schema, str) else self.schema
+        schema = json.loads(_check_size(self.wanted)) if isinstance(self.wanted, str) else self.wanted
         _check_size(json.dumps(schema))  # the library needs hundreds of megabytes for a schema of megabytes
         return schema
 
@@ -147,7 +142,7 @@ class ResponseFormat(Ruled):
         if self.type == "text":
             return []
         wanted = self.json_schema.wanted if self.json_schema is not None else None
-        return [Format("response_format", schema=_ANY_OBJECT if wanted is None else wanted)]
+        return [Format("response_format", "json", ANY_OBJECT if wanted is None else wanted)]
 
 
 class StructuredOutputs(Strict):
@@ -165,9 +160,9 @@ class StructuredOutputs(Strict):
     @property
     def formats(self) -> list[Format]:
         spaces = "" if self.disable_any_whitespace else self.whitespace_pattern
-        formats = vllm_formats("structured_outputs.", self.choice, self.wanted, self.regex, self.grammar, spaces)
+        formats = vllm_formats(self.WHERE, self.choice, self.wanted, self.regex, self.grammar, spaces)
         if self.json_object:
-            formats.append(Format("structured_outputs.json_object", schema=_ANY_OBJECT, spaces=spaces))
+            formats.append(Format("structured_outputs.json_object", "json", ANY_OBJECT, spaces))
         return formats
 
 
@@ -176,15 +171,14 @@ def vllm_formats(
     choice: list[str] | None,
     schema: Schema | str | None,
     regex: str | None,
-    rules: str | None,
+    grammar: str | None,
     spaces: str | None = None,
 ) -> list[Format]:
     """Return the forms of those of vLLM's fields that are set; their names begin with the prefix."""
     formats = (
-        Format(f"{prefix}choice", choices=tuple(choice or ())),
-        Format(f"{prefix}json", schema=schema, spaces=spaces),
-        Format(f"{prefix}regex", regex=regex),
-        Format(f"{prefix}grammar", rules=rules),
+        Format(f"{prefix}choice", "choice", choice),
+        Format(f"{prefix}json", "json", schema, spaces),
+        Format(f"{prefix}regex", "regex", regex),
+        Format(f"{prefix}grammar", "grammar", grammar),
     )
-    values = (choice, schema, regex, rules)
-    return [form for form, value in zip(formats, values, strict=True) if value is not None]
+    return [form for form in formats if form.wanted is not None]

@@ -8,13 +8,16 @@ One item is open at a time. A piece that goes on with another item closes the op
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.text.calls.scanning import CallPart
 
 Event: TypeAlias = dict[str, Any]
+Keep: TypeAlias = Callable[[dict[str, Any]], Awaitable[bool]]
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
@@ -29,13 +32,32 @@ class OpenItem:
 
 
 class ItemAnswer(ABC):
-    """Builds one answer and its events; `tree` holds the answer so far."""
+    """Builds one answer and its events; `tree` holds the answer so far, for clients that do not stream."""
 
-    def __init__(self, tree: dict[str, Any]) -> None:
-        self.tree = tree
+    def __init__(self, tree: dict[str, Any], keep: Keep | None = None) -> None:
+        """`keep` keeps the answer, and returns whether it has done so."""
+        self.tree, self._keep = tree, keep
         self._open: OpenItem | None = None
         self._num_items = 0
         self._events: list[Event] = []  # that have not been taken
+
+    def begin(self) -> list[Event]:
+        """Return the events before the first piece."""
+        return []
+
+    @abstractmethod
+    def feed(self, piece: AnswerPiece) -> list[Event]:
+        """Return the events of a piece; those of the piece with a finish are the last."""
+
+    @abstractmethod
+    def fail(self, error: ApiError) -> list[Event]:
+        """Return the last events of an answer that an error ends."""
+
+    async def keep(self) -> None:
+        """Keep the answer, which has ended, where it is to be kept: before its last events, so that clients can go on
+        from there."""
+        if self._keep is not None:
+            self.tree["store"] = await self._keep(self.tree)
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
@@ -68,17 +90,16 @@ class ItemAnswer(ABC):
                 self._go_on("call", part.arguments)
 
     def _go_on(self, kind: Kind, text: str) -> None:
-        if self._open is None or self._open.kind != kind:
-            self._begin(kind)
-        assert self._open is not None
-        self._open.text += text
-        self._tell_delta(self._open, text)
+        item = self._open if self._open is not None and self._open.kind == kind else self._begin(kind)
+        item.text += text
+        self._tell_delta(item, text)
 
-    def _begin(self, kind: Kind, part: CallPart | None = None) -> None:
+    def _begin(self, kind: Kind, part: CallPart | None = None) -> OpenItem:
         self._close()
-        self._open = OpenItem(kind, self._num_items, self._make(kind, self._num_items, part))
+        self._open = item = OpenItem(kind, self._num_items, self._make(kind, self._num_items, part))
         self._num_items += 1
-        self._tell_beginning(self._open)
+        self._tell_beginning(item)
+        return item
 
     def _close(self, status: str = "completed") -> None:
         opened, self._open = self._open, None

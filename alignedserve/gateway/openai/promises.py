@@ -42,7 +42,14 @@ def make_promise(
     body: PromisedRequest, headers: Mapping[str, str], usual: SloConfig, limits: Limits = _NO_LIMITS
 ) -> ServicePromise:
     deadlines = {name: value for name in HEADERS if (value := _deadline_ms(name, body.slo, headers)) is not None}
-    _check_urgency(deadlines, body.priority, limits)
+    for field, value, least in (
+        ("slo.ttft_ms", deadlines.get("ttft_ms"), limits.least_ttft_ms),
+        ("slo.tbt_ms", deadlines.get("tbt_ms"), limits.least_tbt_ms),
+        ("priority", body.priority, limits.least_priority),
+    ):
+        if least is not None and value is not None and value < least:
+            message = f"{field}: {value:g} is less than {least}, the least that this API key may ask for"
+            raise invalid(message, field, "beyond_key_limit")
     tier = body.service_tier or "auto"
     is_best_effort = "jct_ms" in deadlines or (tier == "flex" and not deadlines)
     if is_best_effort and body.slo is not None and body.slo.strict:
@@ -62,30 +69,13 @@ def make_promise(
     return ServicePromise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000, strict=is_strict), used)
 
 
-def _check_urgency(deadlines: Mapping[str, float], priority: int | None, limits: Limits) -> None:
-    """Raise if a request asks to go before others by more than its caller's key allows."""
-    asked = {f"slo.{name}": value for name, value in deadlines.items()} | {"priority": priority}
-    for field, least in (
-        ("slo.ttft_ms", limits.least_ttft_ms),
-        ("slo.tbt_ms", limits.least_tbt_ms),
-        ("priority", limits.least_priority),
-    ):
-        value = asked.get(field)
-        if least is not None and value is not None and value < least:
-            message = f"{field}: {value:g} is less than {least}, the least that this API key may ask for"
-            raise invalid(message, field, "beyond_key_limit")
-
-
 def _deadline_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:
-    in_body: float | None = getattr(fields, name, None)
-    if in_body is not None:
-        return in_body
-    return next((_milliseconds(header, headers[header]) for header in HEADERS[name] if header in headers), None)
-
-
-def _milliseconds(header: str, text: str) -> float:
+    value: float | None = getattr(fields, name, None)
+    header = next((header for header in HEADERS[name] if header in headers), None)
+    if value is not None or header is None:
+        return value
     try:
-        value = float(text)
+        value = float(text := headers[header])
     except ValueError:
         value = math.nan
     if not 0 < value <= SloFields.MOST_MS:

@@ -9,7 +9,6 @@ from typing import Any
 
 from alignedserve.core import NOTHING_SPENT, FinishReason, Logprob, Request, Spent
 from alignedserve.gateway.openai.errors import no_token
-from alignedserve.gateway.openai.modelled import call_format, make_splitter, markers_of_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
 from alignedserve.text.calls.formats import CallReader
@@ -36,14 +35,6 @@ class AnswerPiece:
     reasoning: str = ""  # what the model says to itself before its answer
     num_reasoning: int = 0  # tokens of it, its markers included
     spent: Spent = NOTHING_SPENT  # by the request so far
-
-    @property
-    def is_text_alone(self) -> bool:
-        return self.text != "" and not self.reasoning and not self.calls and self.finish is None
-
-    @property
-    def is_reasoning_alone(self) -> bool:
-        return self.reasoning != "" and not self.text and not self.calls and self.finish is None
 
 
 def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
@@ -100,15 +91,6 @@ class _Found:
     num_reasoning: int = 0
 
 
-def _call_reader(body: ChatRequest, text: TextModel, skip_special: bool) -> CallReader | None:
-    """Return the reader of the answer's calls, if there may be any."""
-    if not body.may_call:
-        return None
-    form = call_format(body, text)
-    hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
-    return CallReader(form, body.functions, body.most_calls, hidden)
-
-
 class AnswerReader:
     """Reads the deliveries of one request, in order, up to the piece that has a finish.
 
@@ -136,27 +118,32 @@ class AnswerReader:
         cls, body: ChatRequest | CompletionRequest, text: TextModel, prompt: Sequence[int] = ()
     ) -> AnswerReader:
         """Return the reader of the answer to a body; `prompt` shows whether the output begins within a reasoning."""
-        if not isinstance(body, ChatRequest):
-            return next(cls._of_prompts(body, text, 1))
         ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
-        calls = _call_reader(body, text, skip_special)
-        markers = [*(calls.markers if calls is not None else ()), *markers_of_reasoning(body, text)]
-        splitter, shows_reasoning = make_splitter(body, prompt, text), body.include_reasoning is not False
-        return cls(text.decoder(skip_special, markers), ending, calls, splitter, shows_reasoning)
+        if not isinstance(body, ChatRequest):
+            return cls(text.decoder(skip_special), ending)
+        calls = splitter = None
+        markers: list[str] = []  # that must be seen, even if they are special tokens
+        if body.may_call:
+            form = (body.format and body.format.call_format(text)) or text.call_format
+            hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
+            calls = CallReader(form, body.functions, body.most_calls, hidden)
+            markers += calls.markers
+        if (family := text.reasoning) is not None:
+            hidden = tuple(text.special_markers(family.markers)) if skip_special else ()
+            splitter = family.make_splitter(body.begins_inside(prompt, text), body.decides_to_call, hidden)
+            markers += [*family.markers, *(family.calls if body.decides_to_call else ())]
+        return cls(text.decoder(skip_special, markers), ending, calls, splitter, body.include_reasoning is not False)
 
     @classmethod
     def each(
         cls, body: ChatRequest | CompletionRequest, text: TextModel, requests: Sequence[Request]
     ) -> Iterator[AnswerReader]:
         """Yield the reader of each request of a body, and hold nothing of the body meanwhile."""
-        if isinstance(body, CompletionRequest):
-            return cls._of_prompts(body, text, len(requests))  # of up to a thousand that wait none has a reader
-        return iter([cls.from_body(body, text, request.prompt) for request in requests])
-
-    @classmethod
-    def _of_prompts(cls, body: CompletionRequest, text: TextModel, number: int) -> Iterator[AnswerReader]:
+        if isinstance(body, ChatRequest):
+            return iter([cls.from_body(body, text, request.prompt) for request in requests])
         ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
-        return (cls(text.decoder(skip_special), ending) for _ in range(number))
+        # Of up to a thousand that wait none has a reader.
+        return (cls(text.decoder(skip_special), ending) for _ in range(len(requests)))
 
     def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:
@@ -192,7 +179,8 @@ class AnswerReader:
             last = finish if num_used == len(tokens) else None
             split, num_new = self._split(self._decode((token,), last), last)
             reasoning, num_reasoning = reasoning + split.reasoning, num_reasoning + num_new
-            text = self._until_stop(split.text)
+            self._num_tokens += 1
+            text = split.text if self._num_tokens <= self._ending.min_tokens else self._stops.feed(split.text)
             ended = FinishReason.STOP if self._stops.found else last
             answer += self._find_calls(text + (self._stops.flush() if ended else ""), bool(ended))
             if ended or (self._calls is not None and self._calls.is_over):
@@ -220,10 +208,6 @@ class AnswerReader:
             return split, 1
         self._num_open += before is ReasoningPhase.OPEN
         return split, self._num_open if before is ReasoningPhase.OPEN and after is ReasoningPhase.REASONING else 0
-
-    def _until_stop(self, text: str) -> str:
-        self._num_tokens += 1
-        return text if self._num_tokens <= self._ending.min_tokens else self._stops.feed(text)
 
     def _decode(self, tokens: tuple[int, ...], finish: FinishReason | None) -> str:
         """Return the new text; a stop token becomes text only if the answer includes its stop."""

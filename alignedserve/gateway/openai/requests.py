@@ -1,4 +1,6 @@
-"""Make Requests of a parsed body: prompts as tokens, limits, sampling. Nothing here knows of HTTP."""
+"""Make Requests of a parsed body: prompts as tokens, limits, sampling. Nothing here knows of HTTP.
+
+`tokenize` and `detokenize` convert prompts to tokens and back, as vLLM's routes do."""
 
 from __future__ import annotations
 
@@ -7,14 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from alignedserve.core import Adapter, Choice, Request, Sampling
+from alignedserve.core import Adapter, Choice, Reasoning, Request, Sampling
 from alignedserve.errors import PromptTooLong
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.errors import ApiError, invalid
-from alignedserve.gateway.openai.modelled import limited_reasoning, limits
+from alignedserve.gateway.openai.formats import ANY_OBJECT, Format
 from alignedserve.gateway.openai.promises import ServicePromise
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.types import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PromisedRequest,
+    TokenizeRequest,
+)
 from alignedserve.scheduling.lengths import hinted
+from alignedserve.text.call_grammar import BesideCalls
 from alignedserve.text.chat_template import Rendering, all_texts
 from alignedserve.text.syntax_trial import OnTrial
 from alignedserve.text.text_model import SamplingDefaults, TextModel
@@ -28,6 +37,9 @@ MOST_RULE_BYTES = 4 << 20  # of memory that the rules of all choices of a body m
 # takes 36 bytes, and 4 or more in the body. So a few choices, which any prompt may have, take less than 50 times that.
 MOST_CHOICE_TOKENS, FEW_CHOICES = 1 << 18, 5
 _TOKEN_BYTES, _BIAS_BYTES = 36, 120  # of memory, for a token in a tuple, and for a token with its bias
+# Tokens of a body of /tokenize need not fit into the context. MOST_CONTEXTS of a long one would take a thread for ten
+# seconds: they are no more than this, or one context.
+MOST_CONVERTED = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -68,20 +80,32 @@ def make_requests(
     """Return a request for each choice, those of the first prompt first.
 
     Long prompts take long, so an event loop must not call this."""
-    _check_writes(text)
+    if (rule := text.pooled) is not None and not rule.generates:
+        ask = "scores and writes no text: send pairs of texts to /v1/score"
+        if rule.embeds:
+            ask = "embeddings and writes no text: send texts to /v1/embeddings"
+        raise invalid(f"this model makes {ask}", "model", "unsupported_model")
     _check_length(body, text, max_model_len)
-    num_choices = body.n or 1
     rules = _make_rules(body, text, origin.on_trial)
-    _check_rules(rules, num_requests(body))
     prompts = _prompts(body, text, max_model_len)
-    _check_choices(num_choices, sum(map(len, prompts)))
+    num_choices, num_tokens = body.n or 1, sum(map(len, prompts))
+    # A small body must not be large in every part, where each of its choices has its whole prompt.
+    if num_choices > FEW_CHOICES and num_choices * num_tokens > MOST_CHOICE_TOKENS:
+        message = f"n: {num_choices} choices of {num_tokens} prompt tokens have {num_choices * num_tokens}, and "
+        message += f"{MOST_CHOICE_TOKENS} is the most for more than {FEW_CHOICES} choices: ask for fewer at a time"
+        raise invalid(message, "n", "too_large")
     made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
     _check_logprobs(body, made, origin.caller.limits.logprobs_at_once)
-    return tuple(
-        _make_choice(request, origin.id, at * num_choices + number, number)
-        for at, request in enumerate(made)
-        for number in range(num_choices)
-    )
+    requests: list[Request] = []
+    for request in made:
+        for number in range(num_choices):
+            choice = request  # the body's first request keeps the origin's id
+            if requests:  # the choices of a prompt have different seeds
+                seed = (request.sampling.seed + number + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+                id, sampling = f"{origin.id}-{len(requests)}", replace(request.sampling, seed=seed)
+                choice = replace(request, id=id, sampling=sampling)
+            requests.append(choice)
+    return tuple(requests)
 
 
 def num_requests(body: ChatRequest | CompletionRequest) -> int:
@@ -107,17 +131,6 @@ def _check_logprobs(body: ChatRequest | CompletionRequest, made: Sequence[Reques
         raise invalid(message, "logprobs", "too_many_logprobs")
 
 
-def _check_writes(text: TextModel) -> None:
-    """Raise where the model makes vectors alone."""
-    rule = text.pooled
-    if rule is None or rule.generates:
-        return
-    ask = "scores and writes no text: send pairs of texts to /v1/score"
-    if rule.embeds:
-        ask = "embeddings and writes no text: send texts to /v1/embeddings"
-    raise invalid(f"this model makes {ask}", "model", "unsupported_model")
-
-
 def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial) -> _Rules:
     named = {
         "stop_token_ids": body.stop_token_ids,
@@ -127,38 +140,51 @@ def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel, on_trial
     for name, ids in named.items():
         check_token_ids(name, ids or (), text.vocab_size)
     stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
-    _check_ends(body, stop_tokens)
-    return _Rules(_sampling(body, text.sampling, limits(body, text, on_trial)), tuple(dict.fromkeys(stop_tokens)))
-
-
-def _check_rules(rules: _Rules, num_choices: int) -> None:
-    """Raise where a small body would be large in every part, since each of its choices has all of its rules."""
-    if (num_bytes := num_choices * rules.num_bytes) > MOST_RULE_BYTES:
+    # The body's rules together must leave a token that may come next.
+    if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
+        message = "allowed_token_ids: all of these tokens end the output, which min_tokens forbids"
+        raise invalid(message, "allowed_token_ids")
+    if body.format is not None and not stop_tokens:
+        name = body.format.field
+        raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
+    rules = _Rules(_sampling(body, text.sampling, _limits(body, text, on_trial)), tuple(dict.fromkeys(stop_tokens)))
+    # A small body must not be large in every part, since each of its choices has all of its rules.
+    if (num_bytes := (num_choices := num_requests(body)) * rules.num_bytes) > MOST_RULE_BYTES:
         message = f"each choice has the body's lists of tokens, biases and form, which take {rules.num_bytes} bytes: "
         message += f"of {num_choices} choices {num_bytes}, and {MOST_RULE_BYTES} is the most. Send them in parts"
         raise invalid(message, code="too_large")
+    return rules
 
 
-def _check_choices(num_choices: int, num_tokens: int) -> None:
-    """Raise where a small body would be large in every part, since each of its choices has its whole prompt there."""
-    if num_choices > FEW_CHOICES and num_choices * num_tokens > MOST_CHOICE_TOKENS:
-        message = f"n: {num_choices} choices of {num_tokens} prompt tokens have {num_choices * num_tokens}, and "
-        message += f"{MOST_CHOICE_TOKENS} is the most for more than {FEW_CHOICES} choices: ask for fewer at a time"
-        raise invalid(message, "n", "too_large")
+def _limits(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: OnTrial) -> tuple[Choice | None, str]:
+    """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
+    if body.format is not None:
+        return body.format.limits(text, on_trial)
+    if not isinstance(body, ChatRequest) or not body.is_held(text):
+        return None, ""
+    calls = body.free_calls(BesideCalls.TEXT)
+    try:
+        return Format("tools", "calls", calls=calls).limits(text, on_trial)
+    except ApiError:  # a schema cannot be followed: arguments are any objects but where their schema binds them
+        strict = body.strict_functions
+        functions = {name: schema if name in strict else ANY_OBJECT for name, schema in calls.functions.items()}
+        return Format("tools", "calls", calls=replace(calls, functions=functions)).limits(text, on_trial)
 
 
-def _make_choice(request: Request, origin: str, place: int, number: int) -> Request:
-    """Return the request of choice `number` of a prompt, and number `place` of its body.
-
-    The body's first request keeps the origin's id; the choices of a prompt have different seeds."""
-    if place == 0:
-        return request
-    sampling = replace(request.sampling, seed=_wrap(request.sampling.seed + number))
-    return replace(request, id=f"{origin}-{place}", sampling=sampling)
-
-
-def _wrap(seed: int) -> int:
-    return (seed + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+def _limited_reasoning(body: ChatRequest, prompt: tuple[int, ...], text: TextModel, has_form: bool) -> Reasoning | None:
+    """Return the reasoning as the engine must know it; None if nothing limits it or the answer's form."""
+    family = text.reasoning
+    if family is None or (not has_form and body.most_reasoning_tokens is None):
+        return None
+    inside = body.begins_inside(prompt, text)
+    return Reasoning(
+        family.name,
+        inside,
+        () if inside else tuple(text.answer_ids(family.starts[0])),
+        tuple(text.answer_ids(family.closing)),
+        body.most_reasoning_tokens,
+        body.decides_to_call,
+    )
 
 
 def _make_request(
@@ -177,24 +203,32 @@ def _make_request(
     if body.min_tokens and body.min_tokens > max_tokens:
         raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {max_tokens}", "min_tokens")
     seed = secrets.randbits(63) if body.seed is None else body.seed
-    reasoning = limited_reasoning(body, prompt, text, rules.has_form)
+    is_chat = isinstance(body, ChatRequest)
+    reasoning = _limited_reasoning(body, prompt, text, rules.has_form) if is_chat else None
+    sampling = replace(rules.sampling, seed=seed, reasoning=reasoning)
+    estimate = None if body.expected_tokens is None else hinted(body.expected_tokens)
+    rest = {"sampling": sampling, "max_tokens": max_tokens, "stop_tokens": rules.stop_tokens, "estimate": estimate}
+    return request_of(body, prompt, promise, origin, **rest)
+
+
+def request_of(
+    body: PromisedRequest, prompt: tuple[int, ...], promise: ServicePromise, origin: Origin, **rest: Any
+) -> Request:
+    """Return a request of a body; `rest` are the fields that differ between texts and vectors."""
     return Request(
         id=origin.id,
         owner=origin.owner,
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=replace(rules.sampling, seed=seed, reasoning=reasoning),
-        max_tokens=max_tokens,
-        stop_tokens=rules.stop_tokens,
         service=promise.service,
         slo=promise.slo,
         arrival_at=origin.arrival_at,
         priority=body.priority or 0,
         salt=origin.caller.salt_with(body.cache_salt),
         weight=origin.caller.weight,
-        estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
         adapter=origin.adapter,
+        **rest,
     )
 
 
@@ -205,16 +239,16 @@ def _most_tokens(body: ChatRequest | CompletionRequest, max_model_len: int) -> i
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
     most = _most_tokens(body, max_model_len)
     if isinstance(body, ChatRequest):
-        check_texts(text, [body.shown_messages, body.rendering.tools, body.rendering.more], max_model_len, most)
+        _check_texts(text, [body.shown_messages, body.rendering.tools, body.rendering.more], max_model_len, most)
     else:
         for prompt in body.prompts:
             if isinstance(prompt, str):
                 check_length([prompt], text, max_model_len, most, "prompt")
 
 
-def check_texts(text: TextModel, shown: object, max_model_len: int, most: int) -> None:
+def _check_texts(text: TextModel, shown: object, max_model_len: int, most: int) -> None:
     """Raise if the texts of a conversation surely have more than `most` tokens, before they are rendered. Where they
-    may be about as long as that, the prompt that its template makes of them tells (chat_ids): once is enough."""
+    may be about as long as that, the prompt that its template makes of them tells (_chat_ids): once is enough."""
     if sum(map(len, texts := [*all_texts(shown)])) > FAR_TOO_LONG * most:
         check_length(texts, text, max_model_len, most, "messages")
 
@@ -233,7 +267,7 @@ def _far_too_long(max_model_len: int, most: int, field: str) -> ApiError:
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
         most = _most_tokens(body, max_model_len)
-        prompts = [tuple(chat_ids(text, body.shown_messages, body.rendering, max_model_len, most))]
+        prompts = [tuple(_chat_ids(text, body.shown_messages, body.rendering, max_model_len, most))]
     else:
         with_special = body.add_special_tokens is not False
         prompts = [
@@ -243,7 +277,7 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel, max_model_l
     return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
 
 
-def chat_ids(
+def _chat_ids(
     text: TextModel, messages: Sequence[Mapping[str, Any]], rendering: Rendering, max_model_len: int, most: int
 ) -> list[int]:
     """Return the prompt of a conversation. What its template writes between texts may be far longer than these: raise
@@ -268,16 +302,6 @@ def _prompt_field(body: ChatRequest | CompletionRequest) -> str:
 def check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     if ids and max(ids) >= vocab_size:
         raise invalid(f"{field}: {max(ids)} is not a token of this model, which has {vocab_size} tokens", field)
-
-
-def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, ...]) -> None:
-    """Raise if the body's rules together could leave no token that may come next."""
-    if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
-        message = "allowed_token_ids: all of these tokens end the output, which min_tokens forbids"
-        raise invalid(message, "allowed_token_ids")
-    if body.format is not None and not stop_tokens:
-        name = body.format.field
-        raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
 
 
 def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_model_len: int) -> int:
@@ -321,3 +345,32 @@ def _sampling(
         logprobs=body.num_logprobs,
         prompt_logprobs=body.num_logprobs if scores_prompt else None,
     )
+
+
+def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
+    """Return the answer of /tokenize, and the number of tokens."""
+    most = _most_converted(max_model_len)
+    if body.prompt is not None:
+        check_length([body.prompt], text, max_model_len, most, "prompt")
+        ids = text.prompt_ids(body.prompt, body.add_special_tokens is not False)
+    else:
+        messages, tools = [message.shown for message in body.messages or ()], [tool.shown for tool in body.tools or ()]
+        opens, more = body.add_generation_prompt is not False, body.chat_template_kwargs or {}
+        _check_texts(text, [messages, tools, more], max_model_len, most)
+        ids = _chat_ids(text, messages, Rendering(tuple(tools), opens, more=more), max_model_len, most)
+    written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}, len(ids)
+
+
+def detokenize(body: DetokenizeRequest, text: TextModel, max_model_len: int) -> tuple[dict[str, Any], int]:
+    """Return the answer of /detokenize, and the number of tokens. It is the tokens' text with its special tokens, so
+    that it reverses `tokenize`."""
+    if len(body.tokens) > (most := _most_converted(max_model_len)):
+        fault = f"there are {len(body.tokens)} tokens, and {most} are the most: send them in parts"
+        raise too_long(fault, max_model_len, "tokens")
+    check_token_ids("tokens", body.tokens, text.vocab_size)
+    return {"prompt": text.decode_all(body.tokens)}, len(body.tokens)
+
+
+def _most_converted(max_model_len: int) -> int:
+    return min(MOST_CONTEXTS * max_model_len, max(max_model_len, MOST_CONVERTED))

@@ -9,12 +9,12 @@ import codecs
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from alignedserve.core import FinishReason, Logprob, Request, Spent
 from alignedserve.gateway.openai.reading import AnswerPiece, cost_of, join_pieces
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, StreamOptions
 from alignedserve.gateway.openai.writing import encoded, encoded_runs
 from alignedserve.text.calls.scanning import CallPart
 from alignedserve.text.text_model import TextModel
@@ -88,30 +88,6 @@ def make_shape(
     return CompletionShape(body, requests, tier, text)
 
 
-@dataclass
-class _AnswerUsage:
-    """The tokens of an answer."""
-
-    prompt_tokens: int
-    reasons: bool  # whether the model may reason before its answer
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    spent: dict[int, Spent] = field(default_factory=dict)  # by choice
-
-    @property
-    def tree(self) -> dict[str, Any]:
-        reasoning = {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}} if self.reasons else {}
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.output_tokens,
-            "total_tokens": self.prompt_tokens + self.output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            **reasoning,
-            **cost_of(self.spent.values()),
-        }
-
-
 class AnswerShape(ABC):
     """Makes the JSON of one answer of its pieces, in order: what chat and text completions have in common."""
 
@@ -128,15 +104,17 @@ class AnswerShape(ABC):
         self.tier = tier  # the tier that is used, not the tier that was asked for
         self.requests = requests
         self.num_per_prompt = body.n or 1
-        self.options = body.streaming
+        self.options = body.stream_options or StreamOptions()
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
         self._is_unlimited = body.most_tokens is None and body.usual_tokens is None  # the output may fill the context
         self.text = text
         self._names = TokenNames(text.token_bytes, bool(body.return_tokens_as_token_ids))
         self.ignored = body.ignored + (body.unread_by(text) if isinstance(body, ChatRequest) else [])
-        reasons = isinstance(body, ChatRequest) and text.reasoning is not None
-        self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]), reasons)
+        self._reasons = isinstance(body, ChatRequest) and text.reasoning is not None
+        self._prompt_tokens = sum(len(request.prompt) for request in requests[:: self.num_per_prompt])
+        self._output_tokens = self._cached_tokens = self._reasoning_tokens = 0
+        self._spent: dict[int, Spent] = {}  # by choice
         self._begun: set[int] = set()  # choices that have had a chunk
         self._pieces: list[list[AnswerPiece]] = [[] for _ in requests]  # that were added
         self._tables: list[dict[str, Any] | None] = [None for _ in requests]  # their log-probabilities, as JSON
@@ -165,7 +143,7 @@ class AnswerShape(ABC):
 
         Iterators stand for its choices and their log-probabilities: a choice is made when it is written, and its
         pieces are dropped then (writing.py)."""
-        return {**self._head(self.whole_object), "choices": self._whole_choices(), "usage": self._usage.tree}
+        return {**self._head(self.whole_object), "choices": self._whole_choices(), "usage": self._usage}
 
     def _whole_choices(self) -> Iterator[dict[str, Any]]:
         for number in range(len(self.requests)):
@@ -173,9 +151,9 @@ class AnswerShape(ABC):
             table, self._tables[number] = self._tables[number], None
             yield self._whole_choice(number, piece, _with_columns(table, iter))
 
-    @abstractmethod
     def openings(self) -> Iterator[dict[str, Any]]:
         """Yield the chunks before the first piece."""
+        yield from ()
 
     def chunk(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
         """Return the chunk of a piece; None if it needs none: its text is held back, or was a special token's.
@@ -199,7 +177,7 @@ class AnswerShape(ABC):
         return self._chunk(self._chunk_choice(number, piece, False, None))
 
     def usage_chunk(self, timing: Mapping[str, float]) -> dict[str, Any]:
-        return {**self._head(self.chunk_object), "choices": [], "usage": {**self._usage.tree, **timing}}
+        return {**self._head(self.chunk_object), "choices": [], "usage": {**self._usage, **timing}}
 
     @abstractmethod
     def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]: ...
@@ -215,16 +193,28 @@ class AnswerShape(ABC):
         return bool(piece.text or piece.finish or self.with_ids or self.with_logprobs)
 
     def count(self, number: int, piece: AnswerPiece) -> None:
-        self._usage.output_tokens += len(piece.tokens)
-        self._usage.reasoning_tokens += piece.num_reasoning
-        self._usage.spent[number] = piece.spent
+        self._output_tokens += len(piece.tokens)
+        self._reasoning_tokens += piece.num_reasoning
+        self._spent[number] = piece.spent
         if number % self.num_per_prompt == 0:  # a prompt counts once, however many choices it has
-            self._usage.cached_tokens += piece.num_cached
+            self._cached_tokens += piece.num_cached
+
+    @property
+    def _usage(self) -> dict[str, Any]:
+        reasoning = {"completion_tokens_details": {"reasoning_tokens": self._reasoning_tokens}} if self._reasons else {}
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._output_tokens,
+            "total_tokens": self._prompt_tokens + self._output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+            **reasoning,
+            **cost_of(self._spent.values()),
+        }
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head(self.chunk_object), "choices": [choice]}
         if self.options.include_usage:
-            chunk["usage"] = self._usage.tree if self.options.continuous_usage_stats else None
+            chunk["usage"] = self._usage if self.options.continuous_usage_stats else None
         return chunk
 
     def _head(self, kind: str) -> dict[str, Any]:
@@ -232,20 +222,12 @@ class AnswerShape(ABC):
         return {**head, "service_tier": self.tier}
 
     def _choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
-        ids = {"token_ids": list(piece.tokens)} if self.with_ids else {}
-        finish = {"finish_reason": self._finish(number, piece), **self._finish_message(number, piece)}
-        return {"index": number, "logprobs": logprobs, **finish, **ids}
-
-    def _finish_message(self, number: int, piece: AnswerPiece) -> dict[str, str]:
-        """Explain why an output ended by its length although its client set no limit."""
-        if piece.finish is not FinishReason.LENGTH or not self._is_unlimited:
-            return {}
-        request = self.requests[number]
-        longest, prompt = request.most_tokens, len(request.prompt)
-        message = (
-            f"this model's maximum context length is {longest} tokens: the prompt has {prompt}, the output the rest"
-        )
-        return {"finish_message": message}
+        choice = {"index": number, "logprobs": logprobs, "finish_reason": self._finish(number, piece)}
+        if piece.finish is FinishReason.LENGTH and self._is_unlimited:  # its client set no limit
+            longest, prompt = self.requests[number].most_tokens, len(self.requests[number].prompt)
+            message = f"this model's maximum context length is {longest} tokens: "
+            choice["finish_message"] = message + f"the prompt has {prompt}, the output the rest"
+        return {**choice, "token_ids": list(piece.tokens)} if self.with_ids else choice
 
     def _finish(self, number: int, piece: AnswerPiece) -> str | None:
         return piece.finish and piece.finish.value
@@ -279,11 +261,11 @@ class ChatShape(AnswerShape):
             yield {**self._chunk(choice), **(self._prompt_ids(0) if number == 0 else {})}
 
     def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-        if piece.reasoning:
-            message |= {"content": piece.text or None, **_reasoning(piece)}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None} | _reasoning(piece)
         if piece.calls:
-            message |= {"content": piece.text or None, "tool_calls": [_call(part) for part in piece.calls]}
+            message["tool_calls"] = [_call(part) for part in piece.calls]
+        if piece.reasoning or piece.calls:
+            message["content"] = piece.text or None
         return {**self._choice(number, piece, logprobs), "message": message}
 
     def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool, logprobs: _Table) -> dict[str, Any]:
@@ -326,9 +308,6 @@ class CompletionShape(AnswerShape):
         super().__init__(body, requests, tier, text)
         self._echo = bool(body.echo)
         self._columns = [CompletionLogprobs(self._names, text.special_ids) for _ in requests]
-
-    def openings(self) -> Iterator[dict[str, Any]]:
-        yield from ()
 
     def _whole_choice(self, number: int, piece: AnswerPiece, logprobs: _Table) -> dict[str, Any]:
         return self._chunk_choice(number, piece, True, logprobs)

@@ -31,12 +31,9 @@ def type_of(given: Any) -> Any:
     return given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
 
 
-def _text_or_list(given: Any) -> str:
-    return "list" if isinstance(given, list) else "text"
-
-
 TextOr: TypeAlias = Annotated[  # a text, or a list of this type
-    Annotated[str, Tag("text")] | Annotated[T, Tag("list")], Discriminator(_text_or_list)
+    Annotated[str, Tag("text")] | Annotated[T, Tag("list")],
+    Discriminator(lambda given: "list" if isinstance(given, list) else "text"),
 ]
 _IGNORED = "ignored"
 Ignored: TypeAlias = Annotated[Any, _IGNORED]  # of a field without a meaning here, whose absence changes no answer
@@ -60,25 +57,20 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_names(cls, tree: Any) -> Any:
-        """Refuse an object with very many fields before they are checked: each fault would be written down."""
+        """Drop unsupported fields that ask for nothing, and refuse the others. Refuse an object with very many fields
+        before they are checked: each fault would be written down."""
         if not isinstance(tree, dict):
             return tree
-        if cls.UNSUPPORTED:
-            tree = cls._without_unsupported(tree)
-        for name, value in [(None, tree), *tree.items()]:
-            if isinstance(value, dict) and len(value) > MOST_NAMES:
-                raise fault(name, f"more than {MOST_NAMES} names in an object")
-        return tree
-
-    @classmethod
-    def _without_unsupported(cls, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the object without its unsupported fields, or refuse it if such a field asks for something."""
-        for name, value in tree.items():
+        for name, value in tree.items() if cls.UNSUPPORTED else ():
             if name not in cls.UNSUPPORTED or value is None:
                 continue
             if not any(_same(value, usual) for usual in cls.UNSUPPORTED[name]):
                 raise fault(name, f"{cls.WHERE}{name} is not supported yet: leave it out", UNSUPPORTED)
-        return {name: value for name, value in tree.items() if name not in cls.UNSUPPORTED}
+        tree = {name: value for name, value in tree.items() if name not in cls.UNSUPPORTED}
+        for name, value in [(None, tree), *tree.items()]:
+            if isinstance(value, dict) and len(value) > MOST_NAMES:
+                raise fault(name, f"more than {MOST_NAMES} names in an object")
+        return tree
 
     @property
     def ignored(self) -> list[str]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import from_json
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
-from alignedserve.gateway.openai.formats import Schema, WantedCalls
+from alignedserve.gateway.openai.formats import Schema
 from alignedserve.gateway.openai.strict import ListOf, Strict, fault, type_of
 
 MOST_TOOLS = 128
-_NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -78,15 +77,13 @@ class CalledTool(Typed):
         """The call as a chat template receives it: its arguments as an object, or as their text where they are none.
 
         A model may have written what is no object, and an agent shows it that so that it can mend it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": self._given}}
-
-    @property
-    def _given(self) -> dict[str, Any] | str:
+        name, written = self.function.name, self.function.arguments
         try:
-            arguments = from_json(self.function.arguments or "{}")  # this parser limits the depth, as for bodies
+            read = from_json(written or "{}")  # this parser limits the depth, as for bodies
         except ValueError:
-            return self.function.arguments
-        return arguments if isinstance(arguments, dict) else self.function.arguments
+            read = written
+        arguments = read if isinstance(read, dict) else written
+        return {"id": self.id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class _Allowed(Strict):
@@ -113,19 +110,3 @@ ToolChoice: TypeAlias = Annotated[
     | Annotated[AllowedTools, Tag("allowed")],
     Discriminator(_kind_of_choice),
 ]
-
-
-def schemas(tools: Sequence[Tool]) -> dict[str, Schema]:
-    """Return the schemas of the functions' parameters, by the names of the functions."""
-    functions = [tool.function for tool in tools]
-    return {item.name: _NO_PARAMETERS if item.parameters is None else item.parameters for item in functions}
-
-
-def demanded(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> WantedCalls | None:
-    """Return the calls that an output must be, or None if no call is demanded."""
-    if choice in (None, "none", "auto"):
-        return None
-    functions = schemas(tools)
-    if isinstance(choice, NamedTool):
-        return WantedCalls({name: functions[name] for name in functions if name == choice.function.name}, several=False)
-    return WantedCalls(functions, several)

@@ -29,16 +29,15 @@ from alignedserve.gateway.openai.formats import (
 from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, Strict, TextOr, Usual, fault
 from alignedserve.gateway.openai.tools import (
     MOST_TOOLS,
+    NO_PARAMETERS,
     AllowedTools,
     CalledTool,
     NamedTool,
     Tool,
     ToolChoice,
-    demanded,
-    schemas,
 )
 from alignedserve.text.call_grammar import BesideCalls, can_write
-from alignedserve.text.chat_template import ChatTemplate, Rendering
+from alignedserve.text.chat_template import Rendering
 from alignedserve.text.text_model import TextModel
 
 _INT32 = 2**31
@@ -49,6 +48,7 @@ MOST_CHOICES = 128  # of a prompt
 MOST_STOP_TOKENS = 256  # that a client names: each token of an output is looked for among them
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
+_LAST = 32  # tokens of a prompt that show whether it ends within a reasoning
 
 
 class TextPart(Strict):
@@ -187,25 +187,16 @@ class _AnyRequest(SampledRequest):
     """The fields that chat and text completions have in common."""
 
     UNSUPPORTED: ClassVar[Usual] = {
-        "bad_words": ([],),
-        "ec_transfer_params": (),
-        "guided_decoding_backend": (),
-        "kv_transfer_params": (),
-        "length_penalty": (1,),
-        "logits_processors": ([],),
-        "logprob_token_ids": (),
-        "mm_processor_kwargs": ({},),
-        "prompt_logprobs": (),
-        "repetition_detection": (),
-        "return_mm_kwargs": (True,),
-        "return_token_offsets": (False,),
+        **dict.fromkeys(
+            ("ec_transfer_params", "guided_decoding_backend", "kv_transfer_params", "logprob_token_ids"), ()
+        ),
+        **dict.fromkeys(("prompt_logprobs", "repetition_detection", "truncation_side"), ()),
+        **dict.fromkeys(("bad_words", "logits_processors"), ([],)),
+        **dict.fromkeys(("mm_processor_kwargs", "vllm_xargs"), ({},)),
+        **dict.fromkeys(("return_token_offsets", "use_beam_search", "watermarking"), (False,)),
+        **dict.fromkeys(("return_mm_kwargs", "spaces_between_special_tokens"), (True,)),
+        **dict.fromkeys(("length_penalty", "stream_interval"), (1,)),
         "routed_experts_prompt_start": (0,),
-        "spaces_between_special_tokens": (True,),
-        "stream_interval": (1,),
-        "truncation_side": (),
-        "use_beam_search": (False,),
-        "vllm_xargs": ({},),
-        "watermarking": (False,),
     }
     usual_tokens: ClassVar[int | None] = (
         None  # output tokens if the client sets no limit; None: the rest of the context
@@ -289,26 +280,16 @@ class _AnyRequest(SampledRequest):
         """The field that sets the limit of output tokens."""
         return "max_tokens"
 
-    @property
-    def streaming(self) -> StreamOptions:
-        return self.stream_options or StreamOptions()
-
 
 class ChatRequest(_AnyRequest):
     UNSUPPORTED: ClassVar[Usual] = {
         **_AnyRequest.UNSUPPORTED,
-        "add_special_tokens": (False,),
-        "audio": (),
-        "chat_template": (),
-        "documents": ([],),
-        "echo": (False,),
+        **dict.fromkeys(("audio", "chat_template", "moderation", "web_search_options"), ()),
+        **dict.fromkeys(("documents", "functions"), ([],)),
+        **dict.fromkeys(("add_special_tokens", "echo", "return_prompt_text"), (False,)),
         "function_call": ("none", "auto"),
-        "functions": ([],),
         "media_io_kwargs": ({},),
         "modalities": (["text"],),
-        "moderation": (),
-        "return_prompt_text": (False,),
-        "web_search_options": (),
     }
 
     messages: ListOf[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -345,7 +326,9 @@ class ChatRequest(_AnyRequest):
         if self.top_logprobs and not self.logprobs:
             yield fault("top_logprobs", "only allowed if logprobs is true")
         yield from self._faults_of_tools()
-        if self.continue_final_message and not self._may_continue:
+        last = self.messages[-1]
+        may_continue = not self.add_generation_prompt and last.role == "assistant" and not last.tool_calls
+        if self.continue_final_message and not may_continue:
             message = "only allowed if the last message is a text of the assistant, and add_generation_prompt is false"
             yield fault("continue_final_message", message)
 
@@ -365,16 +348,11 @@ class ChatRequest(_AnyRequest):
             yield fault("tool_choice", "there is no tool with this name among tools")
         if self.tool_choice == "required" and not names:
             yield fault("tool_choice", "there are no tools to call")
-        others = [form for form in super()._formats if form.schema is None]
+        others = [form for form in super()._formats if form.kind != "json"]
         if self.may_call and self.demanded_calls is None and others:
             name = others[0].field
             message = f"{name} leaves no room for calls: set tool_choice to none or required, or use a schema"
             yield fault("tools", message)
-
-    @property
-    def _may_continue(self) -> bool:
-        last = self.messages[-1]
-        return not self.add_generation_prompt and last.role == "assistant" and not last.tool_calls
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> ChatRequest:
@@ -419,14 +397,36 @@ class ChatRequest(_AnyRequest):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
+    def decides_to_call(self) -> bool:
+        """Return whether the model itself decides if it calls tools."""
+        return self.may_call and self.demanded_calls is None
+
+    @property
     def demanded_calls(self) -> WantedCalls | None:
         """The calls that the answer must be, if any are demanded."""
-        return demanded(self.tools or (), self.tool_choice, self.most_calls is None)
+        functions, choice = self.functions, self.tool_choice
+        if choice in (None, "none", "auto"):
+            return None
+        if isinstance(choice, NamedTool):
+            name = choice.function.name
+            return WantedCalls({name: functions[name]} if name in functions else {}, several=False)
+        return WantedCalls(functions, several=self.most_calls is None)
 
     @property
     def functions(self) -> dict[str, Schema]:
         """The schemas of the parameters of all functions, by the names of the functions."""
-        return schemas(self.tools or ())
+        functions = [tool.function for tool in self.tools or ()]
+        return {item.name: NO_PARAMETERS if item.parameters is None else item.parameters for item in functions}
+
+    def begins_inside(self, prompt: Sequence[int], text: TextModel) -> bool:
+        """Return whether an output begins within a reasoning, as the last tokens of its prompt show, or the message
+        that it continues."""
+        family = text.reasoning
+        if family is None or not self.continue_final_message:
+            return family is not None and family.begins_inside(text.decode_all(prompt[-_LAST:]))
+        said = self.messages[-1].text
+        begun, ended = (max(map(said.rfind, markers)) for markers in (family.starts, family.ends))
+        return begun > ended
 
     def is_held(self, text: TextModel) -> bool:
         """Return whether free text is held to the format of calls once it begins one.
@@ -446,7 +446,7 @@ class ChatRequest(_AnyRequest):
         """The forms that the body sets; a demanded call replaces all others, and a schema may stand beside calls."""
         calls, others = self.demanded_calls, super()._formats
         if calls is not None:
-            return [Format("tool_choice", calls=calls)]
+            return [Format("tool_choice", "calls", calls=calls)]
         if not self.may_call:
             return others
         return [replace(form, calls=self.free_calls(BesideCalls.SCHEMA)) for form in others]
@@ -461,21 +461,16 @@ class ChatRequest(_AnyRequest):
 
     @property
     def rendering(self) -> Rendering:
+        reasons = self.enable_thinking
+        if reasons is None and self.reasoning_effort is not None:
+            reasons = self.reasoning_effort != "none"
         return Rendering(
             tuple(tool.shown for tool in self.tools or ()) if self.may_call else (),
             opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
             continues=bool(self.continue_final_message),
             more=self.chat_template_kwargs or {},
-            offered=self._offered | self._switches,
+            offered=self._offered | ({} if reasons is None else dict.fromkeys(SWITCHES, reasons)),
         )
-
-    @property
-    def _switches(self) -> dict[str, bool]:
-        """Return the variables by which some templates switch reasoning on or off."""
-        reasons = self.enable_thinking
-        if reasons is None and self.reasoning_effort is not None:
-            reasons = self.reasoning_effort != "none"
-        return {} if reasons is None else dict.fromkeys(SWITCHES, reasons)
 
     @property
     def _offered(self) -> dict[str, str]:
@@ -488,7 +483,16 @@ class ChatRequest(_AnyRequest):
 
         A tool's `strict` changes nothing where no grammar can enforce it."""
         template, reasons = text.template, text.reasoning is not None
-        found = {
+        found: dict[str, bool] = {}
+        if template is not None:
+            for name in self._offered:
+                read_as = (name, *(SWITCHES if name == "reasoning_effort" else ()))
+                found[name] = not any(map(template.has_variable, read_as))
+            told = {name for message in self.messages for name in message.told}
+            of_messages = {"messages.name": {"name"}, "messages.reasoning": {"reasoning", "reasoning_content"}}
+            for shown, names in of_messages.items():
+                found[shown] = bool(told & names) and not any(map(template.reads, names))
+        found |= {
             "tools.function.strict": bool(self.strict_functions) and self.format is None and not self.is_held(text),
             "enable_thinking": self.enable_thinking is not None
             and self.enable_thinking != reasons
@@ -496,17 +500,7 @@ class ChatRequest(_AnyRequest):
             "max_reasoning_tokens": self.max_reasoning_tokens is not None and not reasons,
             "thinking_token_budget": self.thinking_token_budget not in (None, -1) and not reasons,
         }
-        unread = [] if template is None else self._unread_by_template(template)
-        return unread + [name for name, is_set in found.items() if is_set]
-
-    def _unread_by_template(self, template: ChatTemplate) -> list[str]:
-        told = {name for message in self.messages for name in message.told}
-        of_messages = {"messages.name": {"name"}, "messages.reasoning": {"reasoning", "reasoning_content"}}
-        read_as = {"reasoning_effort": ("reasoning_effort", *SWITCHES)}
-        unread = [name for name in self._offered if not any(map(template.has_variable, read_as.get(name, (name,))))]
-        return unread + [
-            shown for shown, names in of_messages.items() if told & names and not any(map(template.reads, names))
-        ]
+        return [name for name, is_set in found.items() if is_set]
 
 
 def _kind_of_prompt(prompt: Any) -> str:
@@ -565,3 +559,46 @@ class CompletionRequest(_AnyRequest):
         if kind_of_prompts(self.prompt) == "several":
             return cast("list[str | list[int]]", self.prompt)
         return [cast("str | list[int]", self.prompt)]
+
+
+class TokenizeRequest(Ruled):
+    """The body of /tokenize: a text, or a conversation that is rendered as a prompt."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: ListOf[ChatMessage] | None = Field(None, min_length=1, max_length=MOST_MESSAGES)
+    tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+    def faults(self) -> Iterator[PydanticCustomError]:
+        if (self.prompt is None) == (self.messages is None):
+            yield fault("prompt", "there must be either a prompt or messages")
+        foreign = (
+            ("add_special_tokens",) if self.messages else ("tools", "add_generation_prompt", "chat_template_kwargs")
+        )
+        for name in foreign:
+            if getattr(self, name) is not None:
+                yield fault(name, f"cannot be used with {'messages' if self.messages else 'a prompt'}")
+
+
+class DetokenizeRequest(Strict):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: ListOf[TokenId]
+
+
+class LoadAdapter(Strict):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapter(Strict):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: str

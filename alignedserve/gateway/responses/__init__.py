@@ -3,7 +3,6 @@
 answer.py      Builds a response from the pieces of its answer, and the events of its stream.
 background.py  Runs responses in the background, each as a batch job of one line.
 chats.py       Turns a body into the chat that it asks for.
-items.py       The items of a conversation: messages, calls of functions, what they returned, reasoning.
 keeping.py     Keeps responses in the store of jobs, and finds conversations in it.
-types.py       The body that creates a response.
+types.py       The body that creates a response, and the items of a conversation.
 """

@@ -8,6 +8,7 @@ Events are numbered from 0, and a client that saw the number N can ask for those
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,11 @@ import msgspec
 
 from alignedserve.core import NOTHING_SPENT, FinishReason, Request
 from alignedserve.gateway.openai.errors import ApiError
-from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Kind, OpenItem
+from alignedserve.gateway.openai.itemised import Event, ItemAnswer, Keep, Kind, OpenItem
 from alignedserve.gateway.openai.reading import AnswerPiece, cost_of
 from alignedserve.gateway.openai.shapes import TokenNames, chat_logprobs
 from alignedserve.gateway.openai.writing import encoded
-from alignedserve.gateway.responses.items import call_id, output_id
-from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.gateway.responses.types import ResponseRequest, call_id, output_id
 from alignedserve.text.calls.scanning import CallPart
 from alignedserve.text.text_model import TextModel
 
@@ -83,12 +83,16 @@ _ARGUMENTS = "response.function_call_arguments"
 class ResponseAnswer(ItemAnswer):
     """Builds one response from its head to its last event."""
 
-    def __init__(self, head: dict[str, Any], wants_summary: bool, with_logprobs: bool, text: TextModel) -> None:
-        """`wants_summary`: the client gets a reasoning as its summary."""
-        super().__init__(head)
+    def __init__(
+        self, body: ResponseRequest, head: dict[str, Any], request: Request, text: TextModel, keep: Keep | None = None
+    ) -> None:
+        super().__init__(head, keep)
+        wants_summary = body.reasoning is not None and body.reasoning.wants_summary
         self._forms: dict[Kind, _TextForm] = {"text": _MESSAGE, "reasoning": _SUMMARY if wants_summary else _REASONING}
-        self._with_logprobs, self._names = with_logprobs, TokenNames(text.token_bytes, by_ids=False)
-        self._input_tokens = self._cached_tokens = self._output_tokens = self._reasoning_tokens = 0
+        self._with_logprobs, self._names = body.shows_logprobs, TokenNames(text.token_bytes, by_ids=False)
+        self._sampling = request.sampling
+        self._input_tokens = len(request.prompt)
+        self._cached_tokens = self._output_tokens = self._reasoning_tokens = 0
         self._spent = NOTHING_SPENT
         self._held: list[dict[str, Any]] = []  # log-probabilities of tokens whose text is not there yet
         self._logprobs: list[msgspec.Raw] = []  # of the open message
@@ -96,22 +100,14 @@ class ResponseAnswer(ItemAnswer):
         self._at: dict[str, Any] = {}  # the place of the open item's text
         self._num_events = 0
 
-    @classmethod
-    def from_body(cls, body: ResponseRequest, head: dict[str, Any], text: TextModel) -> ResponseAnswer:
-        wants_summary = body.reasoning is not None and body.reasoning.wants_summary
-        return cls(head, wants_summary, body.shows_logprobs, text)
-
-    def begin(self, request: Request) -> list[Event]:
-        """Return the first events, when the request of the response is known."""
-        self._input_tokens = len(request.prompt)
-        self.tree |= {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
+    def begin(self) -> list[Event]:
+        self.tree |= {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
         self._tell("response.created", response=dict(self.tree))
         self.tree["status"] = "in_progress"
         self._tell("response.in_progress", response=dict(self.tree))
         return self._take()
 
     def feed(self, piece: AnswerPiece) -> list[Event]:
-        """Return the events of a piece."""
         self._output_tokens += len(piece.tokens)
         self._cached_tokens += piece.num_cached
         self._spent = piece.spent
@@ -120,33 +116,31 @@ class ResponseAnswer(ItemAnswer):
             logprobs = list(chat_logprobs(piece.tokens, piece.logprobs, self._names))
             self._held += logprobs[piece.num_reasoning :]
         self._read(piece)
+        if piece.finish:
+            self._end(piece.finish)
         return self._take()
 
-    def end(self, finish: FinishReason | None, now: int) -> list[Event]:
-        """Return the last events of a response whose answer has ended."""
+    def _end(self, finish: FinishReason) -> None:
         status = "incomplete" if finish is FinishReason.LENGTH else "completed"
         if not self._num_items:
             self._begin("text")
         self._close(status)
         self.tree |= {"usage": self._usage, "status": status}
         if status == "completed":
-            self.tree["completed_at"] = now
+            self.tree["completed_at"] = int(time.time())
         else:
             self.tree["incomplete_details"] = {"reason": "max_output_tokens"}
         self._tell(f"response.{status}", response=self.tree)
-        return self._take()
 
     def fail(self, error: ApiError) -> list[Event]:
-        """Return the last event of a response that an error ends."""
         fail(self.tree, error)
         self._tell("response.failed", response=self.tree)
         return self._take()
 
-    def whole(self, request: Request, piece: AnswerPiece, now: int) -> dict[str, Any]:
+    def whole(self, piece: AnswerPiece) -> dict[str, Any]:
         """Return the response of an answer that is one piece."""
-        self.begin(request)
+        self.begin()
         self.feed(piece)
-        self.end(piece.finish, now)
         return self.tree
 
     @property

@@ -21,8 +21,7 @@ from alignedserve.errors import BytesGone, Conflict
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import ApiError, rate_limited
 from alignedserve.gateway.responses.answer import fail
-from alignedserve.gateway.responses.items import Item, own_ids
-from alignedserve.gateway.responses.types import BackgroundOptions, ResponseRequest
+from alignedserve.gateway.responses.types import BackgroundOptions, Item, ResponseRequest, own_ids
 from alignedserve.store.job import RESPONSES, Endpoint, Job, JobStatus
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.storage import OpenStorage, Storage, check_shared

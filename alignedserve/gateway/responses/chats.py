@@ -12,8 +12,17 @@ from typing import Any
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.tools import as_function
 from alignedserve.gateway.openai.types import ChatRequest, SampledRequest, text_of
-from alignedserve.gateway.responses.items import CallItem, Item, ItemReference, MessageItem, OutputItem, ReasoningItem
-from alignedserve.gateway.responses.types import AllowedResponseTools, NamedResponseTool, ResponseRequest
+from alignedserve.gateway.responses.types import (
+    AllowedResponseTools,
+    CallItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    NamedResponseTool,
+    OutputItem,
+    ReasoningItem,
+    ResponseRequest,
+)
 
 _SAME = (*SampledRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs", "max_reasoning_tokens")
 # The fields of a chat that have another name here.
@@ -91,18 +100,12 @@ def make_messages(instructions: str | None, items: Sequence[Item]) -> list[dict[
         elif item.role == "assistant":
             messages.append(_assistant(text_of(item.content), reasoning))
             reasoning = ""
+        elif len(messages) == 1 and {item.role, messages[0]["role"]} <= {"system", "developer"}:
+            # What the system says at the beginning is one message, since many templates take no more.
+            messages[0]["content"] += f"\n\n{text_of(item.content)}"
         else:
-            _add(messages, item)
+            messages.append({"role": item.role, "content": text_of(item.content)})
     return messages or [{"role": "user", "content": ""}]
-
-
-def _add(messages: list[dict[str, Any]], item: MessageItem) -> None:
-    """Add a message; what the system says at the beginning is one message, since many templates take no more."""
-    content, is_system = text_of(item.content), item.role in ("system", "developer")
-    if is_system and len(messages) == 1 and messages[0]["role"] in ("system", "developer"):
-        messages[0]["content"] += f"\n\n{content}"
-    else:
-        messages.append({"role": item.role, "content": content})
 
 
 def _assistant(content: str, reasoning: str) -> dict[str, Any]:

@@ -18,8 +18,14 @@ from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.types import MOST_MESSAGES
 from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.gateway.responses.background import Background
-from alignedserve.gateway.responses.items import InputItem, Item, ItemReference, MessageItem, response_of
-from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.gateway.responses.types import (
+    InputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    ResponseRequest,
+    response_of,
+)
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.storage import OpenStorage
 
@@ -124,7 +130,7 @@ class ResponseKeeper:
         found: dict[str, msgspec.Raw] = {}
         for response, references in by_response.items():
             turn = await self._get(owner, response) if response else None
-            kept = {} if turn is None else _by_id(turn)
+            kept = {} if turn is None else {_decode_id(item).id: item for item in turn.items}
             for number, id in references:
                 if id not in kept:
                     message = f"there is no item {id!r:.80}: its response was not stored, was deleted or has expired"
@@ -148,12 +154,11 @@ class KeptItemRoom:
         return item.copy()
 
 
-def _by_id(response: StoredResponse) -> dict[str, msgspec.Raw]:
-    return {msgspec.json.decode(item, type=_KeptItemId).id: item for item in response.items}
-
-
 class _KeptItemId(msgspec.Struct):
     id: str
+
+
+_decode_id = msgspec.json.Decoder(_KeptItemId).decode
 
 
 def read_items(kept: Sequence[msgspec.Raw]) -> list[Item]:

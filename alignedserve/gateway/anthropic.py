@@ -199,7 +199,9 @@ _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p")
 
 def make_chat(body: CountRequest) -> ChatRequest:
     """Return the chat of a body; raise an ApiError that names what of it cannot be served."""
-    tree: dict[str, Any] = {"model": body.model, "messages": _messages(body), **_forms(body)}
+    messages = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
+    messages += [told for message in body.messages for told in _turn(message)]
+    tree: dict[str, Any] = {"model": body.model, "messages": messages, **_forms(body)}
     if body.messages[-1].role == "assistant":  # the answer continues what the client has written for the model
         tree |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessageRequest):
@@ -231,44 +233,29 @@ def _forms(body: CountRequest) -> dict[str, Any]:
     return forms
 
 
-def _messages(body: CountRequest) -> list[dict[str, Any]]:
-    messages = [] if body.system is None else [{"role": "system", "content": text_of(body.system)}]
-    for message in body.messages:
-        if message.role == "assistant":
-            messages.append(_assistant(message.blocks))
-        else:
-            messages += _user(message)
-    return messages
-
-
-def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant"}
-    message["content"] = "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
-    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
-        message["reasoning_content"] = "\n".join(thoughts)
-    if calls := [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]:
-        message["tool_calls"] = calls
-    return message
-
-
-def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {"id": block.id, **as_function(name=block.name, arguments=arguments)}
-
-
-def _user(message: MessageParam) -> list[dict[str, Any]]:
-    """Return the messages of a user's turn: what tools returned are messages of their own."""
-    messages: list[dict[str, Any]] = []
+def _turn(message: MessageParam) -> list[dict[str, Any]]:
+    """Return the messages of a turn: an assistant's is one; of a user's, what tools returned are messages of their
+    own."""
+    if message.role == "assistant":
+        said: dict[str, Any] = {"role": "assistant"}
+        said["content"] = "\n".join(block.text for block in message.blocks if isinstance(block, TextBlock))
+        if thoughts := [block.thinking for block in message.blocks if isinstance(block, ThinkingBlock)]:
+            said["reasoning_content"] = "\n".join(thoughts)
+        for block in message.blocks:
+            if isinstance(block, ToolUseBlock):
+                call = as_function(name=block.name, arguments=json.dumps(block.input, ensure_ascii=False))
+                said.setdefault("tool_calls", []).append({"id": block.id, **call})
+        return [said]
+    turn: list[dict[str, Any]] = []
     for block in message.blocks:
         if isinstance(block, ToolResultBlock):
             content = "" if block.content is None else text_of(block.content)
-            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+            turn.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+        elif isinstance(block, TextBlock) and turn and turn[-1]["role"] == message.role:
+            turn[-1]["content"] += f"\n{block.text}"
         elif isinstance(block, TextBlock):
-            if messages and messages[-1]["role"] == message.role:
-                messages[-1]["content"] += f"\n{block.text}"
-            else:
-                messages.append({"role": message.role, "content": block.text})
-    return messages or [{"role": message.role, "content": ""}]
+            turn.append({"role": message.role, "content": block.text})
+    return turn or [{"role": message.role, "content": ""}]
 
 
 def shown_fields(names: Sequence[str]) -> list[str]:
