@@ -1,7 +1,6 @@
 """The HTTP gateway: OpenAI's interface to clients, in front of the requests that it owns.
 
 actor.py       Runs the gateway as a process: HTTP on an event loop, the owner of its requests in a thread.
-anthropic.py   The bodies of Anthropic's Messages API, and the chats that they ask for.
 app.py         The HTTP application: OpenAI's routes in front of an owner of requests.
 batches.py     The routes of /v1/batches, where clients submit, watch and cancel jobs.
 dashboard.py   The live page: its routes, and the pictures that it is sent, one each second.
@@ -11,7 +10,7 @@ files.py       The routes of /v1/files: the files that batch jobs read and write
 exchanges.py   Answers a body while its client waits: as a stream of events, or whole.
 generation.py  Runs the requests of one body and reads their tokens as they are delivered.
 handover.py    Hands the listening socket to the gateway that replaces this one.
-messaging.py   The routes of /v1/messages, Anthropic's interface, and their answers.
+messages.py    Anthropic's Messages API: its bodies and the chats that they become, its routes and answers.
 openapi.py     Our own OpenAPI document: every route (routes.yaml) with its parameters, body and answers.
 pages.py       Small pages for browsers: / and /docs.
 responding.py  The routes of /v1/responses, whose conversations the server may keep.

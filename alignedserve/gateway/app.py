@@ -2,7 +2,7 @@
 
 The way of a completion:
 
-    body ─▶ ChatRequest or CompletionRequest   openai/parsing, openai/types
+    body ─▶ ChatRequest or CompletionRequest   openai/strict, openai/types
          ─▶ a Request for each choice          openai/requests
          ─▶ what their owner delivers          generation
          ─▶ pieces of text                     openai/reading
@@ -43,7 +43,7 @@ from alignedserve.gateway.http.error_responses import on_api_error, on_http_erro
 from alignedserve.gateway.http.middleware import PAGE, RequestMiddleware, caller_of, tab_of
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
-from alignedserve.gateway.messaging import MessageRoutes
+from alignedserve.gateway.messages import MessageRoutes
 from alignedserve.gateway.openai.errors import ApiError, beyond_anonymous, beyond_scope, draining, invalid, not_ready
 from alignedserve.gateway.openai.requests import detokenize, tokenize
 from alignedserve.gateway.openai.shapes import make_shape

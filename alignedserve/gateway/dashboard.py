@@ -34,7 +34,7 @@ from alignedserve.metrics.recent import SLOT_S, SLOTS_S, RecentRequests, Request
 from alignedserve.owner.client import OwnerClient
 from alignedserve.protocol.messages import Figures
 from alignedserve.shell.process import own_process
-from alignedserve.store.job import Job, JobStatus
+from alignedserve.store.job import Forecast, Job, JobStatus, LineCounts
 from alignedserve.store.storage import OpenStorage
 from alignedserve.store.store import Store
 
@@ -209,26 +209,19 @@ class OpenJobs:
 async def recent_jobs(store: Store) -> JobsPicture:
     """Return the open jobs whose deadlines are next, and those that ended last. What ends meanwhile is shown once."""
     jobs = sorted(await store.open_jobs(), key=lambda job: job.expires_at)
-    pictures = [await _job_picture(store, job) for job in jobs[:_MOST_JOBS]]
-    ended = tuple(map(_ended_picture, await store.ended_jobs(_MOST_JOBS)))
+    pictures = []
+    for job in jobs[:_MOST_JOBS]:
+        forecast = await store.forecast(job.id)
+        pictures.append(_picture(*await counted(store, job), forecast))
+    ended = tuple(_picture(job, job.counts) for job in await store.ended_jobs(_MOST_JOBS))
     have_ended = {job.id for job in ended}
     are_open = tuple(job for job in pictures if job.ended_at is None and job.id not in have_ended)
     return JobsPicture(are_open, max(0, len(jobs) - _MOST_JOBS), ended)
 
 
-def _ended_picture(job: Job) -> JobPicture:
-    known, counts = (job.id, job.owner, job.status.value), job.counts
-    times = (job.completed_at, job.failed_at, job.expired_at, job.cancelled_at)
-    ended_at = next((at for at in times if at is not None), None)
-    return JobPicture(*known, counts.done, counts.failed, job.total, job.created_at, job.expires_at, ended_at=ended_at)
-
-
-async def _job_picture(store: Store, job: Job) -> JobPicture:
-    forecast = await store.forecast(job.id)
-    job, counts = await counted(store, job)
-    if not job.is_open:
-        return _ended_picture(job)
+def _picture(job: Job, counts: LineCounts, forecast: Forecast | None = None) -> JobPicture:
     is_running = forecast is not None and job.status is JobStatus.IN_PROGRESS
+    times = (job.completed_at, job.failed_at, job.expired_at, job.cancelled_at)
     return JobPicture(
         id=job.id,
         owner=job.owner,
@@ -240,4 +233,5 @@ async def _job_picture(store: Store, job: Job) -> JobPicture:
         deadline=job.expires_at,
         finish_at=forecast.finish_at if forecast is not None and is_running else None,
         is_late=forecast is not None and is_running and forecast.is_late,
+        ended_at=None if job.is_open else next((at for at in times if at is not None), None),
     )

@@ -124,9 +124,10 @@ async def find_file(storage: Storage, owner: str, id: str, param: str = "id") ->
 
 
 def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: int) -> StoredFile:
-    if form.filename is None:
+    filename, fields = form
+    if filename is None:
         raise invalid("file is missing", "file", "missing_required_parameter")
-    purpose = form.fields.pop("purpose", None)
+    purpose = fields.pop("purpose", None)
     if purpose is None:
         raise invalid("purpose is missing", "purpose", "missing_required_parameter")
     if purpose != Purpose.BATCH.value:
@@ -134,16 +135,16 @@ def _make_file(form: UploadForm, id: str, owner: str, num_bytes: int, keep_s: in
     if not num_bytes:
         raise invalid("the file is empty", "file", "empty_file")
     created_at, lives_s = int(time.time()), keep_s
-    anchor, seconds = (form.fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds"))
-    if form.fields:
-        name = next(iter(form.fields))
+    anchor, seconds = (fields.pop(f"expires_after[{name}]", None) for name in ("anchor", "seconds"))
+    if fields:
+        name = next(iter(fields))
         raise invalid(f"{name:.80}: there is no such field", name[:80], "unknown_parameter")
     if anchor is not None or seconds is not None:
         lives_s, (least, most) = _parse_number(seconds or ""), EXPIRES_S
         if anchor != "created_at" or not least <= lives_s <= most:
             message = f"expires_after: its anchor must be created_at, and its seconds {least} to {most}"
             raise invalid(message, "expires_after")
-    return StoredFile(id, owner, form.filename, num_bytes, Purpose.BATCH, created_at, created_at + lives_s)
+    return StoredFile(id, owner, filename, num_bytes, Purpose.BATCH, created_at, created_at + lives_s)
 
 
 async def _pieces(opened: IO[bytes]) -> AsyncGenerator[bytes, None]:

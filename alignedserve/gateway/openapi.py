@@ -15,13 +15,13 @@ import yaml
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from alignedserve.gateway.anthropic import CountRequest, MessageRequest
 from alignedserve.gateway.batches import MOST_LISTED as MOST_BATCHES
 from alignedserve.gateway.batches import NewBatch
 from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
 from alignedserve.gateway.http.error_responses import MESSAGES
 from alignedserve.gateway.http.middleware import PUBLIC
+from alignedserve.gateway.messages import CountRequest, MessageRequest
 from alignedserve.gateway.openai.types import (
     ChatRequest,
     CompletionRequest,
@@ -30,7 +30,6 @@ from alignedserve.gateway.openai.types import (
     TokenizeRequest,
     UnloadAdapter,
 )
-from alignedserve.gateway.responding import MOST_LISTED as MOST_ITEMS
 from alignedserve.gateway.responses.types import ResponseRequest
 from alignedserve.gateway.vectors import EmbeddingRequest, RerankRequest, ScoreRequest
 
@@ -71,7 +70,7 @@ def _page_query(most: int) -> dict[str, Any]:
 
 
 _QUERIES: dict[str, dict[str, Any]] = {
-    "items": _page_query(MOST_ITEMS),
+    "items": _page_query(MOST_BATCHES),
     "files": {**_page_query(MOST_FILES), "purpose": _TEXT},
     "batches": _page_query(MOST_BATCHES),
     "timeline": {"format": {"type": "string", "enum": ["json", "text", "perfetto"]}},

@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.batches import RUNNER_PATIENCE_S
+from alignedserve.gateway.batches import MOST_LISTED, RUNNER_PATIENCE_S, USUALLY_LISTED
 from alignedserve.gateway.exchanges import Exchange, ToldExchange, answer_body, ignored_header
 from alignedserve.gateway.files import HttpRoute, list_object, parse_page
 from alignedserve.gateway.http.middleware import caller_of, record_of
@@ -34,7 +34,6 @@ from alignedserve.gateway.starting import Starter
 from alignedserve.gateway.streaming import parts_response
 from alignedserve.store.response import StoredResponse
 
-MOST_LISTED, USUALLY_LISTED = 100, 20
 MOST_SENT_BYTES = 128 << 20  # of kept responses that one key has sent to it at once; a single one may have more
 
 
@@ -46,15 +45,12 @@ class ResponseRoutes:
     @property
     def routes(self) -> Sequence[HttpRoute]:
         return (
-            ("POST", "/v1/responses", self.create),
+            ("POST", "/v1/responses", partial(answer_body, self._starter, ResponseRequest, self._begin)),
             ("GET", "/v1/responses/{id}", self.get),
             ("DELETE", "/v1/responses/{id}", self.remove),
             ("POST", "/v1/responses/{id}/cancel", self.cancel),
             ("GET", "/v1/responses/{id}/input_items", self.input_items),
         )
-
-    async def create(self, http: HttpRequest) -> Response:
-        return await answer_body(self._starter, ResponseRequest, self._begin, http)
 
     async def get(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
@@ -125,9 +121,8 @@ class ResponseRoutes:
 
     async def _turn(self, http: HttpRequest, body: ResponseRequest) -> tuple[list[Item], list[Item], ChatRequest]:
         """Return the items of a body's own input, those of the whole conversation, and its chat."""
-        owner = caller_of(http).id
         self._starter.check_model(body.model)
-        room = KeptItemRoom(self._starter.settings.body_limit_bytes)
+        owner, room = caller_of(http).id, KeptItemRoom(self._starter.settings.body_limit_bytes)
         own = await self._keeper.own_items(owner, body, room)
         items = [*await self._keeper.items_before(owner, body, room), *own]
         return own, items, await self._starter.in_thread(http, partial(make_chat, body, items))

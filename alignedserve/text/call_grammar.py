@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 from alignedserve.text.calls.formats import CallFormat
+from alignedserve.text.calls.layouts import GrammarWriter
 from alignedserve.text.calls.scanning import Schema
 from alignedserve.text.syntax import JSON_SPACES, closed, lark_syntax
 
@@ -32,7 +33,7 @@ class BesideCalls(Enum):
     TEXT = "text"  # which may also stand before calls and after them
 
 
-class Writer:
+class Writer(GrammarWriter):
     """Writes the parts of rules in Lark's language, as llguidance reads it."""
 
     def __init__(self, specials: Mapping[str, int]) -> None:
@@ -41,7 +42,6 @@ class Writer:
         self._any = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or r"(?!)")
 
     def text(self, literal: str) -> str:
-        """Return the part that a text stands for, in which special tokens are tokens."""
         parts, at = [], 0
         for found in self._any.finditer(literal):
             parts += [_quoted(literal[at : found.start()]), f"<[{self._specials[found[0]]}]>"]
@@ -49,13 +49,11 @@ class Writer:
         return " ".join(part for part in [*parts, _quoted(literal[at:])] if part)
 
     def text_before(self, marker: str) -> str:
-        """Return the part of any text up to a marker, and of the marker."""
         name = f"text_{len(self.rules)}"
         self.rules.append(f"{name}[suffix={_quoted(marker)}]: /(?s:.*)/")
         return name
 
     def json(self, schema: Any) -> str:
-        """Return the part of a JSON value of the schema."""
         inner = closed(schema)
         return f"%json {json.dumps({**inner, **_OPTIONS} if isinstance(inner, Mapping) else inner)}"
 

@@ -102,7 +102,10 @@ class ChatTemplate:
             raise PromptError(f"the model's chat template has no variable named {min(unknown)}")
         offered = {name: value for name, value in rendering.offered.items() if name in self._known}
         more = {**offered, **rendering.more}
-        stand_ins = self._choose_stand_ins(all_texts([messages, rendering.tools, more]))
+        # A character that stands in none of the texts for each edge of a special token.
+        used = set[str]().union(*all_texts([messages, rendering.tools, more]))
+        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+        stand_ins = dict(zip(self._edges, islice(free, len(self._edges)), strict=True))
         shown = [self._mask_message(message, stand_ins) for message in messages]
         variables = {
             **self._variables,
@@ -128,12 +131,6 @@ class ChatTemplate:
         if most is not None and len(prompt) > most and surely_exceeds(ids_of, [prompt], most):
             raise PromptTooLong
         return ids_of(prompt)
-
-    def _choose_stand_ins(self, texts: Iterable[str]) -> dict[str, str]:
-        """Return a character that stands in none of the texts for each edge of a special token."""
-        used = set[str]().union(*texts)
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        return dict(zip(self._edges, islice(free, len(self._edges)), strict=True))
 
     def _mask_message(self, message: Mapping[str, Any], stand_ins: Mapping[str, str]) -> dict[str, Any]:
         """Mask all of a message but its role: roles come from a fixed list, and templates compare them."""

@@ -112,21 +112,19 @@ class Syntaxes:
     def _make(self, syntax: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
-        with self._lock:
-            tokens = self._tokens
         limits = LLParserLimits(initial_lexer_fuel=_FIRST_FUEL, step_lexer_fuel=_MASK_FUEL)
-        return LLMatcher(tokens, syntax, log_level=0, limits=limits)
+        return LLMatcher(self.load(), syntax, log_level=0, limits=limits)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token's text; none for an id that the tokenizer does not have."""
-        with self._lock:
-            tokens = self._tokens
+        tokens = self.load()
         return tokens.decode_bytes([token]) if token < tokens.vocab_size else b""
 
-    def load(self) -> None:
-        """Read the tokenizer now, so that the first request does not wait for it: half a second for a large one."""
+    def load(self) -> LLTokenizer:
+        """Return the tokenizer, which is read once: a large one takes half a second, so the first request should not
+        wait for it."""
         with self._lock:
-            _ = self._tokens
+            return self._tokens
 
     @cached_property
     def _tokens(self) -> LLTokenizer:

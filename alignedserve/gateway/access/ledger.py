@@ -63,10 +63,6 @@ class CallerRow:
     tokens: Bucket = field(default_factory=Bucket)
     open_at: list[int] = field(default_factory=lambda: [0] * (MOST_GATEWAYS + 1))  # requests open at each place
 
-    @property
-    def num_open(self) -> int:
-        return sum(self.open_at)
-
 
 class Ledger:
     """A gateway's view of the rows: in a file that several gateways share, or without `path` in its own memory."""

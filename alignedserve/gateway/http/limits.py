@@ -127,7 +127,7 @@ class Tab:
             return most
         with self._ledger.row(self.caller.id) as row:
             lines = 0 if self._ledger.place == JOB_RUNNER else row.open_at[JOB_RUNNER]
-            free = min(most - self._places, self._limits.most_open - (row.num_open - lines))
+            free = min(most - self._places, self._limits.most_open - (sum(row.open_at) - lines))
             if free > 0 and self._places + free >= least:
                 row.open_at[self._ledger.place] += free
                 self._places += free

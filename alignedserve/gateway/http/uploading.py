@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -23,20 +23,14 @@ MOST_PARTS, MOST_BESIDE_BYTES = 32, 96 << 10  # of a form; all bytes but the fil
 _SLICE_BYTES = 4 << 10  # that are parsed before the event loop turns, where they are not the file's
 _PIECE_BYTES = 1 << 20  # bytes of the file that are written together
 
+UploadForm: TypeAlias = tuple[str | None, dict[str, str]]  # the name of its file, if it has any; its other fields
+
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of broken forms, which any client can send
 
 
-@dataclass
-class UploadForm:
-    """A form without the bytes of its file."""
-
-    filename: str | None = None  # None: the form has no file
-    fields: dict[str, str] = field(default_factory=dict)
-
-
 async def receive(http: HttpRequest, writing: Writing, limit_bytes: int, disk: ThreadPoolExecutor) -> UploadForm:
-    """Return the form and write its field `file`, for which the caller pays; raise as soon as the file is known to be
-    too large.
+    """Return the form without its field `file`, which is written and for which the caller pays; raise as soon as the
+    file is known to be too large.
 
     The file is found in no time, and all else byte by byte: so all else is limited, and parsed in slices."""
     reader, loop, num_bytes = _FormReader(http.headers.get("content-type", "")), asyncio.get_running_loop(), 0
@@ -83,7 +77,7 @@ class _FormReader:
         self.data = bytearray()  # bytes of the file that are not written yet
         self.num_file_bytes = 0
         self._num_parts = 0
-        self._form = UploadForm()
+        self._filename: str | None = None
         self._values: dict[str, bytearray] = {}
         self._header, self._value, self._field = bytearray(), bytearray(), ""
         self._in_file = self._is_whole = False
@@ -111,8 +105,7 @@ class _FormReader:
     def form(self) -> UploadForm:
         if not self._is_whole:
             raise invalid("the form ends too early")
-        self._form.fields = {name: value.decode("utf-8", "replace") for name, value in self._values.items()}
-        return self._form
+        return self._filename, {name: value.decode("utf-8", "replace") for name, value in self._values.items()}
 
     def _begin_part(self) -> None:
         self._num_parts += 1
@@ -130,9 +123,9 @@ class _FormReader:
         self._field = options.get(b"name", b"").decode("utf-8", "replace")
         self._in_file = self._field == "file"
         if self._in_file:
-            if self._form.filename is not None:
+            if self._filename is not None:
                 raise invalid("only one file in a form", "file")
-            self._form.filename = options.get(b"filename", b"file").decode("utf-8", "replace")[:255]
+            self._filename = options.get(b"filename", b"file").decode("utf-8", "replace")[:255]
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:

@@ -127,7 +127,7 @@ class AnswerReader:
             form = (body.format and body.format.call_format(text)) or text.call_format
             hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
             calls = CallReader(form, body.functions, body.most_calls, hidden)
-            markers += calls.markers
+            markers += form.markers
         if (family := text.reasoning) is not None:
             hidden = tuple(text.special_markers(family.markers)) if skip_special else ()
             splitter = family.make_splitter(body.begins_inside(prompt, text), body.decides_to_call, hidden)

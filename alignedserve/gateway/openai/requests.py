@@ -13,7 +13,7 @@ from alignedserve.core import Adapter, Choice, Reasoning, Request, Sampling
 from alignedserve.errors import PromptTooLong
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.errors import ApiError, invalid
-from alignedserve.gateway.openai.formats import ANY_OBJECT, Format
+from alignedserve.gateway.openai.formats import ANY_OBJECT, Format, WantedCalls
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.types import (
     ChatRequest,
@@ -162,7 +162,7 @@ def _limits(body: ChatRequest | CompletionRequest, text: TextModel, on_trial: On
         return body.format.limits(text, on_trial)
     if not isinstance(body, ChatRequest) or not body.is_held(text):
         return None, ""
-    calls = body.free_calls(BesideCalls.TEXT)
+    calls = WantedCalls(body.functions, body.most_calls is None, BesideCalls.TEXT)
     try:
         return Format("tools", "calls", calls=calls).limits(text, on_trial)
     except ApiError:  # a schema cannot be followed: arguments are any objects but where their schema binds them

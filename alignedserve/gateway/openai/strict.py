@@ -114,12 +114,6 @@ LARGE_BYTES = 256 << 10  # a body above this is parsed without the garbage colle
 Body = TypeVar("Body", bound=Strict)
 
 
-def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
-    """Return the request in a body, or raise an ApiError that names what is wrong with it."""
-    with _no_collection() if len(body) > LARGE_BYTES else nullcontext():
-        return _parse(kind, body)
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Pause Python's garbage collector.
@@ -138,16 +132,18 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _parse(kind: type[Body], body: bytes | bytearray) -> Body:
-    try:
-        tree = from_json(body.decode("utf-8"))  # accepts NaN, which many clients write: the field then refuses it
-    except UnicodeDecodeError as error:
-        raise invalid("the body is not UTF-8", code="invalid_json") from error
-    except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(tree, dict):
-        raise invalid("the body must be a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(tree)
-    except ValidationError as error:
-        raise from_validation(error, tree) from error
+def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
+    """Return the request in a body, or raise an ApiError that names what is wrong with it."""
+    with _no_collection() if len(body) > LARGE_BYTES else nullcontext():
+        try:
+            tree = from_json(body.decode("utf-8"))  # accepts NaN, which many clients write: the field then refuses it
+        except UnicodeDecodeError as error:
+            raise invalid("the body is not UTF-8", code="invalid_json") from error
+        except ValueError as error:
+            raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
+        if not isinstance(tree, dict):
+            raise invalid("the body must be a JSON object", code="invalid_json")
+        try:
+            return kind.model_validate(tree)
+        except ValidationError as error:
+            raise from_validation(error, tree) from error

@@ -437,10 +437,6 @@ class ChatRequest(_AnyRequest):
         wants = (own.has_mark and not text.shows_tools) or (strict and (own.has_mark or own.is_whole_answer))
         return self.may_call and self.format is None and has_free_end and wants and can_write(own, self.functions)
 
-    def free_calls(self, beside: BesideCalls) -> WantedCalls:
-        """Return the calls that the answer may be besides something else."""
-        return WantedCalls(self.functions, self.most_calls is None, beside)
-
     @property
     def _formats(self) -> list[Format]:
         """The forms that the body sets; a demanded call replaces all others, and a schema may stand beside calls."""
@@ -449,7 +445,8 @@ class ChatRequest(_AnyRequest):
             return [Format("tool_choice", "calls", calls=calls)]
         if not self.may_call:
             return others
-        return [replace(form, calls=self.free_calls(BesideCalls.SCHEMA)) for form in others]
+        calls = WantedCalls(self.functions, self.most_calls is None, BesideCalls.SCHEMA)
+        return [replace(form, calls=calls) for form in others]
 
     @property
     def most_calls(self) -> int | None:

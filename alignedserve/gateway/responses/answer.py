@@ -87,7 +87,7 @@ class ResponseAnswer(ItemAnswer):
         self, body: ResponseRequest, head: dict[str, Any], request: Request, text: TextModel, keep: Keep | None = None
     ) -> None:
         super().__init__(head, keep)
-        wants_summary = body.reasoning is not None and body.reasoning.wants_summary
+        wants_summary = head["reasoning"]["summary"] is not None
         self._forms: dict[Kind, _TextForm] = {"text": _MESSAGE, "reasoning": _SUMMARY if wants_summary else _REASONING}
         self._with_logprobs, self._names = body.shows_logprobs, TokenNames(text.token_bytes, by_ids=False)
         self._sampling = request.sampling

@@ -80,8 +80,21 @@ class ResponseKeeper:
         """Return the items of a body's own input, with the items that its references stand for."""
         if isinstance(body.input, str):
             return [MessageItem(role="user", content=body.input)]
-        kept = await self._resolve(owner, body.input, room)
-        return [kept[item.id] if isinstance(item, ItemReference) else item for item in body.input]
+        by_response: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)  # each is read once
+        for number, item in enumerate(body.input):
+            if isinstance(item, ItemReference):
+                by_response[response_of(item.id)].append((number, item.id))
+        found: dict[str, msgspec.Raw] = {}
+        for response, references in by_response.items():
+            turn = await self._get(owner, response) if response else None
+            kept = {} if turn is None else {_decode_id(item).id: item for item in turn.items}
+            for number, id in references:
+                if id not in kept:
+                    message = f"there is no item {id!r:.80}: its response was not stored, was deleted or has expired"
+                    raise ApiError(404, message, param=f"input[{number}].id", code="item_not_found")
+                found[id] = room.take(kept[id], "input")
+        meant = dict(zip(found, await asyncio.to_thread(_read_items, [*found.values()]), strict=True))
+        return [meant[item.id] if isinstance(item, ItemReference) else item for item in body.input]
 
     async def items_before(self, owner: str, body: ResponseRequest, room: KeptItemRoom) -> list[Item]:
         """Return the items of the conversation that a body continues, the oldest first."""
@@ -99,7 +112,7 @@ class ResponseKeeper:
             if num_items > MOST_MESSAGES:
                 message = f"the conversation has more than {MOST_MESSAGES} items"
                 raise invalid(message, "previous_response_id", "context_length_exceeded")
-        return await asyncio.to_thread(read_items, [item for turn in reversed(turns) for item in turn])
+        return await asyncio.to_thread(_read_items, [item for turn in reversed(turns) for item in turn])
 
     async def keep(self, owner: str, items: Sequence[msgspec.Raw], answer: dict[str, Any]) -> bool:
         """Keep a response; return whether it is kept, which a store that cannot be reached does not do."""
@@ -120,23 +133,6 @@ class ResponseKeeper:
         if found is None or found.has_expired(time.time()):
             return None
         return await self.background.refresh(found)
-
-    async def _resolve(self, owner: str, items: Sequence[Item | ItemReference], room: KeptItemRoom) -> dict[str, Item]:
-        """Return the items that references stand for, by their ids; each response that has some is read once."""
-        by_response: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-        for number, item in enumerate(items):
-            if isinstance(item, ItemReference):
-                by_response[response_of(item.id)].append((number, item.id))
-        found: dict[str, msgspec.Raw] = {}
-        for response, references in by_response.items():
-            turn = await self._get(owner, response) if response else None
-            kept = {} if turn is None else {_decode_id(item).id: item for item in turn.items}
-            for number, id in references:
-                if id not in kept:
-                    message = f"there is no item {id!r:.80}: its response was not stored, was deleted or has expired"
-                    raise ApiError(404, message, param=f"input[{number}].id", code="item_not_found")
-                found[id] = room.take(kept[id], "input")
-        return dict(zip(found, await asyncio.to_thread(read_items, [*found.values()]), strict=True))
 
 
 class KeptItemRoom:
@@ -161,7 +157,7 @@ class _KeptItemId(msgspec.Struct):
 _decode_id = msgspec.json.Decoder(_KeptItemId).decode
 
 
-def read_items(kept: Sequence[msgspec.Raw]) -> list[Item]:
+def _read_items(kept: Sequence[msgspec.Raw]) -> list[Item]:
     """Return items as they were kept."""
     items: list[Item] = _ITEMS.validate_python([msgspec.json.decode(item) for item in kept])
     return items

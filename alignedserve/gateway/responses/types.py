@@ -20,22 +20,12 @@ from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Schema
-from alignedserve.gateway.openai.strict import (
-    Ignored,
-    ListOf,
-    Ruled,
-    SentBack,
-    Strict,
-    TextOr,
-    Usual,
-    fault,
-    type_of,
-)
+from alignedserve.gateway.openai.strict import Ignored, ListOf, Ruled, SentBack, Strict, TextOr, Usual, fault, type_of
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Name, Typed
 from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, SampledRequest
 
-_LOGPROBS = "message.output_text.logprobs"
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
+_LOGPROBS = "message.output_text.logprobs"
 
 
 _ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io][0-9]{1,5}")
@@ -285,10 +275,6 @@ class ReasoningOptions(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its older name
     context: Any = None
     mode: Any = None
-
-    @property
-    def wants_summary(self) -> bool:
-        return (self.summary or self.generate_summary) is not None
 
 
 class ResponseStreamOptions(Strict):

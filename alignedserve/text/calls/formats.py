@@ -215,11 +215,6 @@ class CallReader:
         self.is_over = False  # whether as many calls have been found as were wanted
         self._advance()
 
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The texts that must be seen even if they are special tokens."""
-        return self._form.markers
-
     def feed(self, text: str) -> CallText:
         """Take the text apart; its end may be held back until more text shows what it is."""
         self._tape.feed(text)
