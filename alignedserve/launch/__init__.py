@@ -8,10 +8,9 @@ keeper.py         What all launchers share: start parts again that have ended, a
 keeper_events.py  What a keeper hears, one event after the other, and what is due at a time.
 launch.py         Start a deployment with the launcher that its configuration names.
 local.py          The launcher that runs each part as a process of this machine.
-node_types.py     Which nodes a cluster may get, by the file that `ray up` was given.
 orders.py         What users order a keeper while it serves: reload, scale, restart.
 part_actor.py     A part as an actor of Ray.
-placing.py        Which nodes of a cluster have room for which parts; or why none has.
+placing.py        Which nodes of a cluster, there or to come, have room for which parts; or why none has.
 plan.py           Which parts a deployment has, and what each has for itself on one machine.
 ray_actors.py     The launcher that runs each part as a Ray actor, here or on the nodes of a cluster.
 ready.py          Find out whether a deployment takes requests, and what its user may try first.

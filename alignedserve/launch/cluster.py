@@ -21,10 +21,9 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.ending import BoundedEnd
 from alignedserve.launch.keeper import say
-from alignedserve.launch.node_types import NodeType, node_types
-from alignedserve.launch.placing import NAMED, Group, NoPlace, Placing
+from alignedserve.launch.placing import NAMED, Group, NodeType, NoPlace, Placing, node_types
 from alignedserve.launch.plan import new_deployment, parts_of
-from alignedserve.launch.ray_actors import LINES, LOOK_S, OnRay, job_config, no_ray, placing_of
+from alignedserve.launch.ray_actors import LINES, LOOK_S, OnRay, import_ray, job_config, placing_of
 from alignedserve.launch.reloading import Reloading
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.clock import ClockOrigin
@@ -40,11 +39,13 @@ CONNECT_S = 5.0
 def serve_on_cluster(config: Config, reloading: Reloading) -> int:
     """Serve until stopped, and return the exit code."""
     os.environ.update(LINES)
-    try:
-        import ray
-    except ImportError:
-        raise no_ray() from None
-    config = _for_every_node(config)
+    ray = import_ray()
+    # All nodes get this config. A model's folder or file has the same path on every node; each node itself fetches a
+    # hub id, at the commit that it has now, and makes the folder of a GGUF file.
+    model = at_revision_of(config.model, model_folder(config))
+    named = config.served_model_name or without_revision(config.model)
+    jobs = check_storage(config.jobs, named, config.server.port)
+    config = replace(config, model=model, served_model_name=named, jobs=jobs)
     types = node_types(config.ray.cluster_file) if config.ray.cluster_file is not None else []
     ending = BoundedEnd(config.server.drain_s)
     _join(ray, config)
@@ -57,15 +58,6 @@ def serve_on_cluster(config: Config, reloading: Reloading) -> int:
     finally:
         ending.begin()
         ray.shutdown()
-
-
-def _for_every_node(config: Config) -> Config:
-    """Return the config that all nodes get. A model's folder or file has the same path on every node; each node itself
-    fetches a hub id, at the commit that it has now, and makes the folder of a GGUF file."""
-    model = at_revision_of(config.model, model_folder(config))
-    named = config.served_model_name or without_revision(config.model)
-    jobs = check_storage(config.jobs, named, config.server.port)
-    return replace(config, model=model, served_model_name=named, jobs=jobs)
 
 
 def _join(ray: Any, config: Config) -> None:

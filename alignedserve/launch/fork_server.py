@@ -221,22 +221,18 @@ def _forked(link: socket.socket, request: str, files: Sequence[int], main: Main)
             os._exit(0)
         os.close(writes)
         link.close()
-        _become(request, files, main)
+        os.setsid()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        for file in files:
+            if file >= len(files):
+                os.close(file)
+        _run(lambda: main(request))
     os.close(writes)
     said = os.read(reads, 64).decode()
     os.close(reads)
     os.waitpid(between, 0)  # from here on the launcher is the parent
     return said or f"error {errno.ECHILD}"
-
-
-def _become(request: str, files: Sequence[int], main: Main) -> NoReturn:
-    os.setsid()
-    for number, file in enumerate(files):
-        os.dup2(file, number)
-    for file in files:
-        if file >= len(files):
-            os.close(file)
-    _run(lambda: main(request))
 
 
 def _run(main: Callable[[], int]) -> NoReturn:

@@ -256,7 +256,12 @@ class Keeper(ABC):
                     say("the parts that it goes on with are of a version with other settings: they are replaced")
                     self._events.put(HeardOrder(LauncherOrder(restart=True)))
             case Sign():
-                self._hear_sign(event)
+                now, life = time.monotonic(), self._lives.get(event.part)
+                self._starts.hear(event, now)
+                if event.stage is Stage.RUNS and life is not None and life.spec.incarnation == event.incarnation:
+                    life.ran_at = min(life.ran_at, now)
+                    self._added.discard(life.spec.worker)
+                    self._changed(PartRuns(life.spec.name))
             case TimeToLook() | Ready():
                 pass
             case _ if not self._is_news(event):
@@ -279,28 +284,20 @@ class Keeper(ABC):
         except Exception as error:
             self.ended(self._lives[task.part].spec, error)
 
-    def _hear_sign(self, sign: Sign) -> None:
-        now, life = time.monotonic(), self._lives.get(sign.part)
-        self._starts.hear(sign, now)
-        if sign.stage is Stage.RUNS and life is not None and life.spec.incarnation == sign.incarnation:
-            life.ran_at = min(life.ran_at, now)
-            self._added.discard(life.spec.worker)
-            self._changed(PartRuns(life.spec.name))
-
     def _is_over(self, ended: PartEnded) -> int | None:
         """React to the end of a part; return an exit code if the deployment ends with it."""
         self._alive.discard(ended.part)
         self._starts.end(ended.part)
         life = self._lives[ended.part]
-        if life.spec.role not in self._kept:
-            return None
-        if life.spec.worker in self._paused:
-            return None  # a rank ends because another one has
+        if life.spec.role not in self._kept or life.spec.worker in self._paused:
+            return None  # a rank of a paused worker ends because another one has
         if life.spec.worker in self._retiring:
             if not life.spec.rank:  # the other ranks end because rank 0 has
                 self._finish_retiring(ended)
             return None
-        quick_deaths = self._quick_deaths(life, ended)
+        # A part that could not run has died quickly, however long it tried.
+        is_quick = bool(ended.failure) or time.monotonic() - life.ran_at < QUICK_DEATH_S
+        quick_deaths = life.quick_deaths + 1 if is_quick else 0  # in a row
         # A part that ran before may run again: other processes may free memory or space on a disk.
         cannot_run = life.is_first and bool(ended.failure)
         is_hopeless = cannot_run or quick_deaths >= MOST_QUICK_DEATHS
@@ -330,14 +327,13 @@ class Keeper(ABC):
     def _serves_without(self, part: PartSpec) -> bool:
         """Return whether requests are served while this part is away: chats need no job runner, and another part of its
         role may run."""
-        others = (spec for spec in self._specs if spec.role is part.role and spec.worker != part.worker)
-        return part.role is Role.JOBS or any(map(self._is_up, others))
-
-    def _is_up(self, spec: PartSpec) -> bool:
-        life = self._lives[spec.name]
-        if spec.name not in self._alive or spec.worker in self._retiring or life.began_at == math.inf:
-            return False
-        return life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.ran_at >= QUICK_DEATH_S
+        for spec in self._specs:
+            if spec.role is part.role and spec.worker != part.worker and spec.name in self._alive:
+                life = self._lives[spec.name]
+                stays = life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.ran_at >= QUICK_DEATH_S
+                if stays and spec.worker not in self._retiring and life.began_at < math.inf:
+                    return True
+        return part.role is Role.JOBS
 
     def _start_after_pause(self, part: PartSpec, quick_deaths: int) -> None:
         pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, quick_deaths - MOST_QUICK_DEATHS))
@@ -349,13 +345,6 @@ class Keeper(ABC):
                 self._start(part.worker, quick_deaths)
 
         self.after(pause_s, PartTask(part.name, part.incarnation, start))
-
-    @staticmethod
-    def _quick_deaths(life: _PartLife, ended: PartEnded) -> int:
-        """Return the quick deaths in a row of a part that has just ended. A part that could not run has died quickly,
-        however long it tried."""
-        is_quick = bool(ended.failure) or time.monotonic() - life.ran_at < QUICK_DEATH_S
-        return life.quick_deaths + 1 if is_quick else 0
 
     def _leave_out(self, life: _PartLife, ended: PartEnded) -> None:
         """Go on without an added worker that cannot run."""
@@ -422,7 +411,8 @@ class Keeper(ABC):
         """Drop a worker that has ended for good."""
         self._end_worker(worker)
         ranks = self._ranks(worker)
-        self._specs = [_without(worker, spec) for spec in self._specs if spec.worker != worker]
+        others = [spec for spec in self._specs if spec.worker != worker]
+        self._specs = [replace(spec, replaces="") if spec.replaces == worker else spec for spec in others]
         self._added.discard(worker)
         self._to_router.say(Died(worker, incarnation))
         for rank in ranks:
@@ -468,18 +458,16 @@ class Keeper(ABC):
         self._paused.discard(part)
         lives = tuple(self._newest.values())
         self._to_router.change(Started(lives))
+        # Parts that start with the router may be heard before we are: it is told the first lives of all.
+        first = (Life(spec.worker, spec.acts_as, 1) for spec in self._specs if not spec.rank)
+        told = (*first, *lives) if part == ROUTER else ()
         for rank in ranks:
-            told = self._first_lives() + lives if part == ROUTER else ()
             keys, signs_at = self._keys.parts, self._signs.address
             spec = replace(rank, incarnation=life.incarnation, keys=keys, lives=told, signs_at=signs_at)
             self._starts.begin(spec.name, spec.incarnation, time.monotonic())
             self._lives[spec.name] = _PartLife(spec, spec.name not in self._lives, quick_deaths)
             self._alive.add(spec.name)
             self._act(PartTask(spec.name, spec.incarnation, partial(self.start, spec)))
-
-    def _first_lives(self) -> tuple[Life, ...]:
-        """Return the first lives of all parts: those that start with the router may be heard before we are."""
-        return tuple(Life(spec.worker, spec.acts_as, 1) for spec in self._specs if not spec.rank)
 
     def _stop_all(self) -> None:
         """Stop the owners of requests first: a gateway drains, and needs the other parts for that, which are kept until
@@ -516,11 +504,6 @@ class Keeper(ABC):
             except AlignedServeError as error:  # nothing can be started any more
                 say(str(error))
                 self._kept = frozenset()
-
-
-def _without(gone: str, spec: PartSpec) -> PartSpec:
-    """Return the spec of a part that replaces one that has gone as that of any other part."""
-    return replace(spec, replaces="") if spec.replaces == gone else spec
 
 
 def _ending(how: object) -> str:

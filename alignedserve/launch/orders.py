@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from alignedserve.config.config import dump, parse, reloaded
-from alignedserve.core import WORKERS, Role
+from alignedserve.core import WORKERS
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.keeper import Keeper, NewPlace, say
 from alignedserve.launch.restarting import Act, PartChange, PartIsOver, Restart, Step
@@ -21,7 +21,6 @@ from alignedserve.protocol.messages import LAUNCHER, rank_suffix
 from alignedserve.shell.control import RESTARTED, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.logs import set_up
-from alignedserve.shell.part import PartSpec
 
 ROOM_S, ROOM_LOOK_S = 5.0, 0.5  # for the place of a spare, and between two looks
 
@@ -78,21 +77,16 @@ class CommandedKeeper(Keeper):
             self._specs = [replace(spec, config=tree) for spec in self._specs]
             for name, life in self._lives.items():
                 life.spec = replace(life.spec, config=tree)
-                if name in self._alive:
-                    lines += self._not_handed_on(life.spec)
+                try:
+                    if name in self._alive:
+                        self.hand_on(life.spec)
+                except Exception as error:  # as on a full machine
+                    lines += [f"error: {name} keeps the old settings until it starts again: {error}"]
             self.remember()
         for line in lines:
             say(f"reload: {line}")
             asked.answer(line)
         asked.done()
-
-    def _not_handed_on(self, spec: PartSpec) -> list[str]:
-        """Give a part its new settings; return a line where that fails, as on a full machine."""
-        try:
-            self.hand_on(spec)
-        except Exception as error:
-            return [f"error: {spec.name} keeps the old settings until it starts again: {error}"]
-        return []
 
     # --- Workers
 
@@ -148,9 +142,10 @@ class CommandedKeeper(Keeper):
         if step.act in (Act.START_SPARE, Act.END) and self._asked_to_restart.has_gone:
             self._end_restart(f"error: it was interrupted, and ends before {part}")
         elif step.act is Act.START_SPARE:
-            spare = self._spare_name(self._lives[part].spec.role)
-            pools = self._place_spare(spare, part).pools if self._lives[part].spec.role in WORKERS else ()
-            for other in pools:
+            role = self._lives[part].spec.role
+            names = (f"{role.value}-{number}" for number in itertools.count())
+            spare = next(name for name in names if name not in self._lives)
+            for other in self._place_spare(spare, part).pools if role in WORKERS else ():
                 self._add(other)
             self._restart.spare_is(spare)
             tell(f"{spare} starts, in place of {part}")
@@ -183,10 +178,6 @@ class CommandedKeeper(Keeper):
                 raise AlignedServeError(f"{place.lacks}; --in-place ends a worker before the next one starts")
             time.sleep(ROOM_LOOK_S)
         return place
-
-    def _spare_name(self, role: Role) -> str:
-        names = (f"{role.value}-{number}" for number in itertools.count())
-        return next(name for name in names if name not in self._lives)
 
     def _end_restart(self, line: str) -> None:
         say(f"restart: {line}")

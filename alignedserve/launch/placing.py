@@ -6,7 +6,7 @@ prefill worker beside it as long as there are some. The ranks of a worker are on
 all, they are one group. If none has, and KV may travel (`transport: collective`), or need not (colocated), groups with
 a pool take as few nodes as have room for the decode workers, and the other prefill workers go anywhere. Colocated
 workers go without pools where nodes are not said to have one each. If the present nodes have no room, nodes that may
-come (node_types.py) count, too.
+come count, too.
 
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias
 
+import yaml
+
 from alignedserve.core import WORKERS, Role
-from alignedserve.errors import AlignedServeError
+from alignedserve.errors import AlignedServeError, ConfigError
 from alignedserve.protocol.messages import rank_suffix
 
 NAMED = {Role.POOL: "kv_pool", Role.PREFILL: "prefill", Role.DECODE: "decode"}
@@ -201,3 +204,57 @@ def _each(nodes: Sequence[ClusterNode]) -> str:
 
 def _said(resources: Resources) -> str:
     return ", ".join(f"{name} {resources[name]:g}" for name in _SHOWN if resources.get(name)) or "nothing of use"
+
+
+# --- The nodes that may come
+
+
+_UNLIKE = {"memory", "object_store_memory"}  # these differ a little between machines of one type
+
+
+@dataclass(frozen=True)
+class NodeType:
+    name: str
+    resources: Resources
+    most: int  # nodes of this type, at most
+
+
+def node_types(path: str) -> list[NodeType]:
+    """Return the node types in the file that `ray up` was given, without the head's; raises ConfigError.
+
+    Ray's autoscaler starts a node for a part that waits for a place. A part that fits no present node can wait for a
+    new node only if it is known what new nodes have: Ray does not say, and its file does."""
+    try:
+        told = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"ray.cluster_file {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ConfigError(f"ray.cluster_file {path} is not YAML") from None
+    try:
+        return [
+            NodeType(
+                name,
+                {key: float(value) for key, value in (kind.get("resources") or {}).items() if key not in _UNLIKE},
+                int(kind.get("max_workers", told.get("max_workers", 0))),
+            )
+            for name, kind in told["available_node_types"].items()
+            if name != told["head_node_type"]
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        missing = "has no available_node_types and head_node_type as Ray's cluster files have them"
+        raise ConfigError(f"ray.cluster_file {path} {missing}") from None
+
+
+def may_come(types: Sequence[NodeType], there: Sequence[ClusterNode]) -> list[ClusterNode]:
+    """Return the nodes that may come beside those that are there. A type whose resources the file does not give is left
+    out: it might not fit."""
+
+    def is_of(node: ClusterNode, kind: NodeType) -> bool:
+        return all(node.total.get(resource, 0.0) == number for resource, number in kind.resources.items())
+
+    return [
+        ClusterNode(f"one more {kind.name}", kind.resources)
+        for kind in types
+        if kind.resources
+        for _ in range(kind.most - sum(is_of(node, kind) for node in there))
+    ]

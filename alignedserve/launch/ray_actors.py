@@ -33,10 +33,19 @@ from alignedserve.launch.bounded_calls import BoundedCalls, NoAnswer
 from alignedserve.launch.ending import AT_ONCE_S, BoundedEnd
 from alignedserve.launch.keeper import NewPlace, say
 from alignedserve.launch.keeper_events import PartTask
-from alignedserve.launch.node_types import NodeType, may_come
 from alignedserve.launch.orders import CommandedKeeper
 from alignedserve.launch.part_actor import PartActor
-from alignedserve.launch.placing import ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
+from alignedserve.launch.placing import (
+    ClusterNode,
+    Group,
+    NodeType,
+    NoPlace,
+    Placing,
+    Resources,
+    fit_one,
+    may_come,
+    waits,
+)
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.reloading import Reloading
 from alignedserve.protocol.messages import rank_of
@@ -251,12 +260,10 @@ class OnRay(CommandedKeeper):
 
     def _clean(self) -> None:
         """Remove what no process holds any more from the shared memory of the nodes."""
-        clean = self._ray.remote(num_cpus=0, max_retries=0)(_remove_ended)
-        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        runs = [
-            clean.options(scheduling_strategy=self._on(node)).remote(self._config.kvpool.directory, self._deployment)
-            for node in nodes
-        ]
+        clean = self._ray.remote(num_cpus=0, max_retries=0)(remove_ended)
+        on_nodes = [self._on(node["NodeID"]) for node in self._ray.nodes() if node["Alive"]]
+        what = Path(self._config.kvpool.directory), PREFIX, self._deployment
+        runs = [clean.options(scheduling_strategy=node).remote(*what) for node in on_nodes]
         self._ray.wait(runs, num_returns=len(runs), timeout=AT_ONCE_S / 2 if self._is_hurried else CLEAN_S)
 
     # --- Actors
@@ -266,9 +273,8 @@ class OnRay(CommandedKeeper):
             return  # it is started once rank 0 has a place and says where the ranks meet
         place = self._places.get(spec.name)
         if place is not None and place.bundle is None:
-            threading.Thread(
-                target=self._start_beside, args=(spec, place), name=f"start-{spec.name}", daemon=True
-            ).start()
+            name = f"start-{spec.name}"
+            threading.Thread(target=self._start_beside, args=(spec, place), name=name, daemon=True).start()
         else:
             self._start_actor(spec)
         if spec.name in self._places:
@@ -309,40 +315,35 @@ class OnRay(CommandedKeeper):
             return
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
-        self._launch(actor, spec)
-
-    def _launch(self, actor: Any, spec: PartSpec) -> None:
-        """Have the actor run the part. Where the node of several ranks is not known before, rank 0 says where they
-        meet."""
         if spec.ranks_at or len(self._ranks(spec.worker)) == 1:
             self._run_part(actor, spec)
-        else:
+        else:  # the node of several ranks is not known before: rank 0 says where they meet
             actor.meeting.remote().future().add_done_callback(lambda asked: self._met(actor, spec, asked))
 
     def _run_part(self, actor: Any, spec: PartSpec) -> None:
         """Have the actor run the part, and hear when that has ended."""
-        actor.run.remote(spec.ranks_at).future().add_done_callback(lambda run: self._ended(spec, run))
+
+        def ended(run: Future[str]) -> None:
+            if (error := run.exception()) is not None:
+                self.ended(spec, type(error).__name__)
+            else:
+                self.ended(spec, 0, run.result())
+
+        actor.run.remote(spec.ranks_at).future().add_done_callback(ended)
 
     def _met(self, actor: Any, spec: PartSpec, asked: Future[str]) -> None:
-        error = asked.exception()
-        if error is None:
-            self.later(spec, lambda: self._launch_ranks(actor, replace(spec, ranks_at=asked.result())))
-        else:
-            self.ended(spec, type(error).__name__)
+        """Have all ranks of a worker run where rank 0 says that they meet."""
+        if (error := asked.exception()) is not None:
+            return self.ended(spec, type(error).__name__)
+        first = replace(spec, ranks_at=asked.result())
 
-    def _launch_ranks(self, actor: Any, first: PartSpec) -> None:
-        self._run_part(actor, first)
-        for rank in self._ranks(first.worker):
-            if rank.rank:
-                name, number, device = rank.name, rank.rank, rank.device
-                self.start(replace(first, name=name, rank=number, device=device))
+        def launch() -> None:
+            self._run_part(actor, first)
+            for rank in self._ranks(first.worker):
+                if rank.rank:
+                    self.start(replace(first, name=rank.name, rank=rank.rank, device=rank.device))
 
-    def _ended(self, spec: PartSpec, run: Future[str]) -> None:
-        error = run.exception()
-        if error is None:
-            self.ended(spec, 0, run.result())
-        else:
-            self.ended(spec, type(error).__name__)
+        return self.later(spec, launch)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         with_place = self._actors.keys() & parts
@@ -350,7 +351,11 @@ class OnRay(CommandedKeeper):
         if asked:
             self._ray.wait([*asked.values()], num_returns=len(asked), timeout=ANSWER_S)
         for part, answer in asked.items():
-            if not self._stops(answer):
+            try:
+                stops = bool(self._ray.get(answer, timeout=0))
+            except self._ray.exceptions.RayError:
+                stops = False
+            if not stops:
                 self.end(part)
 
     def _reload(self, asked: HeardOrder) -> None:
@@ -360,13 +365,6 @@ class OnRay(CommandedKeeper):
     def hand_on(self, spec: PartSpec) -> None:
         if spec.name in self._actors:  # or it has no place yet
             self._actors[spec.name].reload.remote(spec.to_json())
-
-    def _stops(self, answer: Any) -> bool:
-        """Return whether the actor has answered that it stops."""
-        try:
-            return bool(self._ray.get(answer, timeout=0))
-        except self._ray.exceptions.RayError:
-            return False
 
     def _stop_all(self) -> None:
         self._ending.begin(is_wanted=bool(self._orders_to_stop))
@@ -411,15 +409,22 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec], reloading: Reloading
     """Serve until stopped, and return the exit code."""
     # A key for this deployment only; otherwise Ray shares one key among all and keeps it in the home directory.
     os.environ.update(SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))
-    try:
-        import ray
-    except ImportError:
-        raise no_ray() from None
+    ray = import_ray()
     group = {spec.name: {"CPU": 1.0} for spec in specs}  # the parts of a node share its memory: placed together
     ending = BoundedEnd(config.server.drain_s)
     keeper = OnRay(ray, config, specs, reloading, ending, [group], machine=machine)
     keeper.hear_signals()  # also while Ray starts, which takes seconds
-    _start(ray, processes=len(specs))
+    try:
+        ray.init(
+            address="local",  # its own, also where another Ray runs
+            job_config=job_config(ray),
+            num_cpus=len(specs),  # processes that Ray starts at once, for the actors
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            logging_level="warning",
+        )
+    except Exception as error:  # Ray raises errors of many kinds here
+        raise AlignedServeError(f"Ray does not start: {error}") from error
     try:
         return keeper.run()
     finally:
@@ -435,23 +440,9 @@ def job_config(ray: Any) -> Any:
     return ray.job_config.JobConfig(_client_job=True, _py_driver_sys_path=[] if ABOVE in sys.path else [ABOVE])
 
 
-def no_ray() -> AlignedServeError:
-    return AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'")
-
-
-def _start(ray: Any, processes: int) -> None:
+def import_ray() -> Any:
     try:
-        ray.init(
-            address="local",  # its own, also where another Ray runs
-            job_config=job_config(ray),
-            num_cpus=processes,  # processes that Ray starts at once, for the actors
-            object_store_memory=STORE_BYTES,
-            include_dashboard=False,
-            logging_level="warning",
-        )
-    except Exception as error:  # Ray raises errors of many kinds here
-        raise AlignedServeError(f"Ray does not start: {error}") from error
-
-
-def _remove_ended(directory: str, deployment: str) -> None:
-    remove_ended(Path(directory), PREFIX, deployment)
+        import ray
+    except ImportError:
+        raise AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'") from None
+    return ray

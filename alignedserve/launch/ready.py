@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
@@ -54,13 +55,10 @@ def is_ready(config: Config) -> bool:
     """Return whether the gateway answers that the deployment takes requests."""
     address = urlsplit(url_of(config))
     assert address.hostname is not None
-    if address.scheme == "https":
-        unverified = ssl._create_unverified_context()  # our own port: its name need not be in the certificate
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            address.hostname, address.port, timeout=2, context=unverified
-        )
-    else:
-        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=2)
+    connect = http.client.HTTPConnection
+    if address.scheme == "https":  # our own port: its name need not be in the certificate
+        connect = partial(http.client.HTTPSConnection, context=ssl._create_unverified_context())
+    connection = connect(address.hostname, address.port, timeout=2)
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == 200

@@ -27,7 +27,7 @@ from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, OnStart, Part, PartSpec, Place, Stoppable
 from alignedserve.shell.signs import SignSender
-from alignedserve.signs import Signs, Stage, growing
+from alignedserve.signs import Stage, growing
 
 log = logging.getLogger("alignedserve.parts")
 
@@ -36,7 +36,8 @@ def start(spec: PartSpec, on_start: OnStart, live: LiveSettings) -> None:
     """Build the part of this role and run it until it is stopped."""
     live.on_change(lambda config: set_up(config.log, spec.name))
     _wait_calmly()
-    signs = _signs_of(spec)
+    assert spec.keys is not None, f"{spec.name} has no keys for its links"
+    signs = SignSender(spec.name, spec.incarnation, spec.signs_at, spec.keys)
     _fetch_model(Place(spec, signs))
     with growing(signs, lambda: len(sys.modules)):
         run = _code_of(spec.acts_as)
@@ -86,11 +87,6 @@ def _fetch_model(place: Place) -> None:
     place.signs.stage(Stage.LIBRARIES)
 
 
-def _signs_of(spec: PartSpec) -> Signs:
-    assert spec.keys is not None, f"{spec.name} has no keys for its links"
-    return SignSender(spec.name, spec.incarnation, spec.signs_at, spec.keys)
-
-
 def _wait_calmly() -> None:
     """Let torch's threads sleep soon while they wait, since other parts share their cores (docs/how/kernels.md).
 
@@ -138,15 +134,9 @@ class _OnSigterm:
         self._part.stop()
 
 
-def _take_stdout() -> int:
-    """Keep standard output for this process alone: what libraries print goes to standard error."""
-    taken = os.dup(1)
-    os.dup2(2, 1)
-    return taken
-
-
 def main() -> ExitCode:
-    stdout = _take_stdout()
+    stdout = os.dup(1)  # for this process alone: what libraries print goes to standard error
+    os.dup2(2, 1)
     with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: what follows is read later
         line = given.readline()
     if not line:  # it has gone before it could say anything
@@ -159,15 +149,10 @@ def main() -> ExitCode:
     _follow_launcher(spec, live := LiveSettings())
     try:
         start(spec, on_sigterm, live)
-    except CastOut as error:
+    except (CastOut, RankLost, DeviceLost) as error:
         log.error("%s", error)
-        return ExitCode.CAST_OUT
-    except RankLost as error:
-        log.error("%s", error)
-        return ExitCode.RANK_LOST
-    except DeviceLost as error:
-        log.error("%s", error)
-        return ExitCode.DEVICE_LOST
+        codes = {CastOut: ExitCode.CAST_OUT, RankLost: ExitCode.RANK_LOST, DeviceLost: ExitCode.DEVICE_LOST}
+        return next(code for kind, code in codes.items() if isinstance(error, kind))
     except AlignedServeError as error:
         os.write(stdout, str(error).encode())
         return ExitCode.USER_ERROR

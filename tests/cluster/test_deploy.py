@@ -17,8 +17,7 @@ from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load
 from alignedserve.core import WORKERS
 from alignedserve.launch.cluster import decide_by_nodes
-from alignedserve.launch.node_types import may_come, node_types
-from alignedserve.launch.placing import ClusterNode, Placing
+from alignedserve.launch.placing import ClusterNode, Placing, may_come, node_types
 from alignedserve.launch.plan import parts_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,7 @@ from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load
 from alignedserve.launch import cluster
 from alignedserve.launch.cluster import decide_by_nodes
-from alignedserve.launch.node_types import NodeType
-from alignedserve.launch.placing import ClusterNode, NoPlace, Placing
+from alignedserve.launch.placing import ClusterNode, NodeType, NoPlace, Placing
 
 HEAD, WITH_GPU, WITHOUT = {"CPU": 0.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 8.0}
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.errors import ConfigError
-from alignedserve.launch.node_types import NodeType, may_come, node_types
-from alignedserve.launch.placing import ClusterNode
+from alignedserve.launch.placing import ClusterNode, NodeType, may_come, node_types
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = {"CPU": 48.0, "GPU": 4.0, "kv_pool": 1.0, "prefill": 1.0, "decode": 3.0}
