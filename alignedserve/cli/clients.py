@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alignedserve.cli.remote.options import (
     BatchOptions,
@@ -23,22 +24,19 @@ from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.errors import ConfigError
 
-if TYPE_CHECKING:
-    from alignedserve.shell.control import LauncherOrder
-
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."
     )
     add_flags(parser, ChatOptions)
-    parser.set_defaults(run=_chat, parser=parser)
+    parser.set_defaults(run=partial(_ask, "chat", ChatOptions), parser=parser)
 
 
-def _chat(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.chat import run
-
-    return run(flags_of(args, ChatOptions))
+def _ask(command: str, declared: type, args: argparse.Namespace) -> int:
+    """Run the module of the command in remote/ with its flags."""
+    run = import_module(f"alignedserve.cli.remote.{command}").run
+    return int(run(flags_of(args, declared)))
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
@@ -46,13 +44,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
         "Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."
     )
     add_flags(parser, StatusOptions)
-    parser.set_defaults(run=_status, parser=parser)
-
-
-def _status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.remote.status import run
-
-    return run(flags_of(args, StatusOptions))
+    parser.set_defaults(run=partial(_ask, "status", StatusOptions), parser=parser)
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -68,9 +60,7 @@ def _explain(args: argparse.Namespace) -> int:
     only_one(args, "--json", "--perfetto")
     if args.perfetto is not None:
         check_writable(args.perfetto)
-    from alignedserve.cli.remote.explain import run
-
-    return run(flags_of(args, ExplainOptions))
+    return _ask("explain", ExplainOptions, args)
 
 
 # --- stop, scale, reload, restart
@@ -110,7 +100,7 @@ def add_reload(parser: argparse.ArgumentParser) -> None:
         "is taken, and the command says why. SIGHUP to `alignedserve serve` does the same, where it has no terminal."
     )
     _add_port(parser)
-    parser.set_defaults(run=_reload, parser=parser)
+    parser.set_defaults(run=lambda args: _order(args.port, reload=True), parser=parser)
 
 
 def add_restart(parser: argparse.ArgumentParser) -> None:
@@ -139,12 +129,12 @@ def _add_port(parser: argparse.ArgumentParser) -> None:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import ControlError, LauncherOrder
+    from alignedserve.shell.control import ControlError
 
     if args.launcher:
-        return _say_all(args.port, LauncherOrder(leave=True))
+        return _order(args.port, leave=True)
     try:
-        return _say_all(args.port, LauncherOrder(stop=True))
+        return _order(args.port, stop=True)
     except ControlError:
         from alignedserve.launch.succession import RecordFile
 
@@ -155,32 +145,26 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _scale(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import ControlError, LauncherOrder
+    from alignedserve.shell.control import ControlError
 
     if args.prefill is None and args.decode is None:
         raise ControlError("scale to how many? --prefill N, --decode N, or both")
-    return _say_all(args.port, LauncherOrder(prefill=args.prefill, decode=args.decode))
-
-
-def _reload(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import LauncherOrder
-
-    return _say_all(args.port, LauncherOrder(reload=True))
+    return _order(args.port, prefill=args.prefill, decode=args.decode)
 
 
 def _restart(args: argparse.Namespace) -> int:
-    from alignedserve.shell.control import RESTARTED, LauncherOrder
+    from alignedserve.shell.control import RESTARTED
 
-    order = LauncherOrder(restart=True, in_place=args.in_place)
-    return _say_all(args.port, order, RESTARTED)
+    return _order(args.port, RESTARTED, restart=True, in_place=args.in_place)
 
 
-def _say_all(port: int, order: LauncherOrder, last: str = "") -> int:
-    """Print the answer; raise a ControlError where it is an error, or ends without this last line."""
-    from alignedserve.shell.control import ControlError, ask
+def _order(port: int, last: str = "", **asked: Any) -> int:
+    """Order the launcher to do this, and print its answer; raise a ControlError where that is an error, or ends without
+    this last line."""
+    from alignedserve.shell.control import ControlError, LauncherOrder, ask
 
     line = ""
-    for line in ask(port, order):
+    for line in ask(port, LauncherOrder(**asked)):
         if line.startswith("error: "):
             raise ControlError(line.removeprefix("error: "))
         print(line, flush=True)
@@ -194,26 +178,25 @@ def _say_all(port: int, order: LauncherOrder, last: str = "") -> int:
 
 def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.description = "Batch jobs on any server that has OpenAI's files and batches."
-    add = partial(_add_batch_command, parser.add_subparsers(metavar="what", required=True))
+    what = parser.add_subparsers(metavar="what", required=True)
+
+    def add(name: str, about: str, act: Any) -> argparse.ArgumentParser:
+        parser = what.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        add_flags(parser, BatchOptions)
+        parser.set_defaults(run=_batch, act=act, parser=parser)
+        return parser
+
     submit = add("submit", "upload a file of requests, and run it", _submit)
     add_flags(submit, BatchSubmission)
     status = add("status", "show the progress of a batch", lambda batch, server, args: batch.status(server, args.id))
     listed = add("list", "list the newest batches", lambda batch, server, args: batch.listed(server, args.limit))
     listed.add_argument("--limit", type=whole(1), default=20, metavar="N", help="how many (default: %(default)s)")
-    cancel = add(
-        "cancel", "end a batch; finished lines are kept", lambda batch, server, args: batch.cancel(server, args.id)
-    )
+    about = "end a batch; finished lines are kept"
+    cancel = add("cancel", about, lambda batch, server, args: batch.cancel(server, args.id))
     download = add("download", "download the results of a batch, and its errors beside them", _download)
     for command in (status, cancel, download):
         command.add_argument("id", metavar="ID")
     download.add_argument("out", type=file, metavar="FILE", help="errors go to FILE with .errors before its suffix")
-
-
-def _add_batch_command(what: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = what.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-    add_flags(parser, BatchOptions)
-    parser.set_defaults(run=_batch, act=act, parser=parser)
-    return parser
 
 
 def _batch(args: argparse.Namespace) -> int:

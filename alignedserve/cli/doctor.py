@@ -142,10 +142,10 @@ def _print(found: list[Finding], serves: bool) -> None:
 
 
 def findings() -> Iterator[Finding]:
-    yield _python()
-    yield Finding(
-        "cores", Presence.FOUND, f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
-    )
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding("python", Presence.FOUND, python)
+    cores = f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
+    yield Finding("cores", Presence.FOUND, cores)
     yield _memory()
     yield _weights()
     if (precision := _precision()) is not None:
@@ -155,19 +155,25 @@ def findings() -> Iterator[Finding]:
     yield from _torch()
     for name in NEEDED:
         yield _package(name)
-    yield _option("transformers", "for models that have no module of ours", "alignedserve[transformers]")
-    yield _option("triton", "the kernels for GPUs")
-    yield _option("uvloop", "a faster event loop for the gateway")
-    yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
-    yield _option("redis", "for --jobs-store redis://", "alignedserve[redis]")
-    yield _option("ray", "for --ray")
-    yield _redis_server()
-    yield _demo_model()
+    yield _package("transformers", "for models that have no module of ours", "alignedserve[transformers]")
+    yield _package("triton", "the kernels for GPUs")
+    yield _package("uvloop", "a faster event loop for the gateway")
+    yield _package("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
+    yield _package("redis", "for --jobs-store redis://", "alignedserve[redis]")
+    yield _package("ray", "for --ray")
+    redis = shutil.which("redis-server") or shutil.which("valkey-server")
+    if redis is None:
+        what = "not on the path: batch jobs are kept in SQLite"
+        yield Finding("redis-server", Presence.ABSENT, what, "--jobs-store redis://HOST takes one from elsewhere")
+    else:
+        yield Finding("redis-server", Presence.FOUND, f"{redis} (for --jobs-store redis://)")
+    folder = model_source.DEMO_FOLDER
+    if lacking := [name for name in _DEMO_FILES if not (folder / name).is_file()]:
+        how = "install AlignedServe again, or take the folder from its source tree"
+        yield Finding("demo model", Presence.MISSING, f"{folder} lacks {', '.join(lacking)}", how)
+    else:
+        yield Finding("demo model", Presence.FOUND, str(folder))
     yield from map(_named_model, NAMED)
-
-
-def _python() -> Finding:
-    return Finding("python", Presence.FOUND, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _memory() -> Finding:
@@ -231,11 +237,10 @@ def _shared_memory() -> Finding:
 
 
 def _numa() -> Finding:
-    place = numa.best_place()
+    place, nodes = numa.best_place(), numa.num_nodes()
     if place is not None:
-        what = f"{numa.num_nodes()} nodes, the KV pool's memory goes to node {place.node}: {place.why}"
+        what = f"{nodes} nodes, the KV pool's memory goes to node {place.node}: {place.why}"
         return Finding("NUMA", Presence.FOUND, what)
-    nodes = numa.num_nodes()
     if nodes > 1:
         how = "let it run on the CPUs of the GPUs' node"
         return Finding("NUMA", Presence.ABSENT, f"{nodes} nodes, and it may not run on that of the GPUs", how)
@@ -251,10 +256,8 @@ def _torch() -> Iterator[Finding]:
         yield Finding("torch", Presence.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it again")
         return
     yield Finding("torch", Presence.FOUND, tried.version)
-    if tried.gpus:
-        yield Finding("gpu", Presence.FOUND, "; ".join(tried.gpus))
-    else:
-        yield Finding("gpu", Presence.ABSENT, "none that torch sees")
+    state = Presence.FOUND if tried.gpus else Presence.ABSENT
+    yield Finding("gpu", state, "; ".join(tried.gpus) or "none that torch sees")
     yield from _device(tried)
     yield _transports(tried)
     yield from _kernels(tried.kernels)
@@ -282,9 +285,8 @@ def _device(tried: FoundTorch) -> Iterator[Finding]:
 def _try_torch() -> FoundTorch | str:
     """Return what torch and our kernels are like here, or why torch does not run."""
     code = f"BLOCK_SIZE = {_block_size()}\n{_TRY_TORCH}{_TRY_KERNELS}"
-    command = code_command(code)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
+        done = subprocess.run(code_command(code), capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"importing it took more than {_TORCH_LIMIT_S} s"
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -302,9 +304,8 @@ def _transports(tried: FoundTorch) -> Finding:
         roads = (f"GPUs {a} and {b} {'host' if (a, b) in apart else 'ipc'}" for a, b in pairs)
         return Finding("transports", Presence.FOUND, "; ".join(["auto takes ipc on one GPU", *roads]))
     if tried.gloo:
-        return Finding(
-            "transports", Presence.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for"
-        )
+        what = "host, which auto takes; collective (Gloo) and ipc where asked for"
+        return Finding("transports", Presence.FOUND, what)
     how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
     return Finding("transports", Presence.ABSENT, "host alone: this torch has no Gloo", how)
 
@@ -313,40 +314,28 @@ def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
     if isinstance(tried, str):
         yield Finding("kernels", Presence.MISSING, tried, "install AlignedServe again")
         return
-    yield Finding("kernels", Presence.FOUND if tried.native else Presence.ABSENT, tried.what)
-    yield _quantised(tried.native)
-    yield _compiler()
-    yield _openmp(tried.pools)
+    state = Presence.FOUND if tried.native else Presence.ABSENT
+    yield Finding("kernels", state, tried.what)
+    # Which quantised models are read, and whether kernels multiply with their weights as they are.
+    expands = "" if tried.native else "; without the kernels each call expands them: slowly"
+    yield Finding(
+        "quantised weights", state, f"read from {', '.join(method.value for method in StoredMethod)}{expands}"
+    )
+    try:
+        yield Finding("C++ compiler", Presence.FOUND, " ".join(find_compiler()))
+    except NoCompiler as lack:
+        yield Finding("C++ compiler", Presence.ABSENT, str(lack), "only installing from source asks for it")
+    pools = ", ".join(tried.pools) or "none that can be seen"
+    if len(tried.pools) > 1:  # the second would spin on the same cores
+        how = "unset LD_PRELOAD, or install torch again"
+        yield Finding("OpenMP", Presence.ABSENT, f"more than one pool: {pools}", how)
+    else:
+        yield Finding("OpenMP", Presence.FOUND, f"{pools}, one pool for torch and the kernels")
     yield _paged(tried)
     if not tried.fallen:
         yield Finding("fallbacks", Presence.FOUND, "none: all kernels for this machine work")
     for fallback in tried.fallen:
         yield Finding("fallback", Presence.ABSENT, "{what}: {instead} ({why})".format(**fallback))
-
-
-def _quantised(native: bool) -> Finding:
-    """Return which quantised models are read, and whether kernels multiply with their weights as they are."""
-    what = f"read from {', '.join(method.value for method in StoredMethod)}"
-    if native:
-        return Finding("quantised weights", Presence.FOUND, what)
-    return Finding("quantised weights", Presence.ABSENT, f"{what}; without the kernels each call expands them: slowly")
-
-
-def _compiler() -> Finding:
-    try:
-        return Finding("C++ compiler", Presence.FOUND, " ".join(find_compiler()))
-    except NoCompiler as lack:
-        return Finding("C++ compiler", Presence.ABSENT, str(lack), "only installing from source asks for it")
-
-
-def _openmp(pools: Sequence[str]) -> Finding:
-    """Return whether torch and the kernels share a pool of threads: a second pool would spin on the same cores."""
-    what = ", ".join(pools) or "none that can be seen"
-    if len(pools) > 1:
-        return Finding(
-            "OpenMP", Presence.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch again"
-        )
-    return Finding("OpenMP", Presence.FOUND, f"{what}, one pool for torch and the kernels")
 
 
 def _paged(tried: FoundKernels) -> Finding:
@@ -371,20 +360,14 @@ def _block_size() -> int | None:
         return None
 
 
-def _package(name: str) -> Finding:
-    found = _version(name)
-    if found is None:
-        return Finding(name, Presence.MISSING, "not installed", f"pip install {name}")
-    return Finding(name, Presence.FOUND, found)
-
-
-def _option(name: str, purpose: str, extra: str = "") -> Finding:
-    """Return whether an optional package is there; the `extra` that installs it knows which versions fit."""
-    found = _version(name)
-    if found is None:
-        wanted = f"'{extra}'" if extra else name
-        return Finding(name, Presence.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
-    return Finding(name, Presence.FOUND, f"{found} ({purpose})")
+def _package(name: str, purpose: str = "", extra: str = "") -> Finding:
+    """Return whether a package is installed. One with a `purpose` is optional; the `extra` that installs it knows which
+    versions fit."""
+    found, serves = _version(name), f" ({purpose})" if purpose else ""
+    if found is not None:
+        return Finding(name, Presence.FOUND, f"{found}{serves}")
+    how = f"pip install '{extra}'" if extra else f"pip install {name}"
+    return Finding(name, Presence.ABSENT if purpose else Presence.MISSING, f"not installed{serves}", how)
 
 
 def _version(name: str) -> str | None:
@@ -392,26 +375,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _redis_server() -> Finding:
-    path = shutil.which("redis-server") or shutil.which("valkey-server")
-    if path is None:
-        what, how = (
-            "not on the path: batch jobs are kept in SQLite",
-            "--jobs-store redis://HOST takes one from elsewhere",
-        )
-        return Finding("redis-server", Presence.ABSENT, what, how)
-    return Finding("redis-server", Presence.FOUND, f"{path} (for --jobs-store redis://)")
-
-
-def _demo_model() -> Finding:
-    folder = model_source.DEMO_FOLDER
-    lacking = [name for name in _DEMO_FILES if not (folder / name).is_file()]
-    if lacking:
-        how = "install AlignedServe again, or take the folder from its source tree"
-        return Finding("demo model", Presence.MISSING, f"{folder} lacks {', '.join(lacking)}", how)
-    return Finding("demo model", Presence.FOUND, str(folder))
 
 
 def _named_model(name: str) -> Finding:

@@ -24,10 +24,19 @@ def check(jobs: JobsConfig) -> int:
 
 
 def export(jobs: JobsConfig, out: Path) -> int:
-    """Write all records to a file."""
+    """Write a line for each record, with its kind. A backup copies the bytes of files besides."""
 
     async def work(storage: Storage) -> int:
-        return await _export(storage, out)
+        number = 0
+        try:
+            with whole_file(out) as file:
+                async for kind, tree in storage.store.records():
+                    file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
+                    number += 1
+        except OSError as error:
+            raise StoreError(f"{out} cannot be written: {error.strerror}") from None
+        print(f"{out}: {number} records; the bytes of files are at {storage.blobs.url}")
+        return 0
 
     return asyncio.run(_within(jobs, work))
 
@@ -60,41 +69,22 @@ async def _check(storage: Storage) -> int:
     counts = ", ".join(f"{number} {status}" for status, number in sorted(Counter(j.status.value for j in jobs).items()))
     print(f"{len(files)} files, {len(jobs)} batches ({counts or 'none'}), {num_results} results of open batches")
     sizes = await asyncio.to_thread(storage.blobs.sizes)
-    problems = [*await storage.store.find_faults(), *_problems_of_files(files, sizes), *_problems_of_jobs(jobs, files)]
+    problems = [
+        *await storage.store.find_faults(),
+        *(f"the bytes of {id} are missing" for id in files if id not in sizes),
+        *(
+            f"{id} has {sizes[id]} bytes, not {file.bytes}"
+            for id, file in files.items()
+            if sizes.get(id, file.bytes) != file.bytes
+        ),
+        *(
+            f"{job.id} is {job.status.value}, and its file {job.input_file_id} is missing"
+            for job in jobs
+            if job.is_open and job.input_file_id not in files
+        ),
+    ]
     for problem in problems:
         print(f"problem: {problem}")
     for name in sorted(set(sizes) - set(files)):
         print(f"note: {name} belongs to no file: an upload that goes on, or the rest of one that crashed")
     return 1 if problems else 0
-
-
-def _problems_of_files(files: dict[str, StoredFile], sizes: dict[str, int]) -> list[str]:
-    missing = [f"the bytes of {id} are missing" for id in files if id not in sizes]
-    wrong = [
-        f"{id} has {sizes[id]} bytes, not {file.bytes}"
-        for id, file in files.items()
-        if id in sizes and sizes[id] != file.bytes
-    ]
-    return missing + wrong
-
-
-def _problems_of_jobs(jobs: list[Job], files: dict[str, StoredFile]) -> list[str]:
-    return [
-        f"{job.id} is {job.status.value}, and its file {job.input_file_id} is missing"
-        for job in jobs
-        if job.is_open and job.input_file_id not in files
-    ]
-
-
-async def _export(storage: Storage, out: Path) -> int:
-    """Write a line for each record, with its kind. A backup copies the bytes of files besides."""
-    number = 0
-    try:
-        with whole_file(out) as file:
-            async for kind, tree in storage.store.records():
-                file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
-                number += 1
-    except OSError as error:
-        raise StoreError(f"{out} cannot be written: {error.strerror}") from None
-    print(f"{out}: {number} records; the bytes of files are at {storage.blobs.url}")
-    return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from io import TextIOWrapper
 from typing import Any, TypeAlias
 
@@ -27,17 +27,13 @@ _COMMANDS = "/reset forgets the chat, /system TEXT sets the system prompt, /quit
 
 def run(options: ChatOptions) -> int:
     """Chat until the input ends; return 1 where a turn of piped input failed, since a script wants to know."""
-    _never_stumble_over_characters()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # no character ends the chat
     person = sys.stdin.isatty()
     with ChatApi(options, counts_tokens=person) as server:
         failed = ChatSession(server, options.system, person).run()
     return 1 if failed and not person else 0
-
-
-def _never_stumble_over_characters() -> None:
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 class ContextFull(ChatError):
@@ -57,21 +53,17 @@ class ChatSession:
     def run(self) -> bool:
         """Chat until the input ends, and return whether any turn failed."""
         if self._person:
-            self._welcome()
+            with suppress(ImportError):
+                import readline  # noqa: F401  (gives `input` editing and history)
+            print(_COMMANDS)
+            with self._told():
+                print(f"Chatting with {self._server.model} at {self._server.url}")
         for line in self._lines():
             if line == "/quit":
                 break
-            self._guarded(line)
+            with self._told():
+                self._command(line) if line.startswith("/") else self._turn(line)
         return self._failed
-
-    def _welcome(self) -> None:
-        with suppress(ImportError):
-            import readline  # noqa: F401  (gives `input` editing and history)
-        print(_COMMANDS)
-        try:
-            print(f"Chatting with {self._server.model} at {self._server.url}")
-        except ChatError as error:
-            self._complain(error)
 
     def _lines(self) -> Iterator[str]:
         while True:
@@ -89,15 +81,14 @@ class ChatSession:
             if line:
                 yield line
 
-    def _guarded(self, line: str) -> None:
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Tell of an error, and go on."""
         try:
-            self._command(line) if line.startswith("/") else self._turn(line)
+            yield
         except ChatError as error:
-            self._complain(error)
-
-    def _complain(self, error: ChatError) -> None:
-        self._failed = True
-        print(f"alignedserve: {error}", file=sys.stderr, flush=True)
+            self._failed = True
+            print(f"alignedserve: {error}", file=sys.stderr, flush=True)
 
     def _command(self, line: str) -> None:
         name, _, text = line.partition(" ")
@@ -111,10 +102,11 @@ class ChatSession:
     def _turn(self, line: str) -> None:
         """Ask a question and show the answer; both are kept, or neither. Where the context is full, old turns go."""
         asked: Message = {"role": "user", "content": line}
+        before: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
         kept = self._turns
         while True:
             try:
-                answer = self._show(self._server.answer([*self._before(), *kept, asked]))
+                answer = self._show(self._server.answer([*before, *kept, asked]))
                 break
             except ContextFull:
                 if not kept:
@@ -125,9 +117,6 @@ class ChatSession:
         if num_forgotten := (len(self._turns) - len(kept)) // 2:
             print(f"(the context is full: {num_forgotten} of the oldest turns are forgotten)", file=sys.stderr)
         self._turns = [*kept, asked, {"role": "assistant", "content": answer}] if answer else kept
-
-    def _before(self) -> list[Message]:
-        return [] if self._system is None else [{"role": "system", "content": self._system}]
 
     def _show(self, pieces: Generator[str, None, None]) -> str:
         """Print the answer as it comes, and return as much as came before Ctrl-C."""
@@ -180,7 +169,7 @@ class ChatApi:
         ended = False
         self.tokens = None
         for event in self._events(body):
-            ended = ended or event is None or _ends(event)
+            ended = ended or event is None or bool(_choice(event).get("finish_reason"))
             text = _text(event)
             self.tokens = _tokens(event) or self.tokens
             if text:
@@ -245,10 +234,6 @@ def _event(data: str) -> dict[str, Any] | None:
 def _choice(event: dict[str, Any]) -> dict[str, Any]:
     choices = event.get("choices")
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-
-
-def _ends(event: dict[str, Any]) -> bool:
-    return bool(_choice(event).get("finish_reason"))
 
 
 def _text(event: dict[str, Any] | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,22 +62,19 @@ class DeploymentStatus:
         by_node: dict[str, list[str]] = defaultdict(list)
         for part in self.parts:
             by_node[part["node"]].append(part["name"])
+        there = Counter(part["role"] for part in self.parts)
+        by_load = [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
         return [
             f"{self.state}: {', '.join(self.models)}",
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
             *([self.lacks] if self.lacks else []),
             *("{part}: its step has run for {step_s:.1f} s".format(**late) for late in self.late),
-            *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
+            *([f"workers by load: {', '.join(by_load)}"] if self.scale else []),
             *(self._of_class(kind) for kind in sorted(self.open)),
             *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
             *(f"{part}: weights as {kept}" for part, kept in sorted(self.weights.items())),
             *("{part}: {what}: {instead} ({why})".format(**fallback) for fallback in self.fallbacks),
         ]
-
-    @property
-    def _by_load(self) -> list[str]:
-        there = Counter(part["role"] for part in self.parts)
-        return [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
 
     def _of_class(self, kind: str) -> str:
         kept, missed = self.attained.get(kind, 0), Counter(self.missed.get(kind))
@@ -127,29 +124,29 @@ def _told(http: httpx.Client) -> DeploymentStatus:
     )
 
 
+def _samples(exposition: str) -> Iterator[tuple[str, dict[str, str], int]]:
+    """Yield the name, the labels and the value of each sample, without the prefix that the deployment gives names."""
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            yield sample.name.partition(":")[2].removesuffix("_total"), sample.labels, int(sample.value)
+
+
 def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
     """Return (metric, label) -> label's value -> sum over the other labels."""
     sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for family in text_string_to_metric_families(exposition):
-        for sample in family.samples:
-            for label, value in sample.labels.items():
-                sums[_bare(sample.name).removesuffix("_total"), label][value] += int(sample.value)
+    for name, labels, number in _samples(exposition):
+        for label, value in labels.items():
+            sums[name, label][value] += number
     return sums
 
 
 def _by_class(exposition: str, name: str, label: str) -> dict[str, dict[str, int]]:
     """Return class -> the label's value -> the metric's sum over all gateways."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    for family in text_string_to_metric_families(exposition):
-        for sample in family.samples:
-            if _bare(sample.name).removesuffix("_total") == name:
-                found[sample.labels["class"]][sample.labels[label]] += int(sample.value)
+    for sample, labels, number in _samples(exposition):
+        if sample == name:
+            found[labels["class"]][labels[label]] += number
     return {kind: dict(counts) for kind, counts in found.items()}
-
-
-def _bare(name: str) -> str:
-    """Return a metric's name without the prefix that the deployment gives it."""
-    return name.partition(":")[2]
 
 
 def _listed(counts: Mapping[str, int]) -> str:
