@@ -174,7 +174,11 @@ class JobRunner:
         await asyncio.gather(*map(self._repeat, loops))
 
     async def _end(self) -> None:
-        await self._drop_all()
+        tasks = [*self._tasks, *(task for lines in self._lines.values() for task in lines)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._lines.clear()
         if self._opened is None:
             return
         with contextlib.suppress(StoreError):
@@ -381,13 +385,6 @@ class JobRunner:
         self._places.pop(job, None)
         for task in self._lines.pop(job, ()):
             task.cancel()
-
-    async def _drop_all(self) -> None:
-        tasks = [*self._tasks, *(task for lines in self._lines.values() for task in lines)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._lines.clear()
 
     # --- Loops
 

@@ -129,8 +129,14 @@ class Answering:
 
     async def _embed(self, line: LineRequest) -> dict[str, Any]:
         """Return the embeddings of a line; its requests run until they end, and have no place on the way."""
+
+        def make() -> tuple[EmbeddingRequest, tuple[Request, ...]]:
+            body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
+            promised = self._promised(line, body.model)
+            return body, make_embedding_requests(body, *promised, self.text, self.max_model_len)
+
         with self._paying(line) as tab:
-            body, requests = await self.threads.do(lambda: self._make_embedding(line))
+            body, requests = await self.threads.do(make)
             tab.pay(requests, sum(len(request.prompt) for request in requests), has_limit=True)
             self.metrics.count_choices(ServiceClass.BE, len(requests))
             at_once = tab.hold_up_to(min(len(requests), LINE_AT_ONCE))
@@ -162,10 +168,6 @@ class Answering:
         async with self.places:
             return await run()
 
-    def _make_embedding(self, line: LineRequest) -> tuple[EmbeddingRequest, tuple[Request, ...]]:
-        body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
-        return body, make_embedding_requests(body, *self._promised(line, body.model), self.text, self.max_model_len)
-
     async def _read_vector(self, request: Request, choices: int, key: str) -> bytes:
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now, key) as meter, follow as trace:
@@ -193,7 +195,8 @@ class Answering:
     def _make_requests(self, line: LineRequest, on_trial: OnTrial) -> _Asked:
         body, shape = self._read(line)
         requests = make_requests(body, *self._promised(line, body.model, on_trial), self.text, self.max_model_len)
-        requests = tuple(_with_estimate(request, line.estimate) for request in requests)
+        if (estimate := line.estimate) is not None:  # its job's, of the output length, unless the client gave its own
+            requests = tuple(replace(each, estimate=each.estimate or estimate) for each in requests)
         return body, requests, shape
 
     def _read(self, line: LineRequest) -> tuple[ChatRequest | CompletionRequest, _Shape]:
@@ -248,8 +251,3 @@ class Answering:
                         trace.finish(finish.value)
                         return join_pieces(pieces)
             raise RuntimeError("a request's deliveries ended without a finish")
-
-
-def _with_estimate(request: Request, estimate: Estimate | None) -> Request:
-    """Return the request with its job's estimate of the output length, unless the client gave its own."""
-    return request if request.estimate is not None or estimate is None else replace(request, estimate=estimate)

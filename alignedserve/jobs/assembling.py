@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import IO
 from uuid import uuid4
 
 from alignedserve.errors import BytesGone
@@ -101,20 +100,20 @@ async def _add_undone(
     except BytesGone as gone:
         log.error("%s ends without a line for each request that was not done: %s", job.id, gone)
         return
-    await asyncio.to_thread(_write_undone, opened, most_bytes, done, await errors.begin(), *error)
+    writing = await errors.begin()
+
+    def write() -> None:
+        with opened:
+            for raw in raw_lines(opened, most_bytes):
+                if raw.number not in done:
+                    _write(writing, [error_line(read_checked_line(raw).custom_id, *error)])
+
+    await asyncio.to_thread(write)
 
 
 def _write(writing: Writing, lines: list[str]) -> None:
     """Write the lines; to be called in a thread."""
     writing.write("".join(f"{line}\n" for line in lines).encode())
-
-
-def _write_undone(file: IO[bytes], most_bytes: int, done: set[int], errors: Writing, code: str, message: str) -> None:
-    """Write an error line for each line without a result; to be called in a thread."""
-    with file:
-        for raw in raw_lines(file, most_bytes):
-            if raw.number not in done:
-                _write(errors, [error_line(read_checked_line(raw).custom_id, code, message)])
 
 
 async def _commit(output: _OutputFile, job: Job, name: str, now: float, keep_s: int) -> StoredFile | None:

@@ -13,6 +13,7 @@ from alignedserve.jobs.state import JobFigures
 from alignedserve.metrics.series import Series
 
 _Kind = TypeVar("_Kind", bound=Enum)
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 class JobCollector(Collector):
@@ -21,29 +22,25 @@ class JobCollector(Collector):
         series.registry.register(self)
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        found = self._figures()
-        yield self._gauge("batch_jobs", "Open jobs by state.", "status", _named(found.open))
-        yield self._counter("batch_jobs_ended", "Jobs that ended, by their last state.", "status", found.ended)
+        found, gauge, counter = self._figures(), GaugeMetricFamily, CounterMetricFamily
+        yield self._family(gauge, "batch_jobs", "Open jobs by state.", _named(found.open), "status")
+        ended = _named(found.ended)
+        yield self._family(counter, "batch_jobs_ended", "Jobs that ended, by their last state.", ended, "status")
         lines = {"waiting": found.num_waiting, "running": found.num_running}
-        yield self._gauge("batch_lines", "Lines of open jobs that have no result yet.", "state", lines)
-        yield self._counter("batch_line_tries", "Tries of lines by what came of them.", "outcome", found.tries)
+        yield self._family(gauge, "batch_lines", "Lines of open jobs that have no result yet.", lines, "state")
+        tries = _named(found.tries)
+        yield self._family(counter, "batch_line_tries", "Tries of lines by what came of them.", tries, "outcome")
         about = "Open jobs that are expected to end after their window."
-        yield self._gauge("batch_jobs_late", about, "", {"": found.num_late})
+        yield self._family(gauge, "batch_jobs_late", about, {"": found.num_late})
         about = "Time until the nearest end of an open job's window."
         nearest = {} if found.deadline_s is None else {"": found.deadline_s}
-        yield self._gauge("batch_deadline_seconds", about, "", nearest)
+        yield self._family(gauge, "batch_deadline_seconds", about, nearest)
 
-    def _gauge(self, name: str, about: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
-        labels = [*self._series.names, *filter(None, (label,))]
-        family = GaugeMetricFamily(f"{self._series.prefix}{name}", about, labels=labels)
-        for kind, value in values.items():
-            family.add_metric([*self._series.values, *filter(None, (kind,))], value)
-        return family
-
-    def _counter(self, name: str, about: str, label: str, values: Mapping[_Kind, int]) -> CounterMetricFamily:
-        family = CounterMetricFamily(f"{self._series.prefix}{name}", about, labels=[*self._series.names, label])
-        for kind, value in _named(values).items():
-            family.add_metric([*self._series.values, kind], value)
+    def _family(self, kind: type[_Family], name: str, about: str, values: Mapping[str, float], *label: str) -> _Family:
+        """Return the family with a series for each value of its label; without one, with a series of its own."""
+        family = kind(f"{self._series.prefix}{name}", about, labels=[*self._series.names, *label])
+        for of, value in values.items():
+            family.add_metric([*self._series.values, *([of] if label else [])], value)
         return family
 
 

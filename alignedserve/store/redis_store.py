@@ -110,8 +110,7 @@ class RedisStore:
     async def open(cls, url: str, prefix: str, migrations: Sequence[Migration] = MIGRATIONS) -> RedisStore:
         store = cls(url, prefix, migrations)
         try:
-            await store._check_version()
-            await store._migrate()
+            await store._prepare()
         except BaseException:
             await store.close()
             raise
@@ -204,7 +203,7 @@ class RedisStore:
         saved = replace(job, revision=job.revision + 1)
         kept_until = "" if saved.kept_until is None else saved.kept_until
         state = (job.revision, int(saved.is_open), msgspec.json.encode(saved), kept_until)
-        head = (_fence(fence), job.id, job.owner, *state)
+        head = ("" if fence is None else str(fence), job.id, job.owner, *state)
         new = [value for file in files for value in (file.id, *_file_values(file))]
         match await self._script("save_job", *head, *new):
             case "fenced":
@@ -323,14 +322,13 @@ class RedisStore:
 
     # --- Internal
 
-    async def _check_version(self) -> None:
+    async def _prepare(self) -> None:
+        """Check the version of Redis, and bring the schema up to ours."""
         server = await self._ask(self.redis.info("server"))
         self._version = str(server["redis_version"])
         self._is_alone_in_cluster = server.get("redis_mode") == "cluster" and not self._has_replicas
         if tuple(map(int, self._version.split(".")[:2])) < OLDEST:
             raise StoreError(f"{self._where} is Redis {self._version}: {'.'.join(map(str, OLDEST))} or newer is needed")
-
-    async def _migrate(self) -> None:
         found = int(await self._ask(self.redis.get(self._key("schema"))) or 0)
         check_schema(self._where, found, len(self._migrations))
         for number, migration in enumerate(self._migrations[found:], found + 1):
@@ -453,10 +451,6 @@ def _durability(aof: bool, fsync: str | None) -> tuple[tuple[str, ...], tuple[st
 
 def _file_values(file: StoredFile) -> tuple[Any, ...]:
     return file.bytes, "" if file.expires_at is None else file.expires_at, msgspec.json.encode(file)
-
-
-def _fence(fence: int | None) -> str:
-    return "" if fence is None else str(fence)
 
 
 def _fenced(fence: int | None) -> Fenced:

@@ -11,9 +11,9 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -316,10 +316,7 @@ class SqliteStore:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")  # the holder of the lease does it
         _use_wal(connection)
-        self._migrate()
-
-    def _migrate(self) -> None:
-        with _Transaction(self):
+        with self._transaction():
             found = self._execute("PRAGMA user_version").fetchone()[0]
             known = len(self._migrations)
             check_schema(self._path, found, known)
@@ -327,6 +324,17 @@ class SqliteStore:
                 for statement in filter(str.strip, script.split(";")):
                     self._execute(statement)
             self._execute(f"PRAGMA user_version = {known}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Begin a transaction as a writer's, so that no other writer changes what it reads; commit it at the end."""
+        try:
+            self._execute("BEGIN IMMEDIATE")
+            yield
+            self._execute("COMMIT")
+        finally:
+            with suppress(sqlite3.Error):  # it has ended already if it was committed or the disk is full
+                self._execute("ROLLBACK")
 
     def _execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
         assert self._connection is not None
@@ -388,7 +396,7 @@ class SqliteStore:
 
     async def _write(self, work: Callable[[], T]) -> T:
         def work_in_transaction() -> T:
-            with _Transaction(self):
+            with self._transaction():
                 return work()
 
         return await self._run(work_in_transaction)
@@ -412,24 +420,6 @@ class SqliteStore:
         if "malformed" in text or "not a database" in text:
             return StoreError(f"{self._path} is damaged ({text}): bring it back from a backup, or move it away")
         return StoreError(f"{self._path} cannot be used now: {text}")
-
-
-class _Transaction:
-    """A transaction. It begins as a writer's, so that no other writer changes what it reads."""
-
-    def __init__(self, store: SqliteStore) -> None:
-        self._store = store
-
-    def __enter__(self) -> None:
-        self._store._execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._store._execute("COMMIT")
-        finally:
-            with suppress(sqlite3.Error):  # the transaction has ended already if it was committed or the disk is full
-                self._store._execute("ROLLBACK")
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

@@ -104,10 +104,6 @@ def holder_of(deployment: str, part: str, life: int, model: str = "", keys: str 
     return Holder(f"{socket.gethostname()}/{deployment}/{part}", life, model, keys)
 
 
-def _deployment_of(holder: str) -> list[str]:
-    return holder.split("/")[-2:-1]
-
-
 async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
     folder = data_folder(jobs)
     try:
@@ -206,15 +202,9 @@ async def _look(jobs: JobsConfig, model: str) -> None:
     except StoreUnfit as error:
         log.warning("%s; batch jobs wait until then, chats do not", error)
     except (StoreError, asyncio.TimeoutError) as error:
-        why = str(error) or f"the store {_shown(jobs)} did not answer within {LOOK_S:g} s"
+        where = data_folder(jobs) if jobs.store == SQLITE else without_password(jobs.store)
+        why = str(error) or f"the store {where} did not answer within {LOOK_S:g} s"
         log.warning("%s: batch jobs wait until it does, chats do not: start it, or name another with --jobs-store", why)
-
-
-def _shown(jobs: JobsConfig) -> str:
-    """Return where the store is, without a password."""
-    if jobs.store == SQLITE:
-        return str(data_folder(jobs))
-    return without_password(jobs.store)
 
 
 async def check_shared(store: Store, jobs: JobsConfig, part: Holder, now: float, may_take: bool = True) -> None:
@@ -228,7 +218,8 @@ async def check_shared(store: Store, jobs: JobsConfig, part: Holder, now: float,
     if last is None:
         return
     if _is_same(last.model, part.model):
-        lives_elsewhere = last.holder is not None and _deployment_of(last.holder) != _deployment_of(part.name)
+        theirs, ours = ((name or "").split("/")[-2:-1] for name in (last.holder, part.name))  # deployments
+        lives_elsewhere = last.holder is not None and theirs != ours
         if not lives_elsewhere or _is_same(last.keys, part.keys):
             return
         why = f"{last.holder} serves with keys of other names"
