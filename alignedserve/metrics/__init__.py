@@ -8,6 +8,5 @@ recent.py      An owner's requests of the last 15 minutes, for the live page.
 window.py       The share of kept promises over the last minutes.
 parts.py        What workers, pools and the router told last of themselves.
 part_tables.py  The names of these metrics, and how each is read.
-machines.py     The processors, the memory and the GPUs of machines.
-processes.py    The processor time, the memory and the open files of processes.
+processes.py    The processors, the memory and more of processes, and of machines with their GPUs.
 """

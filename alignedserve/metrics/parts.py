@@ -8,9 +8,8 @@ from typing import TypeAlias
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import Fallback, Role
 from alignedserve.metrics.exposition import block, label, line
-from alignedserve.metrics.machines import machine_blocks
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
-from alignedserve.metrics.processes import process_blocks
+from alignedserve.metrics.processes import machine_blocks, process_blocks
 from alignedserve.metrics.series import MODEL
 from alignedserve.protocol.figures import MachineFigures
 from alignedserve.protocol.messages import ROUTER, Figures, Member

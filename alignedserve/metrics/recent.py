@@ -224,17 +224,13 @@ class RequestLog:
         """Return the slot of 10 s of this moment. Where it is new, the one before it is over."""
         kept, number = self._kept[SLOT_S], int(now // SLOT_S)
         if not kept or kept[-1].slot.number < number:
-            if kept:
-                self._add_to_longer(kept[-1])
+            for slot_s in SLOTS_S[1:] if kept else ():
+                longer, its_number = self._kept[slot_s], int(kept[-1].slot.number * SLOT_S // slot_s)
+                if not longer or longer[-1].slot.number < its_number:
+                    longer.append(_KeptSlot(Slot(its_number)))
+                longer[-1].add(kept[-1])
             kept.append(_KeptSlot(Slot(number)))
         return kept[-1]
-
-    def _add_to_longer(self, over: _KeptSlot) -> None:
-        for slot_s in SLOTS_S[1:]:
-            kept, number = self._kept[slot_s], int(over.slot.number * SLOT_S // slot_s)
-            if not kept or kept[-1].slot.number < number:
-                kept.append(_KeptSlot(Slot(number)))
-            kept[-1].add(over)
 
 
 def _few() -> deque[Any]:
