@@ -26,15 +26,15 @@ def recorded_page(pictures: Iterable[bytes]) -> str:
 
 def policy(page: str) -> str:
     """Return the Content-Security-Policy of a page: its own script and style, its own server, and nothing else."""
-    script, style = (_source_of(tag, page) for tag in ("script", "style"))
+
+    def source_of(tag: str) -> str:
+        found = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        if found is None:
+            return "'none'"
+        return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"
+
+    script, style = source_of("script"), source_of("style")
     return (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _source_of(tag: str, page: str) -> str:
-    found = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    if found is None:
-        return "'none'"
-    return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"

@@ -187,19 +187,21 @@ class DeploymentView:
             if name in here:
                 continue
             if seen.is_here:
-                self._gone(seen, now)
+                self._cpu.pop(name, None)
+                if _is_retiring(self._told.pop(name, Figures())):
+                    del self._parts[name]
+                else:
+                    self._parts[name] = replace(seen, is_here=False, since=now)
             elif now - seen.since > FORGOTTEN_S:
                 del self._parts[name]
         if not (kept := self._load[SLOT_S]) or kept[-1].number < now // SLOT_S:
-            self._keep_load(self._load_now(int(now // SLOT_S)), now)
-
-    def _keep_load(self, load: LoadPicture, now: float) -> None:
-        for slot_s, kept in self._load.items():
-            load = replace(load, number=int(now // slot_s))
-            if kept and kept[-1].number == load.number:
-                kept[-1] = kept[-1].highest(load)
-            else:
-                kept.append(load)
+            load = self._load_now(int(now // SLOT_S))
+            for slot_s, kept in self._load.items():
+                load = replace(load, number=int(now // slot_s))
+                if kept and kept[-1].number == load.number:
+                    kept[-1] = kept[-1].highest(load)
+                else:
+                    kept.append(load)
 
     def _load_now(self, number: int) -> LoadPicture:
         stages = (None, None) if self.queues is None else (self.queues.rt, self.queues.be)
@@ -211,14 +213,6 @@ class DeploymentView:
         gpus = [gpu.busy for machine in self.machines for gpu in machine.use.gpus if gpu.busy is not None]
         host, gpu = busy / all_cores if all_cores else None, sum(gpus) / len(gpus) if gpus else None
         return LoadPicture(number, rt, be, cores, resident, used, host, gpu)
-
-    def _gone(self, seen: _SeenPart, now: float) -> None:
-        name = seen.member.name
-        self._cpu.pop(name, None)
-        if _is_retiring(self._told.pop(name, Figures())):
-            del self._parts[name]
-        else:
-            self._parts[name] = replace(seen, is_here=False, since=now)
 
     def picture(
         self,
@@ -253,12 +247,11 @@ class DeploymentView:
     def workers(self) -> tuple[WorkerPicture, ...]:
         """Return the decode workers that are there; those that never had a request have told nothing."""
         here = (part.member for part in self._parts.values() if part.is_here and part.member.role is Role.DECODE)
-        return tuple(self._worker(member.name) for member in sorted(here, key=lambda member: member.name))
-
-    def _worker(self, name: str) -> WorkerPicture:
-        told = self._told.get(name, Figures())
-        used = 0.0 if told.worker is None else told.worker.used
-        return WorkerPicture(name, told.lengths or DecodeLengths(), used)
+        told = [(name, self._told.get(name, Figures())) for name in sorted(member.name for member in here)]
+        return tuple(
+            WorkerPicture(name, figures.lengths or DecodeLengths(), figures.worker.used if figures.worker else 0.0)
+            for name, figures in told
+        )
 
     @property
     def pools(self) -> tuple[PoolPicture, ...]:
