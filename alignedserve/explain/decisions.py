@@ -105,9 +105,6 @@ class _Wait:
     def seconds(self) -> float:
         return self.until - self.began_at
 
-    def has_some_of(self, chunk: Decision) -> bool:
-        return self.began_at < chunk.at and _begins_at(chunk) < self.until
-
 
 class DecisionRing:
     def __init__(self, most_decisions: int = MOST_DECISIONS, most_steps: int = MOST_STEPS) -> None:
@@ -174,23 +171,20 @@ class DecisionRing:
         own = wait.of.request, wait.of.attempt, wait.of.service, wait.of.salt
         if wait.seconds <= 0:
             return
-        if chunks := [noted for noted in self._others((Kind.CHUNK,), own[0]) if wait.has_some_of(noted)]:
+        others = self._others((Kind.CHUNK,), own[0])
+        if chunks := [chunk for chunk in others if wait.began_at < chunk.at and _begins_at(chunk) < wait.until]:
             prompts = {chunk.request: chunk.service for chunk in chunks}
             tokens = sum(chunk.tokens for chunk in chunks)
             yield Decision(Kind.BEHIND, wait.until, *own, tokens=tokens, number=len(prompts), why=_by_class(prompts))
-        if decoded := self._decoded_between(own[0], wait.began_at, wait.until):
+        decoded: dict[str, ServiceClass] = {}
+        for noted in self._others((Kind.JOINED, *_LEAVES), own[0]):
+            if noted.kind is Kind.JOINED and noted.at < wait.until:
+                decoded[noted.request] = noted.service
+            elif noted.kind is not Kind.JOINED and noted.at <= wait.began_at:
+                decoded.pop(noted.request, None)
+        if decoded:
             number, by_class = len(decoded), _by_class(decoded)
             yield Decision(Kind.BESIDE, wait.until, *own, number=number, seconds=wait.seconds, why=by_class)
-
-    def _decoded_between(self, request: str, began_at: float, until: float) -> dict[str, ServiceClass]:
-        """Return the other requests that decoded during this time, and their classes."""
-        decoded: dict[str, ServiceClass] = {}
-        for noted in self._others((Kind.JOINED, *_LEAVES), request):
-            if noted.kind is Kind.JOINED and noted.at < until:
-                decoded[noted.request] = noted.service
-            elif noted.kind is not Kind.JOINED and noted.at <= began_at:
-                decoded.pop(noted.request, None)
-        return decoded
 
     def _others(self, kinds: Container[Kind], request: str) -> Iterator[Decision]:
         return (noted for noted in self._decisions if noted.kind in kinds and noted.request != request)

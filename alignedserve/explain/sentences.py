@@ -156,14 +156,10 @@ def _meanwhile(stay: Stay) -> str:
 
 def _prompt(stay: Stay) -> str:
     chunks = stay.noted(Kind.CHUNK)
-    predicted, came = (sum(times) for times in _chunk_times(chunks))
+    predicted, came = sum(chunk.expected_s for chunk in chunks), sum(chunk.seconds for chunk in chunks)
     tokens = _counted(sum(chunk.tokens for chunk in chunks), "token")
     in_steps = f"{_counted(len(chunks), 'step')} of {duration(came)} together, {duration(predicted)} predicted"
     return f"its prompt ran on {stay.part}: {tokens} in {in_steps}"
-
-
-def _chunk_times(chunks: Sequence[Decision]) -> tuple[list[float], list[float]]:
-    return [chunk.expected_s for chunk in chunks], [chunk.seconds for chunk in chunks]
 
 
 def _gave_way(stay: Stay) -> str:

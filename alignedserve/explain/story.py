@@ -108,14 +108,6 @@ class Stay:
     def seconds(self) -> float:
         return self.ended_at - self.began_at
 
-    def is_like(self, other: Stay) -> bool:
-        return (self.stage, self.part) == (other.stage, other.part)
-
-    def give_way(self, following: Stay, noted: Decision) -> None:
-        """End where the following stage begins, with this decision; it begins no earlier than this one."""
-        following.began_at = max(following.began_at, self.began_at)
-        self.ended_at, self.next = following.began_at, noted
-
     def noted(self, *kinds: Kind) -> list[Decision]:
         return [moment.decision for moment in self.moments if moment.decision.kind in kinds]
 
@@ -183,9 +175,10 @@ def _stays(moments: Sequence[Moment], steps: Mapping[str, Sequence[Step]], asked
         noted = moment.decision
         is_over &= noted.kind is not Kind.ARRIVED
         begun = None if is_over else _begun_with(moment)
-        if begun is not None and not (stay is not None and stay.is_like(begun)):
-            if stay is not None:
-                stay.give_way(begun, noted)
+        if begun is not None and not (stay is not None and (stay.stage, stay.part) == (begun.stage, begun.part)):
+            if stay is not None:  # it ends where the next one begins, which begins no earlier than it
+                begun.began_at = max(begun.began_at, stay.began_at)
+                stay.ended_at, stay.next = begun.began_at, noted
             stays.append(begun)
             stay = begun
         if stay is not None:
@@ -196,7 +189,9 @@ def _stays(moments: Sequence[Moment], steps: Mapping[str, Sequence[Step]], asked
     if stay is not None:
         stay.ended_at = max(asked_at, stay.ended_at)
     for stay in stays:
-        stay.steps = [step for step in steps.get(stay.part, ()) if _is_during(step, stay)]
+        # Those whose middle is in the stay: clocks of two parts may differ by less.
+        middles = [(step.began_at + step.seconds / 2, step) for step in steps.get(stay.part, ())]
+        stay.steps = [step for middle, step in middles if stay.began_at <= middle < stay.ended_at]
     return stays
 
 
@@ -208,8 +203,3 @@ def _begun_with(moment: Moment) -> Stay | None:
     part = noted.other if noted.kind is Kind.PLACED else moment.part
     began_at = noted.at - noted.seconds if noted.kind is Kind.CHUNK else noted.at
     return Stay(_BEGINS[noted.kind], part, began_at, noted.at)
-
-
-def _is_during(step: Step, stay: Stay) -> bool:
-    """Return whether the middle of the step is in the stay: clocks of two parts may differ by less."""
-    return stay.began_at <= step.began_at + step.seconds / 2 < stay.ended_at

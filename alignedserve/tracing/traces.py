@@ -77,7 +77,8 @@ class RequestTrace:
             return
         ended_at, came_at = self._now(), self._request.arrival_at
         why = str(error) if isinstance(error, Exception) else None
-        end = {"gen_ai.response.finish_reason": self._finish} if why is None else {"error.type": _kind_of(error)}
+        kind = error.reason.value if isinstance(error, Overloaded) else type(error).__name__
+        end = {"gen_ai.response.finish_reason": self._finish} if why is None else {"error.type": kind}
         root = TraceSpan(ROOT, came_at, ended_at, {**self._about(), **self._latencies(ended_at), **end}, why)
         self._emit(root, self._stages(ended_at))
 
@@ -128,10 +129,6 @@ class RequestTrace:
         return min(self._request.arrival_at + self._waited_s, first_at)
 
 
-def _kind_of(error: BaseException | None) -> str:
-    return error.reason.value if isinstance(error, Overloaded) else type(error).__name__
-
-
 # --- To a collector
 
 Follow: TypeAlias = Callable[[Request], RequestTrace]
@@ -173,9 +170,8 @@ class OtlpTraces(Traces):
     def _emit(self, parent: Context, root: TraceSpan, stages: Sequence[TraceSpan]) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-        spoken = self._tracer.start_span(
-            root.name, parent, SpanKind.SERVER, root.attributes, start_time=_nanos(root.began_at)
-        )
+        about = root.name, parent, SpanKind.SERVER, root.attributes
+        spoken = self._tracer.start_span(*about, start_time=_nanos(root.began_at))
         within = set_span_in_context(spoken, parent)
         for stage in stages:
             span = self._tracer.start_span(stage.name, within, start_time=_nanos(stage.began_at))
@@ -208,18 +204,12 @@ def check_collector(endpoint: str | None) -> None:
     if endpoint is None:
         return
     trace_url(endpoint)
-    if not _is_installed():
-        raise ConfigError("server.otlp_endpoint needs OpenTelemetry: pip install 'alignedserve[traces]'")
-
-
-def _is_installed() -> bool:
     try:
-        return (
-            find_spec("opentelemetry.sdk") is not None
-            and find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-        )
+        is_installed = all(map(find_spec, ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")))
     except ModuleNotFoundError:  # a package above it is not there
-        return False
+        is_installed = False
+    if not is_installed:
+        raise ConfigError("server.otlp_endpoint needs OpenTelemetry: pip install 'alignedserve[traces]'")
 
 
 def _nanos(at: float) -> int:
