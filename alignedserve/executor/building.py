@@ -78,11 +78,20 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     """Build one rank of a worker with an engine of this kind, and take it down again."""
     _, capacity = place.capacity()
     chosen = chosen_for(place, device_for(place))
-    lock, team = _hold_leases(place), _meet_ranks(place)
+    spec, size = place.spec, place.config.engine.tensor_parallel_size
+    # Killed lives of this worker may have left their locks and device caches. The lock shows others that this process
+    # lives and may still write to its leased pages.
+    remove_stale(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
+    name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
+    lock, team = HolderLock(place.shared_memory, name), None
+    if size > 1:
+        team = meet(spec.ranks_at, str(place.incarnation), spec.rank, size, device_for(place))
     transport: Transport = ThroughTheArena()
     try:
         engine = load(place, kind, team)
-        pace = _pace_on(engine.device)
+        # A GPU copies beside its steps by itself: nothing is held back there.
+        on_cpu = engine.device.type == "cpu"
+        pace = CopyPace(threads=torch.get_num_threads()) if on_cpu else CopyPace(share=1.0)
         lost = partial(end_where_lost, engine.device)
         # The transport may move the engine's device cache to memory that it can send from.
         transport, engine.cache = open_transport(place, chosen, engine.cache, pace, team, lost)
@@ -90,26 +99,3 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     finally:
         transport.close()
         lock.release()
-
-
-def _hold_leases(place: Place) -> HolderLock:
-    """Take the lock that shows others that this process lives and may still write to its leased pages.
-
-    Killed lives of this worker may have left their locks and device caches: they are removed first."""
-    spec = place.spec
-    remove_stale(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
-    name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
-    return HolderLock(place.shared_memory, name)
-
-
-def _meet_ranks(place: Place) -> Team | None:
-    """Meet the other ranks of this worker's life; None where it has one rank only."""
-    size = place.config.engine.tensor_parallel_size
-    if size == 1:
-        return None
-    return meet(place.spec.ranks_at, str(place.incarnation), place.spec.rank, size, device_for(place))
-
-
-def _pace_on(device: torch.device) -> CopyPace:
-    """Return the pace of copies beside steps. A GPU copies beside its steps by itself: nothing is held back there."""
-    return CopyPace(threads=torch.get_num_threads()) if device.type == "cpu" else CopyPace(share=1.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 from alignedserve.core import Decode, StepPlan
 from alignedserve.engine.device.ranks import Team
@@ -55,12 +54,7 @@ class LeadingEngine(Engine):
         return super().begin(plan)
 
 
-class Follower(Protocol):
-    def follow(self, order: Order) -> None:
-        """Do what the order says."""
-
-
-def follow(team: Team, hands: Follower, most_bytes: int) -> None:
+def follow(team: Team, do: Say, most_bytes: int) -> None:
     """Do what rank 0 orders until it has gone, which raises RankLost."""
     while True:
-        hands.follow(decode(team.hear(most_bytes)))
+        do(decode(team.hear(most_bytes)))

@@ -121,14 +121,10 @@ class WorkWatch:
             return 0.0
         work, ran_s = late
         if ran_s > self.limit_s(work):
-            _end(work, ran_s)
+            what, predicted = _what(work)
+            log.error("%s has run for %.1f s%s: this process ends, and starts again", what, ran_s, predicted)
+            os._exit(ExitCode.WORK_HUNG)
         return ran_s
-
-
-def _end(work: StepPlan | _Other, ran_s: float) -> None:
-    what, predicted = _what(work)
-    log.error("%s has run for %.1f s%s: this process ends, and starts again", what, ran_s, predicted)
-    os._exit(ExitCode.WORK_HUNG)
 
 
 def _what(work: StepPlan | _Other) -> tuple[str, str]:

@@ -110,4 +110,4 @@ def run_rank(place: Place) -> None:
         with closing(built.hands()) as hands:
             place.signs.stage(Stage.RUNS)
             place.watch.begin()
-            follow(built.team, hands, _MOST_ORDER_BYTES)
+            follow(built.team, hands.follow, _MOST_ORDER_BYTES)
