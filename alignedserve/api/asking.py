@@ -56,7 +56,9 @@ class ServerCalls:
         async def ask(body: Body) -> Answer:
             nonlocal num_done
             async with slots:
-                answer = await self._patiently(http, path, body)
+                while (response := await http.post(f"{self._url}{path}", json=body)).status_code in _BUSY:
+                    await asyncio.sleep(float(response.headers.get("Retry-After", _AGAIN_S)))
+                answer = _answer(response)
             num_done += 1
             told(num_done)
             return answer
@@ -70,13 +72,6 @@ class ServerCalls:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _patiently(self, http: httpx.AsyncClient, path: str, body: Body) -> Answer:
-        while True:
-            response = await http.post(f"{self._url}{path}", json=body)
-            if response.status_code not in _BUSY:
-                return _answer(response)
-            await asyncio.sleep(float(response.headers.get("Retry-After", _AGAIN_S)))
 
     def events(self, path: str, body: Body) -> Iterator[Answer]:
         """Yield the chunks of a streamed answer; where nobody takes them any more, the request is cancelled."""

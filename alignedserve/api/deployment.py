@@ -47,7 +47,9 @@ class Deployment:
         )
         atexit.register(self.stop)
         try:
-            self.url = self._url_in(self._greeting())
+            found = re.search(r"https?://[^\s/]+", self._greeting().decode())
+            assert found is not None
+            self.url = found[0]
         except BaseException:
             self.stop()
             raise
@@ -100,12 +102,6 @@ class Deployment:
         lines = self.log.splitlines()
         said = [line for line in lines if line.startswith("alignedserve: ")]
         return said[-1].removeprefix("alignedserve: ") if said else "\n".join(lines[-_LAST_LINES:])
-
-    @staticmethod
-    def _url_in(greeting: bytes) -> str:
-        found = re.search(r"https?://[^\s/]+", greeting.decode())
-        assert found is not None
-        return found[0]
 
 
 def _arguments(settings: Mapping[str, Setting], flags: Mapping[str, Setting]) -> list[str]:

@@ -170,7 +170,10 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], said: _AskedOptions, shows: bool
     ) -> list[RequestOutput]:
         asked = _several(prompts)
-        return _texts(asked, await self._all(_TEXTS, self._bodies(map(_text_body, asked), said), shows))
+        answers = await self._all(_TEXTS, self._bodies(map(_text_body, asked), said), shows)
+        return [
+            RequestOutput.from_answer(answer, _words(prompt)) for answer, prompt in zip(answers, asked, strict=True)
+        ]
 
     async def _all(self, path: str, bodies: Sequence[Answer], shows: bool) -> list[Answer]:
         with ProgressBar("prompts", sys.stderr) as bar:
@@ -181,7 +184,7 @@ class LLM:
         self, prompt: Prompt | Messages, sampling_params: SamplingParams | None, slo: Slo | None
     ) -> tuple[str, Answer]:
         said = _AskedOptions(sampling_params, 0, slo, "default")
-        if _is_chat(prompt):
+        if not isinstance(prompt, str | Mapping) and prompt and isinstance(prompt[0], Mapping):
             [body] = self._bodies([{"messages": list(prompt)}], said)
             return _CHATS, _as_chat(body)
         [body] = self._bodies([_text_body(cast(Prompt, prompt))], said)
@@ -207,10 +210,6 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return [cast(Prompt, prompts)] if is_one else cast("Sequence[Prompt]", prompts)
 
 
-def _is_chat(prompt: Prompt | Messages) -> bool:
-    return not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
-
-
 def _text_body(prompt: Prompt) -> Answer:
     if isinstance(prompt, Mapping):
         prompt = cast(Prompt, prompt.get("prompt_token_ids") or prompt["prompt"])
@@ -221,10 +220,6 @@ def _words(prompt: Prompt) -> str | None:
     if isinstance(prompt, Mapping):
         return cast("str | None", prompt.get("prompt"))
     return prompt if isinstance(prompt, str) else None
-
-
-def _texts(asked: Sequence[Prompt], answers: Sequence[Answer]) -> list[RequestOutput]:
-    return [RequestOutput.from_answer(answer, _words(prompt)) for answer, prompt in zip(answers, asked, strict=True)]
 
 
 def _as_chat(body: Answer) -> Answer:

@@ -62,7 +62,7 @@ class OpenDriver:
 def gpu_memory(load: Callable[[str], Any] = ctypes.CDLL, environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the bytes of the visible GPU that has least of them; None where no driver tells."""
     with _driver(load) as (nvml, count):
-        found = [_size(nvml, number) for number in _visible(count, environment)]
+        found = [_use(nvml, number).total_bytes for number in _visible(count, environment)]
         return min((size for size in found if size is not None), default=None)
 
 
@@ -112,10 +112,6 @@ def _visible(count: int, environment: Mapping[str, str]) -> list[int]:
     named = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     numbers = [int(name) for name in named if name.strip().isdigit()]
     return [number for number in numbers if number < count] if len(numbers) == len(named) else [*range(count)]
-
-
-def _size(nvml: Any, number: int) -> int | None:
-    return _use(nvml, number).total_bytes
 
 
 def _use(nvml: Any, number: int) -> GpuUse:

@@ -67,7 +67,8 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     model = model.share(ranks)
     if config.policy.block_use.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
-    _check_int8(config, model)
+    if engine.kv_dtype is KvDtype.INT8 and model.why_not_int8 is not None:
+        raise ConfigError(f"engine.kv_dtype cannot be int8: {model.why_not_int8}: set it to auto")
     cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config, model)
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
     num_blocks = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
@@ -118,11 +119,6 @@ def _dtype(config: Config, model: ModelConfig) -> str:
 def pool_mb_within(wanted_mb: int, *free: int) -> int:
     """Return the memory of a pool that takes at most half of each of these, in bytes."""
     return max(1, min(wanted_mb, *(bytes_free // 2 // _MIB for bytes_free in free)))
-
-
-def _check_int8(config: Config, model: ModelConfig) -> None:
-    if config.engine.kv_dtype is KvDtype.INT8 and model.why_not_int8 is not None:
-        raise ConfigError(f"engine.kv_dtype cannot be int8: {model.why_not_int8}: set it to auto")
 
 
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:

@@ -55,9 +55,10 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
     ranks = config.engine.tensor_parallel_size
     weights = _weights(config, model, room, folder) + adapter_room(config, model, room.dtype)
     kept, model = _kept(config.engine.quantization, model, room.dtype), model.share(ranks)
+    is_written = config.engine.on_gpu or model.keeps_kv  # on a CPU blocks that are not written take no memory
     return MemoryDemand(
         weights=weights,
-        cache=_written(config, model, room),
+        cache=room.cache_bytes(model) if is_written else 0,
         step=model.step_bytes(config.engine.step_tokens, config.engine.seats, room.dtype),
         dtype=kept,
         loading=_loading(config, model, folder),
@@ -67,12 +68,6 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
 def plain(config: Config) -> Config:
     """Return the config of the same workers with weights as the files have them."""
     return replace(config, engine=replace(config.engine, quantization=Quantization.NONE))
-
-
-def _written(config: Config, model: ModelConfig, room: Capacity) -> int:
-    """Return the bytes of the device cache that are written: on a CPU the others take no memory."""
-    is_spared = not config.engine.on_gpu and not model.keeps_kv
-    return 0 if is_spared else room.cache_bytes(model)
 
 
 def _loading(config: Config, model: ModelConfig, folder: Path) -> int:
@@ -104,12 +99,9 @@ def _weights(config: Config, model: ModelConfig, room: Capacity, folder: Path) -
     is_quantised = model.stored is not None or config.engine.quantization is not Quantization.NONE
     plain = model.plain_numbers * whole // ranks if is_quantised else 0
     on_all = model.numbers_on_all_ranks * (ranks - 1) // ranks
-    return _shares(config, model, room, folder) + plain + (on_all + _copied(model.share(ranks))) * whole
-
-
-def _copied(share: ModelConfig) -> int:
-    """Return how many numbers of layers a rank has beside its share, since others have the same heads of K and V."""
-    return 2 * share.num_layers * share.hidden_size * share.kv_dim * (share.kv_copies - 1) // share.kv_copies
+    share = model.share(ranks)  # beside it a rank has copies of heads of K and V that other ranks have too
+    copied = 2 * share.num_layers * share.hidden_size * share.kv_dim * (share.kv_copies - 1) // share.kv_copies
+    return _shares(config, model, room, folder) + plain + (on_all + copied) * whole
 
 
 def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
@@ -125,18 +117,15 @@ def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) ->
         return (numbers - table) * whole // ranks + table * whole
     # Our own modules quantise experts as all else.
     experts = 0 if model.has_experts or _is_dummy(config) else count_in_experts(folder)
-    is_tied = model.tied_embeddings if _is_dummy(config) else _is_tied(model, folder)
+    is_tied = model.tied_embeddings  # of what transformers runs, only the files tell
+    if not is_tied and not _is_dummy(config):
+        is_tied = count_tables(folder, (model.vocab_size, model.hidden_size)) == 1
     layers = max(0, numbers - experts - (table if is_tied else 2 * table))
     head = numbers - experts - layers - table
     if is_tied and ranks > 1:
         head = table  # each rank has its share of the head besides
     embedding = quantization.num_bytes(0, 0, table, whole) if is_tied else table * whole
     return quantization.num_bytes(layers, experts, head, whole) // ranks + embedding
-
-
-def _is_tied(model: ModelConfig, folder: Path) -> bool:
-    """Return whether the head is the embedding; of what transformers runs, only the files tell."""
-    return model.tied_embeddings or count_tables(folder, (model.vocab_size, model.hidden_size)) == 1
 
 
 def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config:
