@@ -8,9 +8,9 @@ other pair.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -45,7 +45,9 @@ class LinkKeys:
         """Run a doorkeeper for the guarded inboxes of a context: a thread that checks each new connection once."""
         keeper = ThreadAuthenticator(context)
         keeper.start()
-        keeper.configure_curve_callback(_DOMAIN, _Guests({self.parts, *({self.launcher} if hears_launcher else ())}))
+        admitted = {self.parts, *({self.launcher} if hears_launcher else ())}
+        # ZeroMQ itself checks that the peer has the secret key too.
+        keeper.configure_curve_callback(_DOMAIN, SimpleNamespace(callback=lambda _, key: key.decode() in admitted))
         try:
             yield
         finally:
@@ -54,17 +56,6 @@ class LinkKeys:
     def is_launchers(self, frame: zmq.Frame) -> bool:
         """Return whether the frame came from a process that has the launcher's keys."""
         return frame.get("User-Id") == self.launcher
-
-
-@dataclass(frozen=True)
-class _Guests:
-    """The public keys that a doorkeeper admits."""
-
-    keys: AbstractSet[str]
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether the doorkeeper admits this key. ZeroMQ itself checks that the peer has the secret key too."""
-        return key.decode() in self.keys
 
 
 @dataclass(frozen=True)

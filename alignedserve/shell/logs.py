@@ -77,29 +77,18 @@ def _number(stream: TextIO) -> int | None:
 
 
 class _CalmHandler(logging.StreamHandler):  # Python 3.10 takes no parameter
-    """Writes what comes in no storm. That is found out under the handler's lock, which filters of a handler are asked
-    without: several threads write, and none may meet a count of another half changed."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
-        self._storms = _Storms()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._storms.lets(record):
-            super().emit(record)
-
-
-class _Storms:
     """Leaves out lines of a kind that come too fast, and says in the next one how many these were.
 
     A kind is a place in the code and a text before its values are filled in, but for the caller and the status. A flood
-    of refusals so fills no disk, and hides no answer to another key and no other fault.
-    """
+    of refusals so fills no disk, and hides no answer to another key and no other fault. That is found out under the
+    handler's lock, which filters of a handler are asked without: several threads write, and none may meet a count of
+    another half changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         self._kinds: OrderedDict[tuple[object, ...], _Kind] = OrderedDict()  # the longest silent one first
 
-    def lets(self, record: logging.LogRecord) -> bool:
+    def emit(self, record: logging.LogRecord) -> None:
         fields, now = _fields(record), record.created
         name = record.pathname, record.lineno, str(record.msg), fields.get("caller"), fields.get("status")
         kind = self._kinds.pop(name, None) or _Kind(now)
@@ -110,12 +99,12 @@ class _Storms:
         kind.at = now
         if kind.left < 1:
             kind.left_out += 1
-            return False
+            return
         kind.left -= 1
         if kind.left_out:
             record.fields = {**fields, "lines_like_it_left_out": kind.left_out}
             kind.left_out = 0
-        return True
+        super().emit(record)
 
 
 @dataclass

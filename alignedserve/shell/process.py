@@ -49,6 +49,7 @@ def own_process() -> ProcessFigures | None:
         num_files = len(os.listdir(_PROC / "self/fd"))
     except OSError:
         return None
+    meter = metered()
     ticks, pages = os.sysconf("SC_CLK_TCK"), int(fields[21])
     return ProcessFigures(
         cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
@@ -60,13 +61,8 @@ def own_process() -> ProcessFigures | None:
         fell_back=fallbacks(),
         weights=kept(),
         machine=_machine().figures(),
-        energy=_energy(),
+        energy=None if meter is None else EnergyFigures(meter.joules, meter.rest_joules, meter.source),
     )
-
-
-def _energy() -> EnergyFigures | None:
-    meter = metered()
-    return None if meter is None else EnergyFigures(meter.joules, meter.rest_joules, meter.source)
 
 
 @cache

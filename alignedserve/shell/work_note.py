@@ -34,8 +34,13 @@ def note_of(directory: Path, deployment: str, part: str) -> Path:
 def read(path: Path) -> tuple[Attempt, ...]:
     """Return what the part was working on when it ended; nothing where no note of it is on this machine."""
     try:
-        told = _bytes_of(path)
-        return msgspec.msgpack.decode(told[_LENGTH:][: _length(told)], type=tuple[Attempt, ...])
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            told = os.read(fd, _BYTES)
+        finally:
+            os.close(fd)
+        length = int.from_bytes(told[:_LENGTH], "little")
+        return msgspec.msgpack.decode(told[_LENGTH:][:length], type=tuple[Attempt, ...])
     except (OSError, msgspec.DecodeError):
         return ()
 
@@ -66,15 +71,3 @@ class WorkNote(AtWork):
         if len(told) <= _BYTES - _LENGTH:
             note[_LENGTH : _LENGTH + len(told)] = told
             note[:_LENGTH] = len(told).to_bytes(_LENGTH, "little")
-
-
-def _bytes_of(path: Path) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        return os.read(fd, _BYTES)
-    finally:
-        os.close(fd)
-
-
-def _length(told: bytes) -> int:
-    return int.from_bytes(told[:_LENGTH], "little")
