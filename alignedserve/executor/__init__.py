@@ -2,7 +2,6 @@
 
 building.py        One rank of a worker: its engine, its pace, its transport and its hands.
 copies.py          Copies between the device and the pool's arena, and within the device.
-device_loss.py     End the process when its device computes nothing any more.
 hands.py           The hands of a worker: steps, transfers and copies, at once or beside later work.
 leading.py         Rank 0 tells the other ranks what it does; they follow.
 loading.py         Load the engine: threads, device, device cache, captured steps.

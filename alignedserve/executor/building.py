@@ -14,7 +14,7 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import cudart_for
 from alignedserve.engine.device.ranks import Team, meet
-from alignedserve.executor.device_loss import end_where_lost
+from alignedserve.executor.copies import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_blocks

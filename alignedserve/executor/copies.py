@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from alignedserve.core import FormOrder
 from alignedserve.engine.copying.aside import AsideCopies, Watch, unwatched
@@ -15,13 +18,14 @@ from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart, Pinner
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
-from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.forms.device.performing import FormHands
+from alignedserve.kernels.common.failing import loss
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.protocol.commands import CopyIn, CopyOut
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, Post
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying
+from alignedserve.shell.exit_code import ExitCode
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -127,3 +131,11 @@ class PoolCopies:
         """Return the copier to this pool's arena, or None where that pool has gone: the same pages of its successor
         belong to other requests."""
         return self._copier if pool == self._pool else None
+
+
+def end_where_lost(device: torch.device) -> None:
+    """End the process if the device is lost, since nothing that it could do is of any use. A thread that has failed
+    calls this; the main thread raises DeviceLost instead."""
+    if why := loss(device):
+        log.error("%s computes nothing any more (%s): this process ends, and is restarted", device, why)
+        os._exit(ExitCode.DEVICE_LOST)

@@ -21,10 +21,10 @@ from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device import pinning
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import DeviceLost
-from alignedserve.executor import device_loss
+from alignedserve.executor import copies
 from alignedserve.executor import loading as engine_loading
 from alignedserve.executor.building import RankParts
-from alignedserve.executor.device_loss import end_where_lost
+from alignedserve.executor.copies import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.loading import use_threads
 from alignedserve.fallbacks import fallbacks
@@ -396,7 +396,7 @@ def test_a_thread_that_finds_the_device_lost_ends_the_process(
     monkeypatch.setattr("os._exit", ended.append)
     end_where_lost(torch.device("cpu"))
     assert ended == []
-    monkeypatch.setattr(device_loss, "loss", lambda _: GONE)
+    monkeypatch.setattr(copies, "loss", lambda _: GONE)
     end_where_lost(torch.device("cpu"))
     assert ended == [ExitCode.DEVICE_LOST]
     assert f"cpu computes nothing any more ({GONE})" in caplog.text
