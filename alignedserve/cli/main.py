@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from alignedserve import LAB, NO_LAB
 from alignedserve.cli.clients import (
@@ -65,7 +65,9 @@ def _say_no_more() -> None:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-") and words[0] not in (names := _names_of(parser)):
+    # pyrefly: ignore[missing-attribute]
+    names = [name for action in parser._subparsers._group_actions for name in action.choices]
+    if words and not words[0].startswith("-") and words[0] not in names:
         meant = hint(words[0], names) or f": there are {', '.join(names)}"
         raise ConfigError(f"{words[0]!r:.40} is no command{meant} (see alignedserve --help)")
     args, unknown = parser.parse_known_args(words)
@@ -74,11 +76,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         flags = [flag for flag in args.parser._option_string_actions if flag.startswith("--")]
         raise ConfigError(f"{wrong} is not understood{_meant(wrong, flags)} (see {args.parser.prog} --help)")
     return args
-
-
-def _names_of(parser: argparse.ArgumentParser) -> list[str]:
-    # pyrefly: ignore[missing-attribute]
-    return [name for action in parser._subparsers._group_actions for name in action.choices]
 
 
 def _meant(wrong: str, flags: Sequence[str]) -> str:
@@ -93,15 +90,11 @@ class _Parser(argparse.ArgumentParser):
     """Reports what is wrong in one line, as all our errors are."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_CommandHelp, **options)
+        formatter = partial(argparse.HelpFormatter, max_help_position=34)
+        super().__init__(allow_abbrev=False, formatter_class=cast(Any, formatter), **options)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
-
-
-class _CommandHelp(argparse.HelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34)
 
 
 class _Version(argparse.Action):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor, log10
 from pathlib import Path
 
@@ -26,22 +26,15 @@ _SEED = 1
 _LEAST_BUDGET_S = 2.0
 
 
-@dataclass(frozen=True)
-class ProfileOptions:
-    config: Config
-    out: Path
-    budget_s: float
-
-
-def run(options: ProfileOptions) -> int:
-    check_writable(options.out)
-    if options.budget_s < _LEAST_BUDGET_S:
-        raise ProfileError(f"--budget {options.budget_s:g} is too short: give it {_LEAST_BUDGET_S:g} s at least")
-    profile, held_out = _measure(options)
-    save(profile, options.out)
-    picture = options.out.with_name(options.out.name + ".svg")
+def run(config: Config, out: Path, budget_s: float) -> int:
+    check_writable(out)
+    if budget_s < _LEAST_BUDGET_S:
+        raise ProfileError(f"--budget {budget_s:g} is too short: give it {_LEAST_BUDGET_S:g} s at least")
+    profile, held_out = _measure(config, budget_s)
+    save(profile, out)
+    picture = out.with_name(out.name + ".svg")
     _print(profile, held_out)
-    print(f"\n{options.out}: the profile")
+    print(f"\n{out}: the profile")
     try:
         _draw(profile.model, held_out, profile.subject.device, picture)
     except SimulateError as error:  # the profile is good without its picture
@@ -51,19 +44,13 @@ def run(options: ProfileOptions) -> int:
     return 0
 
 
-def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
+def _measure(config: Config, budget_s: float) -> tuple[Profile, list[Point]]:
     from alignedserve.cost.trials import Bounds, random_trials
     from alignedserve.engine.engine import Engine
-    from alignedserve.engine.profiling import (
-        Meter,
-        measure,
-        measure_profile,
-        own_cache,
-        subject_of,
-    )
+    from alignedserve.engine.profiling import Meter, measure, measure_profile, own_cache, subject_of
     from alignedserve.executor.loading import use_threads, weights_for
 
-    config, about_demo = with_model(options.config)
+    config, about_demo = with_model(config)
     if about_demo is not None:
         print(f"alignedserve: warning: {about_demo}", file=sys.stderr)
     if config.engine.tensor_parallel_size > 1:
@@ -89,8 +76,8 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
     bounds, meter = Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)), Meter(engine)
     with own_cache(engine):
         shared_memory = Path(config.kvpool.directory)
-        profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, options.budget_s)
-        held_out = measure(meter, random_trials(bounds, _HELD_OUT, _SEED), options.budget_s)
+        profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, budget_s)
+        held_out = measure(meter, random_trials(bounds, _HELD_OUT, _SEED), budget_s)
     return profile, [*held_out.points]
 
 

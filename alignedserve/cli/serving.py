@@ -136,13 +136,10 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _served(args: argparse.Namespace) -> Config:
-    config = config_of(args)
-    return config if args.verbose or not sys.stderr.isatty() else _quiet(config, args)
-
-
-def _quiet(config: Config, args: argparse.Namespace) -> Config:
-    """Return the configuration with warnings alone in the log, where nobody asked for a level."""
-    path = "log.level"
+    """Return the configuration. A terminal gets warnings alone in the log, where nobody asked for more or a level."""
+    config, path = config_of(args), "log.level"
+    if args.verbose or not sys.stderr.isatty():
+        return config
     in_file = args.config is not None and "level" in (read_yaml(args.config).get("log") or {})
     if path in vars(args) or settings()[path].variable in os.environ or in_file:
         return config
@@ -295,6 +292,6 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from alignedserve.cli.profile import ProfileOptions, run
+    from alignedserve.cli.profile import run
 
-    return run(ProfileOptions(config_of(args), args.out, args.budget))
+    return run(config_of(args), args.out, args.budget)

@@ -62,7 +62,12 @@ class LaunchMachine:
             return spec
         device = next(number for number in itertools.count() if number not in self._devices.values())
         self._devices[spec.name] = device
-        return replace(spec, device=device, ranks_at=self._meeting(spec.worker) if self._ranks > 1 else "")
+        if self._ranks == 1:
+            return replace(spec, device=device)
+        if spec.worker not in self._meetings:
+            self._meetings[spec.worker] = bind(LOOPBACK, 0)
+        port = self._meetings[spec.worker].getsockname()[1]
+        return replace(spec, device=device, ranks_at=f"{LOOPBACK}:{port}")
 
     def take(self, spec: PartSpec) -> None:
         """Note what a part has that another launcher has placed."""
@@ -71,11 +76,6 @@ class LaunchMachine:
             if spec.ranks_at and spec.worker not in self._meetings:
                 with suppress(AlignedServeError):  # its ranks listen there now
                     self._meetings[spec.worker] = bind(LOOPBACK, int(spec.ranks_at.rpartition(":")[2]))
-
-    def _meeting(self, worker: str) -> str:
-        if worker not in self._meetings:
-            self._meetings[worker] = bind(LOOPBACK, 0)
-        return f"{LOOPBACK}:{self._meetings[worker].getsockname()[1]}"
 
     def leave(self, part: str) -> None:
         """Free what a part had that has ended for good."""

@@ -308,29 +308,24 @@ def inputs(spec: PartSpec) -> Iterator[IO[bytes]]:
             "the launcher has gone: this process goes on, and ends unless another comes in %g s", spec.outlive_s
         )
         try:
-            link = _next_launcher(_door(spec), spec.outlive_s)
+            door = _door(spec)
+            with socket.socket(socket.AF_UNIX) as listener:
+                door.unlink(missing_ok=True)
+                listener.bind(str(door))
+                listener.listen()
+                listener.settimeout(spec.outlive_s)
+                try:
+                    link = listener.accept()[0]
+                finally:
+                    door.unlink(missing_ok=True)
+        except TimeoutError:
+            return
         except (AlignedServeError, OSError) as error:  # a full machine, or a TMPDIR with a long name
             log.warning("no other launcher can be heard: %s", error)
-            return
-        if link is None:
             return
         log.warning("another launcher is there")
         with link, link.makefile("rb") as given:
             yield given
-
-
-def _next_launcher(door: Path, within_s: float) -> socket.socket | None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        door.unlink(missing_ok=True)
-        listener.bind(str(door))
-        listener.listen()
-        listener.settimeout(within_s)
-        try:
-            return listener.accept()[0]
-        except TimeoutError:
-            return None
-        finally:
-            door.unlink(missing_ok=True)
 
 
 def _door(spec: PartSpec) -> Path:
