@@ -136,16 +136,10 @@ def _times(steps: Sequence[Step]) -> tuple[list[float], list[float]]:
     return [step.predicted_s for step in steps], [step.seconds for step in steps]
 
 
-def _queue(stay: Stay) -> str:
-    queued = stay.noted(Kind.QUEUED)
-    after = f" behind {_counted(queued[0].number, 'prompt')}" if queued else ""
-    return f"waited for its turn on {stay.part}{after}{_meanwhile(stay)}"
-
-
-def _candidate(stay: Stay) -> str:
-    candidates = stay.noted(Kind.CANDIDATE)
-    after = f" behind {_counted(candidates[0].number, 'other candidate')}" if candidates else ""
-    return f"waited for memory on {stay.part}{after}{_meanwhile(stay)}"
+def _waited(stay: Stay, what: str, kind: Kind, others: str) -> str:
+    noted = stay.noted(kind)
+    after = f" behind {_counted(noted[0].number, others)}" if noted else ""
+    return f"waited for {what} on {stay.part}{after}{_meanwhile(stay)}"
 
 
 def _meanwhile(stay: Stay) -> str:
@@ -171,11 +165,11 @@ def _gave_way(stay: Stay) -> str:
 _STAGES: Mapping[StoryStage, Callable[[Stay], str]] = MappingProxyType(
     {
         StoryStage.ROUTING: lambda _: "waited at the router for a worker",
-        StoryStage.QUEUE: _queue,
+        StoryStage.QUEUE: lambda stay: _waited(stay, "its turn", Kind.QUEUED, "prompt"),
         StoryStage.PROMPT: _prompt,
         StoryStage.HAND_ON: lambda stay: f"waited on {stay.part} for its KV to go on",
         StoryStage.POOL: lambda stay: f"waited in the pool for a decode worker to ask{_meanwhile(stay)}",
-        StoryStage.CANDIDATE: _candidate,
+        StoryStage.CANDIDATE: lambda stay: _waited(stay, "memory", Kind.CANDIDATE, "other candidate"),
         StoryStage.COPY: lambda stay: f"its KV was copied to {stay.part}",
         StoryStage.DECODE: _decoded,
         StoryStage.DISPLACED: _gave_way,

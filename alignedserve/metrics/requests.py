@@ -22,7 +22,7 @@ from alignedserve.metrics.part_tables import FALLBACKS
 from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.recent import RequestLog
 from alignedserve.metrics.series import MetricFamily, Series
-from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, DeadlineOutcome
+from alignedserve.metrics.window import AttainmentWindow, DeadlineOutcome
 from alignedserve.shell.process import own_process
 
 FAILED = "error"  # the finish of a request that an error of ours ended
@@ -123,8 +123,7 @@ class RequestMetrics:
         self._joules = counter("request_energy_joules", "Energy that requests used in these steps.", "class", "key")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")
-        self._window = AttainmentWindow(now)
-        AttainmentGauge(self.series, self._window)
+        self._window = AttainmentWindow(self.series, now)
         self.log = RequestLog()  # for the live page
         self.of = self._by_class()
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
@@ -28,12 +28,13 @@ class DeadlineOutcome:
     is_kept: bool
 
 
-class AttainmentWindow:
-    """Counts of the last WINDOW_S seconds, in slots of time."""
+class AttainmentWindow(Collector):
+    """Counts of the last WINDOW_S seconds, in slots of time; it shows their shares as a gauge when it is asked."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, series: Series, now: Callable[[], float]) -> None:
+        self._series, self._now = series, now
         self._slots: deque[tuple[int, Counter[DeadlineOutcome]]] = deque()  # the oldest first
+        series.registry.register(self)
 
     def count(self, outcome: DeadlineOutcome) -> None:
         slot = int(self._now() // _SLOT_S)
@@ -42,8 +43,8 @@ class AttainmentWindow:
             self._forget(slot)
         self._slots[-1][1][outcome] += 1
 
-    def shares(self) -> Mapping[tuple[ServiceClass, str, str], float]:
-        """Return the share that was kept, by class, deadline and tier."""
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the share that was kept, by class, deadline and tier."""
         self._forget(int(self._now() // _SLOT_S))
         kept: Counter[tuple[ServiceClass, str, str]] = Counter()
         every: Counter[tuple[ServiceClass, str, str]] = Counter()
@@ -52,24 +53,14 @@ class AttainmentWindow:
                 key = found.service, found.deadline, found.tier
                 every[key] += number
                 kept[key] += number * found.is_kept
-        return {key: kept[key] / number for key, number in every.items()}
+        about = f"Share of requests that ended in the last {WINDOW_S / 60:g} minutes with this deadline kept."
+        labels = (*self._series.names, "class", "kind", "tier")
+        family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)
+        for key in sorted(every, key=lambda key: str((key, kept[key] / every[key]))):
+            service, deadline, tier = key
+            family.add_metric([*self._series.values, service.value, deadline, tier], kept[key] / every[key])
+        yield family
 
     def _forget(self, slot: int) -> None:
         while self._slots and self._slots[0][0] <= slot - WINDOW_S / _SLOT_S:
             self._slots.popleft()
-
-
-class AttainmentGauge(Collector):
-    """Shows the window's shares when it is asked for them."""
-
-    def __init__(self, series: Series, window: AttainmentWindow) -> None:
-        self._series, self._window = series, window
-        series.registry.register(self)
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        about = f"Share of requests that ended in the last {WINDOW_S / 60:g} minutes with this deadline kept."
-        labels = (*self._series.names, "class", "kind", "tier")
-        family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)
-        for (service, deadline, tier), share in sorted(self._window.shares().items(), key=str):
-            family.add_metric([*self._series.values, service.value, deadline, tier], share)
-        yield family
