@@ -185,7 +185,9 @@ def add_presets(parser: argparse.ArgumentParser) -> None:
 
 def _presets_listed(args: argparse.Namespace) -> int:
     if args.name is None:
-        print("\n\n".join(_explained(name, listed) for name, listed in PRESETS.items()))
+        for number, (name, listed) in enumerate(PRESETS.items()):
+            lines = (f"    {path}: {str(value).lower()}" for path, value in listed.settings.items())
+            print("\n" * bool(number) + "\n".join([_head(name, listed), *lines]))
         return 0
     chosen = preset(args.name)
     print(f"{_head(args.name, chosen)}\n\n    its settings, and * where it is not the default's:")
@@ -194,12 +196,6 @@ def _presets_listed(args: argparse.Namespace) -> int:
         if path.startswith("schedule.") or value != usual[path]:
             print(f"  {' ' if value == usual[path] else '*'} {path}: {str(plain(value)).lower()}")
     return 0
-
-
-def _explained(name: str, listed: Preset) -> str:
-    return "\n".join(
-        [_head(name, listed), *(f"    {path}: {str(value).lower()}" for path, value in listed.settings.items())]
-    )
 
 
 def _head(name: str, listed: Preset) -> str:

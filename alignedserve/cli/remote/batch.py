@@ -49,7 +49,7 @@ def submit(options: BatchOptions, asked: BatchSubmission) -> int:
             raise
         print(_line(batch))
         _complain(batch)
-        if failed := _num_failed(batch):
+        if failed := int((batch.get("request_counts") or {}).get("failed", 0)):
             print(f"{failed:,} lines failed{_first_error(server, batch)}", file=sys.stderr)
         if asked.out is not None:
             _download(server, batch, asked.out)
@@ -121,10 +121,6 @@ def _line(batch: Any) -> str:
     return f"{batch['id']}  {batch['status']}  {done}  window {batch.get('completion_window')}"
 
 
-def _num_failed(batch: Any) -> int:
-    return int((batch.get("request_counts") or {}).get("failed", 0))
-
-
 def _first_error(server: BatchApi, batch: Any) -> str:
     """Return what the first line of the error file says, where there is one."""
     line = server.first_line(batch["error_file_id"]) if batch.get("error_file_id") else ""
@@ -140,7 +136,8 @@ def _prediction(headers: httpx.Headers) -> str:
     """Return the prediction that our own server's headers hold; nothing where they hold none."""
     late = ", too late" if _is_late(headers) else ""
     if (finish_at := headers.get("x-batch-predicted-finish-at", "")).isdigit():
-        return f"predicted finish: {_clock(int(finish_at))}{late}; {headers.get('x-batch-tokens-per-s')} tokens/s"
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(int(finish_at)))
+        return f"predicted finish: {at}{late}; {headers.get('x-batch-tokens-per-s')} tokens/s"
     return f"predicted finish: unknown{late}" if late else ""
 
 
@@ -152,10 +149,6 @@ def _complain(batch: Any) -> None:
     for problem in (batch.get("errors") or {}).get("data") or []:
         where = f"line {problem['line']}: " if problem.get("line") else ""
         print(f"{where}{problem.get('message')}", file=sys.stderr)
-
-
-def _clock(at: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _download(server: BatchApi, batch: Any, out: Path) -> bool:
