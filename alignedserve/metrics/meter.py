@@ -44,7 +44,8 @@ class RequestMeter:
         self._metrics.closed(service)
         if isinstance(error, Overloaded):
             self._metrics.count_rejected(service, error.reason.value)
-            self._metrics.log.refuse(self._refused(error))
+            named = self._request.id, service, self._tier, self._now()
+            self._metrics.log.refuse(RefusedRequest(*named, error.reason.value, error.why, self._key))
             self._count_outcome(REFUSED)
         elif isinstance(error, Exception):
             self._metrics.count_end(service, FAILED)
@@ -142,8 +143,3 @@ class RequestMeter:
         promised = request.slo.ttft_s, request.slo.tbt_s
         named = request.id, request.service, self._tier, self._now(), missed
         return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, *self.spent[:2])
-
-    def _refused(self, error: Overloaded) -> RefusedRequest:
-        request = self._request
-        named = request.id, request.service, self._tier, self._now()
-        return RefusedRequest(*named, error.reason.value, error.why, self._key)

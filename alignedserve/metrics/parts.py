@@ -11,7 +11,6 @@ from alignedserve.metrics.exposition import block, label, line
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
 from alignedserve.metrics.processes import machine_blocks, process_blocks
 from alignedserve.metrics.series import MODEL
-from alignedserve.protocol.figures import MachineFigures
 from alignedserve.protocol.messages import ROUTER, Figures, Member
 from alignedserve.protocol.roads import Road, road_between
 
@@ -42,18 +41,14 @@ class PartMetrics:
         yield from process_blocks(processes)
         metrics: tuple[PartMetric[Figures] | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
         for metric in metrics:
-            yield self._block(metric, told)
+            name = f"{self._prefix}{metric.name}"
+            lines = (line for part, figures in told for line in metric.lines(name, self._model, part, figures))
+            yield block(name, metric.kind, metric.about, lines)
         yield block(f"{self._prefix}{ROADS[0]}", "gauge", ROADS[1], self._roads())
-        yield from machine_blocks(self._prefix, self._model, self._machines(told))
-
-    def _machines(self, told: _Told) -> dict[str, MachineFigures]:
-        """Return how busy each node is; all parts of a node tell the same."""
         nodes = {} if self._members is None else {member.name: member.node for member in self._members()}
-        return {
-            nodes.get(part, ""): figures.process.machine
-            for part, figures in told
-            if figures.process is not None and figures.process.machine is not None
-        }
+        # All parts of a node tell the same of it.
+        machines = {nodes.get(part, ""): process.machine for part, process in processes if process.machine is not None}
+        yield from machine_blocks(self._prefix, self._model, machines)
 
     def _roads(self) -> Iterator[str]:
         """Yield the road of each pair: workers of several nodes are one only where KV goes directly."""
@@ -75,11 +70,6 @@ class PartMetrics:
         """Return how each worker keeps the weights of its model."""
         processes = [(part, figures.process) for part, figures in self._there()]
         return {part: process.weights for part, process in processes if process and process.weights}
-
-    def _block(self, metric: PartMetric[Figures] | WorkerHistogram, told: _Told) -> str:
-        name = f"{self._prefix}{metric.name}"
-        lines = (line for part, figures in told for line in metric.lines(name, self._model, part, figures))
-        return block(name, metric.kind, metric.about, lines)
 
     def _there(self) -> _Told:
         """Return what parts have told in a life that has not ended; of the router also while it is away."""
