@@ -91,11 +91,8 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
     if not profile_s:
         log.info("the durations of steps are unknown until some have run, because engine.profile_s is 0")
         return None
-    folder = cache_directory(given)
-    subject, bounds = (
-        subject_of(engine, part.folder),
-        Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)),
-    )
+    folder, subject = cache_directory(given), subject_of(engine, part.folder)
+    bounds = Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig))
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     part.signs.stage(Stage.TURN)
     with one_at_a_time(folder, part.signs.advance):  # two would disturb each other
