@@ -141,13 +141,9 @@ class DecisionRing:
         own = [noted for noted in decisions if noted.request == request]
         decisions += [ran for wait in self._waits(own) for ran in self._ran_during(wait)]
         decisions.sort(key=lambda noted: (noted.at, noted.kind not in _DURING_WAITS))
-        return Findings(tuple(decisions), tuple(self._steps_during(own)), self._since)
-
-    @property
-    def _since(self) -> float:
         decided = self._decisions[0].at if len(self._decisions) == self._decisions.maxlen else 0.0
         stepped = self._steps[0][1] if len(self._steps) == self._steps.maxlen else 0.0
-        return max(decided, stepped)
+        return Findings(tuple(decisions), tuple(self._steps_during(own)), max(decided, stepped))
 
     def _steps_during(self, own: list[Decision]) -> Iterable[Step]:
         """Return the steps from the first of these decisions until the last, or until now where it has not ended."""

@@ -193,7 +193,8 @@ def lines(story: Story) -> Iterator[str]:
         yield from (f"{duration(stay.seconds):>12}  {said_of_stay(stay)}" for stay in story.stays)
     yield ""
     yield "What was decided:"
-    yield from (_line(story, moment) for moment in story.moments)
+    for moment in story.moments:
+        yield f"{_at(story, moment)}  {moment.part:<10}  {said(moment.decision)}"
     if story.displaced:
         yield ""
         yield "Requests that gave up memory for it:"
@@ -219,10 +220,6 @@ def missing(story: Story) -> Iterator[str]:
     yield from (f"{part} did not answer: what it decided is not shown" for part in story.silent)
     for part in story.forgotten_before:
         yield f"{part} has forgotten what it decided when the request began"
-
-
-def _line(story: Story, moment: Moment) -> str:
-    return f"{_at(story, moment)}  {moment.part:<10}  {said(moment.decision)}"
 
 
 def _at(story: Story, moment: Moment) -> str:
