@@ -26,7 +26,7 @@ from alignedserve.launch.keeper_events import KeeperEvent, KeeperEvents, PartEnd
 from alignedserve.launch.plan import LaunchMachine
 from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.reloading import Reloading, hears_hangup
-from alignedserve.launch.restarting import PartChange, PartIsOver, PartLeftOut, PartRuns
+from alignedserve.launch.restarting import PartChange
 from alignedserve.launch.start_screen import StartScreen
 from alignedserve.launch.starts import Starts
 from alignedserve.launch.succession import Left
@@ -104,7 +104,7 @@ class Keeper(ABC):
         self._signs = SignInbox(address, self._keys.parts, self._events.put)
         self._starts = Starts(config.launch.quiet_s, time.monotonic(), config.launch.still_s)
         if left is not None and left.record.has_served:
-            self._starts.open()
+            self._starts.is_open = True
         self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
         self._orders_to_stop: list[HeardOrder] = []  # their connections end with this process
         self._drains = False  # whether it stops by request, with requests that go on
@@ -131,7 +131,7 @@ class Keeper(ABC):
     def _obey(self, asked: HeardOrder) -> None:
         """Do what a user has ordered while it serves."""
 
-    def _changed(self, change: PartChange) -> None:  # noqa: B027  (who obeys no order need not hear it)
+    def _changed(self, change: PartChange, part: str, why: str = "") -> None:  # noqa: B027  (not all obey orders)
         """Hear that a part runs, has ended or is left out."""
 
     def forget(self, part: str) -> None:
@@ -246,7 +246,7 @@ class Keeper(ABC):
             case HeardOrder():
                 self._obey(event)
             case Ready(greeting) if self._kept and not self._drains:
-                self._starts.open()
+                self._starts.is_open = True
                 self.remember()
                 self._screen.clear()
                 print(greeting, flush=True)
@@ -261,7 +261,7 @@ class Keeper(ABC):
                 if event.stage is Stage.RUNS and life is not None and life.spec.incarnation == event.incarnation:
                     life.ran_at = min(life.ran_at, now)
                     self._added.discard(life.spec.worker)
-                    self._changed(PartRuns(life.spec.name))
+                    self._changed(PartChange.RUNS, life.spec.name)
             case TimeToLook() | Ready():
                 pass
             case _ if not self._is_news(event):
@@ -270,7 +270,7 @@ class Keeper(ABC):
                 self._act(event)
             case PartEnded():
                 code = self._is_over(event)
-                self._changed(PartIsOver(event.part))
+                self._changed(PartChange.IS_OVER, event.part)
                 return code
         return None
 
@@ -350,7 +350,7 @@ class Keeper(ABC):
         """Go on without an added worker that cannot run."""
         why, worker = ended.failure or "it does not stay up; see its log above", life.spec.worker
         say(f"{worker} is left out: {why}")
-        self._changed(PartLeftOut(worker, why))
+        self._changed(PartChange.LEFT_OUT, worker, why)
         others = self.goes_with(worker)
         self._forget(worker, ended.incarnation)
         for other in others:

@@ -8,7 +8,7 @@ import math
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.shell.control import HeardOrder
@@ -47,20 +47,12 @@ class Ready:
 KeeperEvent: TypeAlias = PartEnded | PartTask | TimeToLook | Ready | Sign | HeardOrder
 
 
-@dataclass(order=True)
-class _DueEvent:
-    """An event that the keeper hears at this time."""
-
-    at: float
-    number: int  # of events at one time, the first comes first
-    event: KeeperEvent = field(compare=False)
-
-
 class KeeperEvents:
     def __init__(self) -> None:
         self._come: queue.SimpleQueue[KeeperEvent | None] = queue.SimpleQueue()
-        self._due: list[_DueEvent] = []  # a heap; timers would need threads, which a full machine does not give
-        self._numbers = itertools.count()
+        # A heap of (when, number, event); timers would need threads, which a full machine does not give.
+        self._due: list[tuple[float, int, KeeperEvent]] = []
+        self._numbers = itertools.count()  # of events at one time, the first comes first
 
     def put(self, event: KeeperEvent | None) -> None:
         """Add an event; None is a signal that says stop. Any thread may call this."""
@@ -68,7 +60,7 @@ class KeeperEvents:
 
     def after(self, seconds: float, event: KeeperEvent) -> None:
         """Add the event after this many seconds. Only the keeper's own thread may call this."""
-        heapq.heappush(self._due, _DueEvent(time.monotonic() + seconds, next(self._numbers), event))
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), event))
 
     def is_empty(self) -> bool:
         return self._come.empty()
@@ -76,9 +68,9 @@ class KeeperEvents:
     def next(self, within_s: float = math.inf) -> KeeperEvent | None:
         """Return the next event; after this time without one, that it is time to look."""
         if self._due:
-            within_s = min(within_s, self._due[0].at - time.monotonic())
+            within_s = min(within_s, self._due[0][0] - time.monotonic())
         try:
             return self._come.get(timeout=None if within_s == math.inf else max(0.0, within_s))
         except queue.Empty:
-            is_due = bool(self._due) and self._due[0].at <= time.monotonic()
-            return heapq.heappop(self._due).event if is_due else TimeToLook()
+            is_due = bool(self._due) and self._due[0][0] <= time.monotonic()
+            return heapq.heappop(self._due)[-1] if is_due else TimeToLook()

@@ -6,7 +6,6 @@ with `launcher: ray` as actors (ray_actors.py) of a Ray of its own, or on the no
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -51,7 +50,7 @@ def serve(config: Config, read: Callable[[], Config]) -> int:
         config, about_demo = with_model(config)
         for warning in (*warnings(config.server), dummy_warning(config), about_demo):
             if warning is not None:
-                _warn(warning)
+                say(f"warning: {warning}")
         if config.ray.address is not None:
             from alignedserve.launch.cluster import serve_on_cluster
 
@@ -73,10 +72,6 @@ def _left(record: RecordFile, reloading: Reloading) -> Left | None:
     if num_ended := record.end_left():
         say(f"a launcher that was killed had left {num_ended} processes with other settings: they are ended")
     return None
-
-
-def _warn(warning: str) -> None:
-    print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
 
 
 def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
@@ -104,7 +99,7 @@ def _kept_clean(config: Config, specs: Sequence[PartSpec], record: RecordFile) -
 def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, record: RecordFile) -> int:
     config, choice = decide(asked := config)
     if choice.is_fallback:
-        _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
+        say(f"warning: workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
     elif asked.engine.device is DeviceKind.CUDA and (found := choose()).device is DeviceKind.CPU:
         raise ConfigError(f"engine.device cuda needs a GPU that torch sees: {found.why}; set it to auto or cpu")
     elif config.engine.device is not asked.engine.device and config.engine.on_gpu:

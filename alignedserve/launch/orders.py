@@ -14,7 +14,7 @@ from alignedserve.config.config import dump, parse, reloaded
 from alignedserve.core import WORKERS
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.keeper import Keeper, NewPlace, say
-from alignedserve.launch.restarting import Act, PartChange, PartIsOver, Restart, Step
+from alignedserve.launch.restarting import Act, PartChange, Restart, Step
 from alignedserve.launch.scaling import change, check
 from alignedserve.launch.succession import OUTLIVE_S
 from alignedserve.protocol.messages import LAUNCHER, rank_suffix
@@ -123,9 +123,9 @@ class CommandedKeeper(Keeper):
         self._asked_to_restart = asked
         return self._do(self._restart.next())
 
-    def _changed(self, change: PartChange) -> None:
+    def _changed(self, change: PartChange, part: str, why: str = "") -> None:
         if self._restart is not None and self._kept and not self._drains:
-            step = self._restart.hear(change)
+            step = self._restart.hear(change, part, why)
             if step is not None:
                 self._do(step)
 
@@ -147,7 +147,7 @@ class CommandedKeeper(Keeper):
             spare = next(name for name in names if name not in self._lives)
             for other in self._place_spare(spare, part).pools if role in WORKERS else ():
                 self._add(other)
-            self._restart.spare_is(spare)
+            self._restart.spare = spare
             tell(f"{spare} starts, in place of {part}")
             self._add(spare, part)
         elif step.act is Act.RETIRE:
@@ -156,7 +156,7 @@ class CommandedKeeper(Keeper):
         elif step.act is Act.END:
             tell(f"{part} ends, and starts again")
             if part in self._paused:
-                self._restart.hear(PartIsOver(part))
+                self._restart.hear(PartChange.IS_OVER, part)
             else:
                 self._end_softly(self._lives[part].spec)
         elif step.act is Act.FINISH:

@@ -126,23 +126,18 @@ class OnRay(CommandedKeeper):
         self.hear_signals()
         self._clean()  # what a killed launcher's parts have left
         try:
-            self._wait_for_room()
+            deadline = time.monotonic() + self._config.ray.place_s
+            for group, held in [(group, self._reserve(group)) for group in self._groups]:
+                if not held.wait(LOOK_S):
+                    say(waits(group, self._free()))
+                    if not held.wait(max(0.0, deadline - time.monotonic())):
+                        raise NoPlace(waits(group, self._free()))
             return super().run()
         finally:
             with suppress(self._ray.exceptions.RayError):  # where Ray's head has gone, its groups have gone with it
                 for held in {place.group.id: place.group for place in self._places.values()}.values():
                     self._ray.util.remove_placement_group(held)
                 self._clean()
-
-    def _wait_for_room(self) -> None:
-        """Reserve room for all groups, and say which of them wait for it."""
-        deadline = time.monotonic() + self._config.ray.place_s
-        for group, held in [(group, self._reserve(group)) for group in self._groups]:
-            if held.wait(LOOK_S):
-                continue
-            say(waits(group, self._free()))
-            if not held.wait(max(0.0, deadline - time.monotonic())):
-                raise NoPlace(waits(group, self._free()))
 
     # --- Places
 

@@ -13,34 +13,16 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
 
 from alignedserve.core import WORKERS, Role
 
 ORDER = [Role.ROUTER, Role.POOL, *WORKERS, Role.GATEWAY, Role.JOBS]
 
 
-@dataclass(frozen=True)
-class PartRuns:
-    part: str
-
-
-@dataclass(frozen=True)
-class PartIsOver:
-    """A life of the part has ended."""
-
-    part: str
-
-
-@dataclass(frozen=True)
-class PartLeftOut:
-    """A spare cannot run, and is not started again."""
-
-    part: str
-    why: str
-
-
-PartChange: TypeAlias = PartRuns | PartIsOver | PartLeftOut
+class PartChange(Enum):
+    RUNS = 1
+    IS_OVER = 2  # a life of the part has ended
+    LEFT_OUT = 3  # a spare cannot run, and is not started again
 
 
 class Act(Enum):
@@ -65,7 +47,7 @@ class Restart:
         self._waiting = deque(sorted(parts, key=lambda part: ORDER.index(part[0])))
         self._began_at, self._in_place = now, in_place
         self._step = Step(Act.FINISH)  # the last one
-        self._spare = ""
+        self.spare = ""  # that was to start
         self._has_ended = False  # the part that was to end, after which it starts again
 
     def took_s(self, now: float) -> float:
@@ -73,29 +55,25 @@ class Restart:
 
     def next(self) -> Step:
         """Return how the next part is replaced."""
-        self._spare, self._has_ended = "", False
+        self.spare, self._has_ended = "", False
         if not self._waiting:
             return self._now(Act.FINISH)
         role, part = self._waiting.popleft()
         has_spare = role is Role.GATEWAY or (role in WORKERS and not self._in_place)
         return self._now(Act.START_SPARE if has_spare else Act.END, part)
 
-    def spare_is(self, spare: str) -> None:
-        """Note the name of the spare that was to start."""
-        self._spare = spare
-
-    def hear(self, change: PartChange) -> Step | None:
+    def hear(self, change: PartChange, of: str, why: str = "") -> Step | None:
         act, part = self._step.act, self._step.part
         match change:
-            case PartRuns() if act is Act.START_SPARE and change.part == self._spare:
+            case PartChange.RUNS if act is Act.START_SPARE and of == self.spare:
                 return self._now(Act.RETIRE, part)
-            case PartRuns() if act is Act.END and change.part == part and self._has_ended:
+            case PartChange.RUNS if act is Act.END and of == part and self._has_ended:
                 return self.next()
-            case PartIsOver() if act is Act.RETIRE and change.part == part:
+            case PartChange.IS_OVER if act is Act.RETIRE and of == part:
                 return self.next()
-            case PartIsOver() if act is Act.END and change.part == part:
+            case PartChange.IS_OVER if act is Act.END and of == part:
                 self._has_ended = True
-            case PartLeftOut(spare, why) if act is Act.START_SPARE and spare == self._spare:
+            case PartChange.LEFT_OUT if act is Act.START_SPARE and of == self.spare:
                 return self._now(Act.GIVE_UP, part, why)
         return None
 

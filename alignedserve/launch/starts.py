@@ -60,7 +60,7 @@ class Starts:
         self._running: dict[str, _Running] = {}
         self._looked_at = now  # at what runs
         self._moved_at = now  # when anything moved
-        self.is_open = False
+        self.is_open = False  # whether the deployment takes requests
 
     def begin(self, part: str, incarnation: int, now: float) -> None:
         """A life of the part is ordered; its process may have to wait for a place."""
@@ -84,10 +84,6 @@ class Starts:
         """The part's process has ended, or is ended."""
         self._starting.pop(part, None)
         self._running.pop(part, None)
-
-    def open(self) -> None:
-        """The deployment takes requests."""
-        self.is_open = True
 
     def _move(self, sign: Sign, now: float) -> None:
         known = self._starting.get(sign.part)

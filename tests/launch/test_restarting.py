@@ -13,7 +13,7 @@ from alignedserve.config.config import Config, load
 from alignedserve.core import Role
 from alignedserve.launch import keeper
 from alignedserve.launch.plan import parts_of
-from alignedserve.launch.restarting import Act, PartIsOver, PartLeftOut, PartRuns, Restart, Step
+from alignedserve.launch.restarting import Act, PartChange, Restart, Step
 from alignedserve.launch.succession import Left, Record
 from alignedserve.protocol.messages import Life
 from alignedserve.shell.control import RESTARTED, HeardOrder, LauncherOrder
@@ -40,13 +40,13 @@ def restart_of(*parts: tuple[Role, str], in_place: bool = False) -> Restart:
 def test_a_spare_runs_before_its_part_is_retired(role: Role) -> None:
     restart = restart_of((role, "old"))
     assert restart.next() == Step(Act.START_SPARE, "old")
-    restart.spare_is("new")
-    assert restart.hear(PartRuns("old")) is None, "its signs of life come all the time"
-    assert restart.hear(PartIsOver("old")) is None, "it has died, and starts again"
-    assert restart.hear(PartRuns("new")) == Step(Act.RETIRE, "old")
-    assert restart.hear(PartRuns("new")) is None
-    assert restart.hear(PartIsOver("new")) is None
-    assert restart.hear(PartIsOver("old")) == Step(Act.FINISH)
+    restart.spare = "new"
+    assert restart.hear(PartChange.RUNS, "old") is None, "its signs of life come all the time"
+    assert restart.hear(PartChange.IS_OVER, "old") is None, "it has died, and starts again"
+    assert restart.hear(PartChange.RUNS, "new") == Step(Act.RETIRE, "old")
+    assert restart.hear(PartChange.RUNS, "new") is None
+    assert restart.hear(PartChange.IS_OVER, "new") is None
+    assert restart.hear(PartChange.IS_OVER, "old") == Step(Act.FINISH)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_a_part_without_a_spare_ends_and_its_next_life_runs_before_another_part_
 ) -> None:
     restart = restart_of((role, "part"), in_place=in_place)
     assert restart.next() == Step(Act.END, "part")
-    assert restart.hear(PartRuns("part")) is None, "a sign of the life that ends"
-    assert restart.hear(PartIsOver("other")) is None
-    assert restart.hear(PartIsOver("part")) is None
-    assert restart.hear(PartRuns("other")) is None
-    assert restart.hear(PartRuns("part")) == Step(Act.FINISH)
+    assert restart.hear(PartChange.RUNS, "part") is None, "a sign of the life that ends"
+    assert restart.hear(PartChange.IS_OVER, "other") is None
+    assert restart.hear(PartChange.IS_OVER, "part") is None
+    assert restart.hear(PartChange.RUNS, "other") is None
+    assert restart.hear(PartChange.RUNS, "part") == Step(Act.FINISH)
 
 
 def test_parts_go_in_an_order_and_none_is_forgotten() -> None:
@@ -71,12 +71,12 @@ def test_parts_go_in_an_order_and_none_is_forgotten() -> None:
     while step.act is not Act.FINISH:
         order.append(step.part)
         if step.act is Act.START_SPARE:
-            restart.spare_is("new")
-            restart.hear(PartRuns("new"))
-            after = restart.hear(PartIsOver(step.part))
+            restart.spare = "new"
+            restart.hear(PartChange.RUNS, "new")
+            after = restart.hear(PartChange.IS_OVER, step.part)
         else:
-            restart.hear(PartIsOver(step.part))
-            after = restart.hear(PartRuns(step.part))
+            restart.hear(PartChange.IS_OVER, step.part)
+            after = restart.hear(PartChange.RUNS, step.part)
         assert after is not None
         step = after
     assert sorted(order) == sorted(PARTS)
@@ -86,9 +86,9 @@ def test_parts_go_in_an_order_and_none_is_forgotten() -> None:
 def test_a_spare_that_cannot_run_ends_it() -> None:
     restart = restart_of((Role.DECODE, "old"), (Role.DECODE, "other"))
     restart.next()
-    restart.spare_is("new")
-    assert restart.hear(PartLeftOut("other", "of scale")) is None
-    assert restart.hear(PartLeftOut("new", "no memory")) == Step(Act.GIVE_UP, "old", "no memory")
+    restart.spare = "new"
+    assert restart.hear(PartChange.LEFT_OUT, "other", "of scale") is None
+    assert restart.hear(PartChange.LEFT_OUT, "new", "no memory") == Step(Act.GIVE_UP, "old", "no memory")
 
 
 # --- What the launcher does

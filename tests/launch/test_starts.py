@@ -61,7 +61,7 @@ def test_a_start_may_take_any_time_while_it_moves(gigabytes: int, gb_s: float, l
     assert said[-1][0] > least_s
     starts = started("decode-0")
     assert still_at(starts, iter(said)) is None
-    starts.open()
+    starts.is_open = True
     assert starts.is_over
 
 
@@ -109,7 +109,7 @@ def test_ranks_that_wait_for_one_another_are_found_though_the_deployment_serves(
     """One of them hangs in the first step, which all ranks run together."""
     starts = started("decode-0", "prefill-0", "prefill-0-rank-1")
     starts.hear(Sign("decode-0", 1, Stage.RUNS), 1.0)
-    starts.open()
+    starts.is_open = True
     starts.hear(Sign("prefill-0", 1, Stage.RANKS), 5.0)
     starts.hear(Sign("prefill-0-rank-1", 1, Stage.WEIGHTS, 1, 9), 100.0)
     assert starts.still(100.0 + QUIET_S - 1.0) is None, "rank 0 waits for rank 1, which reads weights"
@@ -136,7 +136,7 @@ def test_parts_that_run_and_take_no_request_are_not_waited_for_either() -> None:
 def test_a_deployment_that_serves_may_be_quiet_and_wait_for_a_node() -> None:
     starts = started("decode-0")
     starts.hear(Sign("decode-0", 1, Stage.RUNS), 10.0)
-    starts.open()
+    starts.is_open = True
     assert starts.still(1e6) is None
     starts.begin("decode-1", 1, 1e6)  # no node has room for it
     assert starts.still(2e6) is None
