@@ -13,9 +13,8 @@ links.py         Links between processes: each process has one inbox and a one-w
 listener.py      The socket at which HTTP arrives.
 logs.py          The format of log lines: text or JSON.
 loop_watch.py    Watch that the loops of a process turn; the process of one that stands still ends.
-machine_use.py   How busy this machine is: its processors, its memory and its GPUs.
 part.py          A part of a deployment: what it is told when it starts, where it works, and its links.
-process.py       What the kernel says of this process, for metrics.
+process.py       What the kernel says of this process and of its machine, for metrics.
 shell.py         The turn loop of a real process: sockets, threads, and the results of work.
 signs.py         The way of signs of life from parts to their launcher.
 turn.py          The turn loop that real and simulated processes share: events in, commands out, timers, work.

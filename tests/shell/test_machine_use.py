@@ -7,7 +7,7 @@ from pathlib import Path
 from alignedserve.machine.gpus import GpuUse
 from alignedserve.machine.resources import memory
 from alignedserve.protocol.figures import GpuFigures
-from alignedserve.shell.machine_use import FRESH_S, MachineMeter
+from alignedserve.shell.process import FRESH_S, MachineMeter
 
 GPUS = [GpuUse(0.5, 10, 20), GpuUse(None, None, None)]
 
