@@ -156,27 +156,24 @@ class EngineHands:
     def perform(self, command: Command) -> Event | None:
         """Perform the command and return its result; DeviceLost where the device computes nothing any more."""
         with noticing_loss(self._engine.device):
-            return self._perform(command)
-
-    def _perform(self, command: Command) -> Event | None:
-        match command:
-            case RunStep(plan):
-                began = perf_counter()
-                self._watch.begins(plan)
-                try:
-                    with self._pace.step():
-                        result = self._engine.step(plan)
-                finally:
-                    self._watch.ends()
-                _warn(plan, result)
-                seconds = perf_counter() - began
-                return StepDone(result, seconds, self._joules(seconds))
-        if isinstance(command, Copying):
-            self._say(command)
-            tokens = 0 if isinstance(command, FormOrder) else len(command.tokens)
-            with self._watch.between(f"a copy of {tokens} tokens", tokens):
-                return self._copies.perform(command)
-        raise TypeError(f"a worker cannot perform {command}")
+            match command:
+                case RunStep(plan):
+                    began = perf_counter()
+                    self._watch.begins(plan)
+                    try:
+                        with self._pace.step():
+                            result = self._engine.step(plan)
+                    finally:
+                        self._watch.ends()
+                    _warn(plan, result)
+                    seconds = perf_counter() - began
+                    return StepDone(result, seconds, self._joules(seconds))
+            if isinstance(command, Copying):
+                self._say(command)
+                tokens = 0 if isinstance(command, FormOrder) else len(command.tokens)
+                with self._watch.between(f"a copy of {tokens} tokens", tokens):
+                    return self._copies.perform(command)
+            raise TypeError(f"a worker cannot perform {command}")
 
     # --- Another rank
 
