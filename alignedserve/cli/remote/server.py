@@ -35,15 +35,12 @@ def client(url: str, api_key: str | None, silence_s: float = SILENCE_S) -> httpx
         raise ConfigError("the API key holds characters that a key cannot have")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(silence_s, connect=min(silence_s, CONNECT_S))
-    return httpx.Client(headers=headers, timeout=timeout, trust_env=not _is_here(url))
-
-
-def _is_here(url: str) -> bool:
     try:
         host = httpx.URL(url).host
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except (ValueError, httpx.InvalidURL):
-        return False
+        is_here = False
+    return httpx.Client(headers=headers, timeout=timeout, trust_env=not is_here)
 
 
 def asking(url: str, api_key: str | None) -> httpx.Client:
