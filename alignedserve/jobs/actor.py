@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -26,7 +26,7 @@ from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.budgets import Budgets, budgets_of
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller, KeyRing, KeysFile, Limits
 from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
-from alignedserve.gateway.openai.errors import ApiError, api_error, internal
+from alignedserve.gateway.openai.errors import api_error, internal
 from alignedserve.gateway.settings import body_limit_bytes
 from alignedserve.jobs.answering import THREADS, Answering, BatchAnswers, KeyLimited, LineRequest
 from alignedserve.jobs.assembling import assemble
@@ -285,7 +285,7 @@ class JobRunner:
 
     def _read_places(self, job: Job, done: Collection[int]) -> LinePlaces:
         with self._storage.blobs.open(job.input_file_id) as file:
-            return LinePlaces.from_lines(line for line in raw_lines(file, self._most_bytes) if line.number not in done)
+            return LinePlaces(line for line in raw_lines(file, self._most_bytes) if line.number not in done)
 
     async def _save(self, job: Job) -> None:
         if job.status is JobStatus.CANCELLING:
@@ -354,7 +354,12 @@ class JobRunner:
             if isinstance(error, Overloaded) and not isinstance(error, GivenUp):
                 refused = LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=error.retry_after_s)
                 return self._deliver(refused)
-            outcome, fault = _line_fault(error)
+            if isinstance(error, AlignedServeError):
+                outcome = LineOutcome.FAILED if isinstance(error, GivenUp) else LineOutcome.DONE
+                fault = api_error(error)
+            else:
+                log.error("a line failed", exc_info=error)
+                outcome, fault = LineOutcome.FAILED, internal()
             answer = AnsweredLine(fault.status, request_id, fault.body)
         result = await self._threads.do(lambda: answered_line(number, line.custom_id, answer))
         self._deliver(LineEnded(job.id, number, outcome, result))
@@ -446,24 +451,20 @@ class JobRunner:
         self._deliver(LeaseLost())
 
     async def _poll(self) -> None:
+        """Read the open jobs and the keys. While the keys cannot be read, jobs of unknown callers wait: they are left
+        out."""
         if self._fence is not None:
-            jobs = await self._with_keys(await self._store.open_jobs())
+            jobs = await self._store.open_jobs()
+            try:
+                self._keys, self._keys_fault = await asyncio.to_thread(self._read_keys), ""
+            except ConfigError as error:
+                if str(error) != self._keys_fault:
+                    log.error("the keys are as they were, and batches of others wait: %s", error)
+                self._keys_fault, limits = str(error), self._keys.limits
+                jobs = [job for job in jobs if job.status not in _MAY_RUN or limits(job.caller) is not None]
             if self._fence is not None:
-                self._deliver(OpenJobsRead(jobs))
+                self._deliver(OpenJobsRead(tuple(jobs)))
         await asyncio.sleep(POLL_S)
-
-    async def _with_keys(self, jobs: Sequence[Job]) -> tuple[Job, ...]:
-        """Return the jobs, after the keys were read again.
-
-        While they cannot be read, jobs of unknown callers wait: they are left out."""
-        try:
-            self._keys, self._keys_fault = await asyncio.to_thread(self._read_keys), ""
-        except ConfigError as error:
-            if str(error) != self._keys_fault:
-                log.error("the keys are as they were, and batches of others wait: %s", error)
-            self._keys_fault = str(error)
-            return tuple(job for job in jobs if job.status not in _MAY_RUN or self._keys.limits(job.caller) is not None)
-        return tuple(jobs)
 
     async def _write(self) -> None:
         await self._has_results.wait()
@@ -521,14 +522,6 @@ def _together(waiting: Iterable[LineResult]) -> list[LineResult]:
 
 def _file_gone(job: Job, message: str) -> JobChecked:
     return JobChecked(job.id, 0, None, (Problem("file_not_found", message, param="input_file_id"),))
-
-
-def _line_fault(error: BaseException) -> tuple[LineOutcome, ApiError]:
-    """Return whether another try may succeed, and the error for the error file if there is no other try."""
-    if isinstance(error, AlignedServeError):
-        return LineOutcome.FAILED if isinstance(error, GivenUp) else LineOutcome.DONE, api_error(error)
-    log.error("a line failed", exc_info=error)
-    return LineOutcome.FAILED, internal()
 
 
 def run(part: Part, on_start: OnStart) -> None:

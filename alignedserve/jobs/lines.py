@@ -222,18 +222,13 @@ def _format_line(custom_id: str | None, response: dict[str, Any] | None, error: 
 class LinePlaces:
     """The places in a file of the lines that must still run: 16 bytes each, since every open job holds all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Iterable[RawLine]) -> None:
+        """The lines come in the order of their numbers."""
         self._lines, self._offsets, self._sizes = array("I"), array("Q"), array("I")
-
-    @classmethod
-    def from_lines(cls, lines: Iterable[RawLine]) -> LinePlaces:
-        """Return the places of these lines, which come in the order of their numbers."""
-        places = cls()
         for line in lines:
-            places._lines.append(line.number)
-            places._offsets.append(line.offset)
-            places._sizes.append(len(line.data))
-        return places
+            self._lines.append(line.number)
+            self._offsets.append(line.offset)
+            self._sizes.append(len(line.data))
 
     @property
     def lines(self) -> Sequence[int]:

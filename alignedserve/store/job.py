@@ -11,7 +11,7 @@ sees the ids of the files can download them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -73,14 +73,8 @@ class LineCounts:
         return self.completed + self.failed
 
     def __add__(self, other: LineCounts) -> LineCounts:
-        return LineCounts(
-            self.completed + other.completed,
-            self.failed + other.failed,
-            self.input_tokens + other.input_tokens,
-            self.cached_tokens + other.cached_tokens,
-            self.output_tokens + other.output_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-        )
+        names = (each.name for each in fields(LineCounts))
+        return LineCounts(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True)

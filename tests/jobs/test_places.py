@@ -17,7 +17,7 @@ LINES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b""
 def test_every_line_is_found_at_its_place(lines: list[bytes], but: set[int], end: bytes) -> None:
     data = b"\xef\xbb\xbf" + end.join(lines)
     raws = [raw for raw in raw_lines(BytesIO(data), 1_000) if raw.number not in but]
-    places = LinePlaces.from_lines(raws)
+    places = LinePlaces(raws)
     assert list(places.lines) == [raw.number for raw in raws]
     for raw in raws:
         offset, size = places.find(raw.number)
