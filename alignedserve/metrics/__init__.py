@@ -2,10 +2,9 @@
 
 exposition.py   The text form: blocks of one family each, and how the blocks of several parts merge.
 series.py       Metrics of one process: their prefix, and the labels with its part and the model's name.
-requests.py     The requests that this process owns: a gateway's, and the job runner's lines.
+requests.py     The requests that this process owns: a gateway's, and the job runner's lines, and their kept promises.
 meter.py        Measures one request from its arrival to its end.
 recent.py      An owner's requests of the last 15 minutes, for the live page.
-window.py       The share of kept promises over the last minutes.
 parts.py        What workers, pools and the router told last of themselves.
 part_tables.py  The names of these metrics, and how each is read.
 processes.py    The processors, the memory and more of processes, and of machines with their GPUs.

@@ -11,8 +11,7 @@ from types import TracebackType
 
 from alignedserve.core import NO_OPENING, NOTHING_SPENT, Opening, Request, Spent, TokenTimes
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest
-from alignedserve.metrics.requests import FAILED, REFUSED, RequestMetrics
-from alignedserve.metrics.window import ALL, DeadlineOutcome
+from alignedserve.metrics.requests import ALL, FAILED, REFUSED, DeadlineOutcome, RequestMetrics
 from alignedserve.owner.client import Overloaded
 
 ABORT = "abort"  # the finish of a request whose client left

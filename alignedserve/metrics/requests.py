@@ -7,12 +7,15 @@ A request counts in the process that owns it: in its gateway, or in the job runn
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from time import monotonic
 from typing import Any
 
 from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from alignedserve.config.choices import MetricsPrefix
 from alignedserve.core import DEADLINES, ServiceClass, Spent
@@ -22,11 +25,12 @@ from alignedserve.metrics.part_tables import FALLBACKS
 from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.recent import RequestLog
 from alignedserve.metrics.series import MetricFamily, Series
-from alignedserve.metrics.window import AttainmentWindow, DeadlineOutcome
 from alignedserve.shell.process import own_process
 
 FAILED = "error"  # the finish of a request that an error of ours ended
 REFUSED = "refused"
+WINDOW_S, _SLOT_S = 900.0, 15.0  # of the promises that are shown, and of the slots in it
+ALL = "all"  # the deadlines of a request together
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
@@ -100,6 +104,55 @@ class ClassMetrics:
     choices: Histogram = _histogram(
         "request_params_n", "Choices that the body of a request asks for.", _CHOICES_BUCKETS
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineOutcome:
+    """A deadline of a request that has ended, or ALL of them, and whether it was kept."""
+
+    service: ServiceClass
+    deadline: str
+    tier: str
+    is_kept: bool
+
+
+class AttainmentWindow(Collector):
+    """Counts of the last WINDOW_S seconds, in slots of time; it shows their shares as a gauge when it is asked."""
+
+    def __init__(self, series: Series, now: Callable[[], float]) -> None:
+        self._series, self._now = series, now
+        # The oldest first.
+        self._slots = collections.deque[tuple[int, collections.Counter[DeadlineOutcome]]]()
+        series.registry.register(self)
+
+    def count(self, outcome: DeadlineOutcome) -> None:
+        slot = int(self._now() // _SLOT_S)
+        if not self._slots or self._slots[-1][0] != slot:
+            self._slots.append((slot, collections.Counter()))
+            self._forget(slot)
+        self._slots[-1][1][outcome] += 1
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the share that was kept, by class, deadline and tier."""
+        self._forget(int(self._now() // _SLOT_S))
+        kept = collections.Counter[tuple[ServiceClass, str, str]]()
+        every = collections.Counter[tuple[ServiceClass, str, str]]()
+        for _, counts in self._slots:
+            for found, number in counts.items():
+                key = found.service, found.deadline, found.tier
+                every[key] += number
+                kept[key] += number * found.is_kept
+        about = f"Share of requests that ended in the last {WINDOW_S / 60:g} minutes with this deadline kept."
+        labels = (*self._series.names, "class", "kind", "tier")
+        family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)
+        for key in sorted(every, key=lambda key: str((key, kept[key] / every[key]))):
+            service, deadline, tier = key
+            family.add_metric([*self._series.values, service.value, deadline, tier], kept[key] / every[key])
+        yield family
+
+    def _forget(self, slot: int) -> None:
+        while self._slots and self._slots[0][0] <= slot - WINDOW_S / _SLOT_S:
+            self._slots.popleft()
 
 
 class RequestMetrics:

@@ -8,8 +8,7 @@ from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.parts import PartMetrics
-from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.metrics.window import ALL, DeadlineOutcome
+from alignedserve.metrics.requests import ALL, DeadlineOutcome, RequestMetrics
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.figures import (
