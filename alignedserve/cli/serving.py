@@ -185,9 +185,11 @@ def add_presets(parser: argparse.ArgumentParser) -> None:
 
 def _presets_listed(args: argparse.Namespace) -> int:
     if args.name is None:
-        for number, (name, listed) in enumerate(PRESETS.items()):
+        told = []
+        for name, listed in PRESETS.items():
             lines = (f"    {path}: {str(value).lower()}" for path, value in listed.settings.items())
-            print("\n" * bool(number) + "\n".join([_head(name, listed), *lines]))
+            told.append("\n".join([_head(name, listed), *lines]))
+        print("\n\n".join(told))
         return 0
     chosen = preset(args.name)
     print(f"{_head(args.name, chosen)}\n\n    its settings, and * where it is not the default's:")

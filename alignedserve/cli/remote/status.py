@@ -124,11 +124,11 @@ def _told(http: httpx.Client) -> DeploymentStatus:
     )
 
 
-def _samples(exposition: str) -> Iterator[tuple[str, dict[str, str], int]]:
+def _samples(exposition: str) -> Iterator[tuple[str, dict[str, str], float]]:
     """Yield the name, the labels and the value of each sample, without the prefix that the deployment gives names."""
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
-            yield sample.name.partition(":")[2].removesuffix("_total"), sample.labels, int(sample.value)
+            yield sample.name.partition(":")[2].removesuffix("_total"), sample.labels, sample.value
 
 
 def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
@@ -136,7 +136,7 @@ def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
     sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for name, labels, number in _samples(exposition):
         for label, value in labels.items():
-            sums[name, label][value] += number
+            sums[name, label][value] += int(number)
     return sums
 
 
@@ -145,7 +145,7 @@ def _by_class(exposition: str, name: str, label: str) -> dict[str, dict[str, int
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for sample, labels, number in _samples(exposition):
         if sample == name:
-            found[labels["class"]][labels[label]] += number
+            found[labels["class"]][labels[label]] += int(number)
     return {kind: dict(counts) for kind, counts in found.items()}
 
 
