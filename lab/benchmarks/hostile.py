@@ -22,8 +22,9 @@ the lowest priority: on a machine of its own it would take no time from the serv
 
 The last five and `one_stream` are workloads, which the client of `alignedserve bench` plays. Beside each flood it asks,
 as another client, for a chat of 8 tokens every quarter of a second. A row is the 95th percentile of the time to the
-first token, against that of the same chats alone; and how many of them were not served, the memory that the parts
-took, and how many parts ended. Times need quiet cores.
+first token, against that of the same chats alone; how many of them were not served; the tokens that all get in a
+second, against those of the flood alone; the memory that the parts took, and how many parts ended. Times need quiet
+cores.
 
 Last `launcher`: the launcher is killed with -9, and the next one started at once (baseline: its first start).
 """
@@ -36,6 +37,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 import time
@@ -44,7 +46,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from socket import socket
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlparse
 
 import httpx
@@ -62,11 +64,13 @@ from alignedserve.loads.figures.request_figures import finished, ttft_s
 from alignedserve.loads.records.distribution import percentile
 from alignedserve.loads.records.records import RunRecord
 
+R = TypeVar("R")
 SIZE = 4 << 20  # the usual limit of a body
-WARM_S = 3.0
+WARM_S, ALONE_S = 3.0, 10.0
 READERS, UPLOADS = 40, 16
 CLIENTS = 64  # of floods of chats: as many as a worker has seats
-MOST_TIMES = 1.5  # the first token of a chat alone
+MOST_TIMES = 1.25  # the first token of a chat alone
+CONSERVED = 0.98  # of a flood's tokens, where another client chats too
 BODIES, LAUNCHER = "bodies", "launcher"
 PATH = "/v1/chat/completions"
 _HEAD = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], '
@@ -220,6 +224,12 @@ def flooding(name: str, url: str, key: str) -> Iterator[None]:
         process.join()
 
 
+def tokens_of(url: str, key: str) -> float:
+    """Return the tokens that all clients got so far."""
+    told = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False).text
+    return sum(float(number) for number in re.findall(r"^\S*generation_tokens_total\{\S+ (\S+)$", told, re.MULTILINE))
+
+
 def p95_ms(chats: RunRecord) -> float:
     """Return the 95th percentile of the time to the first token of chats that were served."""
     return 1e3 * percentile(map(ttft_s, finished(chats.requests)), 95)
@@ -229,6 +239,12 @@ def measure_flood(name: str, model: str) -> None:
     def chats() -> RunRecord:
         return played(deployment.url, CHATS, WordWording(Random()), api_key=keys["chats"])
 
+    def tokens_s(meanwhile: Callable[[], R]) -> tuple[float, R]:
+        """Return the tokens that all clients get in a second."""
+        before, began = tokens_of(deployment.url, keys["chats"]), time.perf_counter()
+        done = meanwhile()
+        return (tokens_of(deployment.url, keys["chats"]) - before) / (time.perf_counter() - began), done
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "keys.yaml")
         keys = {key: make_key(file, key, EVERY_SCOPE, Limits()) for key in ("flood", "chats")}
@@ -237,11 +253,15 @@ def measure_flood(name: str, model: str) -> None:
             alone, before = p95_ms(chats()), parts_under(deployment.pid)
             before_mb = sum(memory_mb(part, "VmHWM") for part in before)
             with flooding(name, deployment.url, keys["flood"]):
-                beside = chats()
+                alone_s, _ = tokens_s(lambda: time.sleep(ALONE_S))
+                both_s, beside = tokens_s(chats)
             ended = before.keys() - parts_under(deployment.pid).keys()
             more_mb = sum(memory_mb(part, "VmHWM") for part in before.keys() - ended) - before_mb
     report(f"beside {name}, first token, p95", p95_ms(beside), "ms", baseline=alone, goal=MOST_TIMES * alone)
     report(f"beside {name}, chats not served", len(beside.requests) - len(finished(beside.requests)), "", goal=0.0)
+    if alone_s > 1:  # else nothing of the flood is answered
+        goal = CONSERVED * alone_s
+        report(f"beside {name}, of all", both_s, "tokens/s", baseline=alone_s, goal=goal, at_least=True)
     report(f"beside {name}, peak memory of all parts, more", more_mb, "MB")
     report(f"beside {name}, parts that ended", len(ended), "", goal=0.0)
 
