@@ -304,7 +304,7 @@ def _transports(tried: FoundTorch) -> Finding:
         roads = (f"GPUs {a} and {b} {'host' if (a, b) in apart else 'ipc'}" for a, b in pairs)
         return Finding("transports", Presence.FOUND, "; ".join(["auto takes ipc on one GPU", *roads]))
     if tried.gloo:
-        what = "host, which auto takes; collective (Gloo) and ipc where asked for"
+        what = "host, which auto takes; collective and ipc where asked for"
         return Finding("transports", Presence.FOUND, what)
     how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
     return Finding("transports", Presence.ABSENT, "host alone: this torch has no Gloo", how)

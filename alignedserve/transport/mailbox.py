@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 import zmq
 
 from alignedserve.engine.device.groups import BrokenGroup
+from alignedserve.errors import TransportError
 from alignedserve.shell.inboxes import inbox
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.part import PartSpec
@@ -43,7 +44,7 @@ class Mailbox:
         """Listen at ZeroMQ's address `at`, or at a free port of `host`; at `host` listen the ends of groups too."""
         self.host, self._keys = host, keys
         self._boxes, self._changed = defaultdict[str, deque[bytes]](deque), threading.Condition()
-        self._late = deque[zmq.Socket[bytes]](maxlen=_MOST_LATE)
+        self._late, self._is_closed = deque[zmq.Socket[bytes]](maxlen=_MOST_LATE), False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._admission = keys.admission(self._context, hears_launcher=False)
         self._admission.__enter__()
@@ -51,7 +52,10 @@ class Mailbox:
         keys.guard(self._inbox)
         for option, value in _OPTIONS.items():
             self._inbox.setsockopt(option, value)
-        self._inbox.bind(at or f"tcp://{host}:*")
+        try:
+            self._inbox.bind(at or f"tcp://{host}:*")
+        except zmq.ZMQError as error:
+            raise TransportError(f"no mailbox can be opened at {at or host}: {error.strerror}") from None
         self.address = quote(self._inbox.getsockopt_string(zmq.LAST_ENDPOINT), safe=":/")  # a path may have spaces
         self._thread = threading.Thread(target=self._serve, name="mailbox", daemon=True)
         self._thread.start()
@@ -63,14 +67,23 @@ class Mailbox:
             self._changed.notify_all()
 
     def take(self, box: str, deadline: float) -> bytes:
-        """Wait for the next note of a box, and take it out. Raises BrokenGroup if none comes in time."""
+        """Wait for the next note of a box, and take it out. Raises BrokenGroup if none comes in time, or before the
+        mailbox is closed."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._boxes.get(box), max(0.0, deadline - time.monotonic())):
+            left_s = max(0.0, deadline - time.monotonic())
+            self._changed.wait_for(lambda: self._boxes.get(box) or self._is_closed, left_s)
+            if not self._boxes.get(box):
                 raise BrokenGroup(f"{box}: no answer in time")
             note = self._boxes[box].popleft()
             if not self._boxes[box]:
                 del self._boxes[box]
             return note
+
+    def clear(self, beginning: str) -> None:
+        """Take out all notes of boxes whose names begin so: nobody waits for them any more."""
+        with self._changed:
+            for box in [box for box in self._boxes if box.startswith(beginning)]:
+                del self._boxes[box]
 
     def post(self, address: str, box: str, note: bytes, deadline: float) -> None:
         """Leave a note in the mailbox at this address. Raises BrokenGroup if that has gone, has other keys, or is
@@ -84,18 +97,25 @@ class Mailbox:
                 raise
         except zmq.ZMQError as error:  # no address of a mailbox, or this one was closed
             raise BrokenGroup(f"{address}: {error.strerror}") from None
+        with self._changed:
+            may_be_late = not heard and not self._is_closed  # once it is closed, nobody else would close the link
+            if may_be_late:
+                self._late.append(link)
+        if not may_be_late:
+            link.close()
         if not heard:
-            self._late.append(link)
             raise BrokenGroup(f"{box}: the mailbox at {address} does not answer in time")
-        link.close()
         if link not in heard:
             raise BrokenGroup(f"{box}: the mailbox at {address} cannot be reached")
 
     def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         for link in self._late:
             link.close()
         self._admission.__exit__(None, None, None)
-        self._context.term()  # ends the waits of all threads
+        self._context.term()  # ends what other threads wait for at their links; each closes its own
         self._thread.join()
 
     def _ask(

@@ -3,7 +3,7 @@
 Every worker has a mailbox (mailbox.py), whose address its peers learn through its `Member`. Each end of a channel has a
 box in its own, for short notes:
 
-    source ── offer 3 ──▶ receiver      the source proposes group 3
+    source ── offer 3 ──▶ receiver      the source proposes group 3: later offers have larger numbers
            ◀── accept 3 ──               the receiver is ready
            ── go 3 ──▶                   the source is still ready: both make it (joining.py)
            ◀── past 17 ──▶               an end gave up: it sends or awaits no transfer below 17 any more
@@ -76,15 +76,15 @@ class Meeting:
         self.is_first = self.own < self.peer  # of the two, in the order in which they take turns
         self._is_source, self._timeout_s = is_source, timeout_s
         self._own_box, self._other_box = (f"{direction}/{side}" for side in ("source", "to")[:: 1 if is_source else -1])
-        self._num_offers = 0
+        self._newest = 0  # number of the newest offer that was heard: an older one may come after it
         self._past = 0  # the other end awaits no transfer below this number
         self._is_over = False
 
     def offer(self, number: int, deadline: float) -> Group:
         """Make a group as the source. Raises GivenUpByPeer or BrokenGroup where that fails for this transfer."""
         self._refuse_past(number)
-        self._num_offers += 1
-        offered = Note(NoteKind.OFFER, self._num_offers)
+        self._mailbox.clear(f"{self._direction}/group/")  # secrets of groups that were given up
+        offered = Note(NoteKind.OFFER, time.monotonic_ns())  # larger than those of earlier meetings of the two
         self._post(offered, deadline)
         while (note := self._read(deadline)) != Note(NoteKind.ACCEPT, offered.number):
             self._hear(note)
@@ -95,12 +95,12 @@ class Meeting:
     def accept(self, number: int, deadline: float) -> Group:
         """Make a group as the receiver."""
         self._refuse_past(number)
-        accepted = 0  # number of the newest offer
+        accepted = 0  # number of the offer
         while (note := self._read(deadline)) != Note(NoteKind.GO, accepted):
             self._hear(note)
             self._refuse_past(number)
-            if note.says is NoteKind.OFFER:
-                accepted = note.number
+            if note.says is NoteKind.OFFER and note.number > self._newest:
+                self._newest = accepted = note.number
                 self._post(Note(NoteKind.ACCEPT, accepted), deadline)
         return self._make(accepted, deadline)
 

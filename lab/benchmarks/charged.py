@@ -44,10 +44,11 @@ def total(metrics: str, name: str, label: str = "") -> float:
 
 async def used(url: str, seconds: float) -> str:
     """Have clients use a deployment for this long, and return its metrics."""
-    load = asyncio.create_task(MixedLoad(url, 1.0, seed=1, may_refuse=True).play())
+    load = MixedLoad(url, 1.0, seed=1, may_refuse=True)
+    playing = asyncio.create_task(load.play())
     await asyncio.sleep(seconds)
-    load.cancel()
-    await asyncio.wait([load])
+    load.stop()
+    await playing
     await asyncio.sleep(QUIET_S)
     async with httpx.AsyncClient(trust_env=False) as http:
         return (await http.get(f"{url}/metrics")).text

@@ -193,7 +193,7 @@ async def read_streams(server: Server, streams: int, tokens: int) -> list[Sequen
     """Read streams at once, and return when each token of each was read."""
 
     async def read(number: int) -> Sequence[float]:
-        body = completion(max_tokens=tokens, stream=True, seed=number, return_token_ids=True)
+        body = completion(max_tokens=tokens, stream=True, seed=number)
         answer = await to_server.ask(str(number), "/completions", body)
         assert answer.failure is None, answer.failure
         return answer.token_at

@@ -53,7 +53,7 @@ from alignedserve.lab.benchmarks.common.serving import ask, played, serve
 from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import device_of, settings_of
-from alignedserve.loads.figures.request_figures import attains, finished, gaps_s, requests_of_class, ttft_s
+from alignedserve.loads.figures.request_figures import attains_p99, finished, gaps_s, requests_of_class, ttft_s
 from alignedserve.loads.records.distribution import percentile
 from alignedserve.loads.records.records import RequestRecord, RunRecord
 from alignedserve.simulator.machines.world import World
@@ -101,7 +101,7 @@ class ChatRuns:
     @property
     def attained(self) -> float:
         chats = self.of_class(ServiceClass.RT)
-        return 100 * sum(map(attains, chats)) / max(1, len(chats))
+        return 100 * sum(map(attains_p99, chats)) / max(1, len(chats))
 
     @property
     def tokens_s(self) -> float:

@@ -25,6 +25,7 @@ from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from alignedserve.transport.joining import SECRET_BYTES, entered, listening
 from alignedserve.transport.mailbox import Mailbox
+from alignedserve.transport.meeting import Direction, Meeting
 from tests.transport.nodes import DEADLINE_S, HOST, KEYS, SOON_S, Node, meet
 from tests.transport.test_transfers import arrives, order
 
@@ -264,3 +265,61 @@ def test_a_closed_mailbox_leaves_no_thread_and_wakes_its_posts() -> None:
         posting.join(AT_ONCE_S)
     assert len(ended) == 1
     assert threading.active_count() == before
+
+
+def test_posts_that_time_out_as_their_mailbox_closes_hold_it_up_no_longer() -> None:
+    with listening(HOST) as silent:
+        at, mailbox = f"tcp://{HOST}:{silent.getsockname()[1]}", Mailbox(KEYS, HOST)
+        first_at = time.monotonic() + SOON_S
+
+        def post(number: int) -> None:
+            with suppress(BrokenGroup):
+                mailbox.post(at, "a", b"", first_at + number / 1000)
+
+        posting = [threading.Thread(target=post, args=(number,)) for number in range(10)]
+        for thread in posting:
+            thread.start()
+        time.sleep(max(0.0, first_at - time.monotonic()))
+        closing_it = threading.Thread(target=mailbox.close, daemon=True)
+        closing_it.start()
+        closing_it.join(AT_ONCE_S)
+        assert not closing_it.is_alive()
+        for thread in posting:
+            thread.join(AT_ONCE_S)
+
+
+def test_who_waits_for_a_note_is_woken_as_the_mailbox_closes() -> None:
+    mailbox, began = Mailbox(KEYS, HOST), time.monotonic()
+    threading.Timer(0.1, mailbox.close).start()
+    with pytest.raises(BrokenGroup):
+        mailbox.take("a", soon(2 * AT_ONCE_S))
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+def test_an_offer_that_comes_after_a_newer_one_is_not_accepted() -> None:
+    """A post that was not answered in time may still arrive."""
+    direction = Direction("prefill-0.1", "decode-0.1")
+    with closing(Mailbox(KEYS, HOST)) as source, closing(Mailbox(KEYS, HOST)) as to:
+        receiver = Meeting(to, source.address, direction, is_source=False, timeout_s=DEADLINE_S)
+        for said in ("offer 4", "offer 3", "go 4"):
+            to.leave(f"{direction}/to", said.encode())
+        accepting = threading.Thread(target=partial(receiver.accept, 1, soon()))
+        accepting.start()
+        assert source.take(f"{direction}/source", soon()) == b"accept 4"
+        secret, host, port = source.take(f"{direction}/group/4", soon()).decode().split()
+        entered((host, int(port)), bytes.fromhex(secret), DEADLINE_S).close()
+        accepting.join(AT_ONCE_S)
+        assert not accepting.is_alive()
+        with pytest.raises(BrokenGroup):
+            source.take(f"{direction}/source", soon(0.0))
+
+
+def test_secrets_of_groups_that_were_given_up_do_not_stay() -> None:
+    direction = Direction("prefill-0.1", "decode-0.1")
+    with closing(Mailbox(KEYS, HOST)) as source, closing(Mailbox(KEYS, HOST)) as to:
+        source.leave(f"{direction}/group/7", b"a secret")
+        offering = Meeting(source, to.address, direction, is_source=True, timeout_s=SOON_S)
+        with pytest.raises(BrokenGroup):
+            offering.offer(1, soon(SOON_S))
+        with pytest.raises(BrokenGroup):
+            source.take(f"{direction}/group/7", soon(0.0))

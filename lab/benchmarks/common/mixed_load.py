@@ -97,10 +97,12 @@ class MixedLoad:
     async def play(self) -> None:
         """Run all clients until they are stopped."""
         own = [asyncio.create_task(self._forever(client)) for client in (self._ask_wrongly, self._batch)]
-        await asyncio.gather(*(player.play() for player, _ in self._plays))
-        for task in own:
-            task.cancel()
-        await asyncio.gather(*own, return_exceptions=True)
+        try:
+            await asyncio.gather(*(player.play() for player, _ in self._plays))
+        finally:
+            for task in own:
+                task.cancel()
+            await asyncio.gather(*own, return_exceptions=True)
 
     def stop(self) -> None:
         for player, _ in self._plays:
