@@ -45,7 +45,9 @@ class Lease:
         self._asks = 0
         self._asked: int | None = None  # pages of the ask that is not answered yet; -1: one is to be sent in any case
         self._is_firm = False  # the ask that is not answered yet
-        self._handed_on = False  # pages, since the last ask: if that frame was lost, only an ask frees them
+        # Pages came back from a copy in vain since the last ask, or were handed on: only an ask frees them then, as the
+        # frame that handed them on may be lost.
+        self._handed_on = False
         self._had = 0  # spare pages that were wanted when the last answer came: it said how many there were
 
     @property
@@ -99,7 +101,7 @@ class Lease:
         return self._ask(wanted, wanted, in_copies, is_spare=not self._is_firm)
 
     def note_handed_on(self) -> None:
-        """Note that pages were handed on to the pool."""
+        """Note that pages were handed on to the pool, or were not."""
         self._handed_on = True
 
     def ask_again(self) -> None:
@@ -329,8 +331,10 @@ class PageWriter:
         self._lease.note_handed_on()
 
     def take_back(self, copy: Copy) -> None:
-        """Count the pages of a copy as at hand again."""
+        """Count the pages of a copy as at hand again. The pool takes them for used until an ask says otherwise."""
         self._lease.pages += copy.pages
+        if copy.pages:
+            self._lease.note_handed_on()
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still

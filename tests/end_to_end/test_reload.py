@@ -21,7 +21,7 @@ from tests.end_to_end.client import Wanted, check_greedy, mixed, tokens_of
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, held, wait_until
 from tests.gateway.test_certificate import PEMS, of
 
-STREAMS, TOKENS = 2, 300  # they outlast what the test does meanwhile, most of it while the decode worker stands
+STREAMS, TOKENS = 2, 1500  # they outlast what the test does meanwhile, most of it while the decode worker stands
 SMALL = Wanted((5, 6), 1, stream=False).body
 LARGE = b" " * (2 << 20) + json.dumps(SMALL).encode()
 

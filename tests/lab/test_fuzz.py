@@ -198,6 +198,7 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
         *map(rarely, (91000316, 99100412, 99210534, 101071909, 920000225)),
         *map(rarely, (93000165, 93000668, 96000612, 99208880, 100011567, 100170912, 101015959, 101070877)),
         *map(rarely, (26232, 37120, 1763, 30064, 61001132, 61002350, 91416473406, 910002014)),
+        *map(rarely, (982029350, 983035975)),
     ],
 )
 def test_a_wide_seed_that_failed_once(seed: int) -> None:
@@ -214,7 +215,9 @@ def test_a_wide_seed_that_failed_once(seed: int) -> None:
     that came after its request was cancelled waited for room. KV was pulled back before its arrival was known.
     A scored prompt that had to leave lost its scores. Documents stayed where they were when a worker without a pool
     joined. A prefix was taken back while its Commit was on its way. A timer of a clock that differs fired for ever. A
-    death that was known late made a request run alone that ran again already: the check saw no cause for that."""
+    death that was known late made a request run alone that ran again already: the check saw no cause for that. A batch
+    waited as long as the router had asked it to just after an outage. Pages of a copy in vain came back to a worker,
+    which told nobody."""
     assert attempt(draw_scenario(seed)).failure is None
 
 
