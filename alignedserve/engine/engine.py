@@ -358,7 +358,8 @@ class Engine:
 
     def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int], vectors: Vectors) -> Tensor:
         """Run the model and return the logits of the tokens that `result_of` needs; `vectors` gets its states."""
-        ordered = sorted(runs, key=lambda run: bool(run.kv.form))
+        # Decodes come first: a kernel may let the last rows run half a layer behind them (csrc/decoder.cpp).
+        ordered = sorted(runs, key=lambda run: (bool(run.kv.form), len(run.tokens) > 1))
         lies = [self._lie(run) for run in ordered if not run.kv.form]
         first, end = {}, 0  # row of each request's first token
         for run in ordered:

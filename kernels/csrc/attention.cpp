@@ -9,6 +9,7 @@
 
 #include <omp.h>
 
+#include "decodes.h"
 #include "int8_kv.h"
 #include "kernels.h"
 
@@ -103,8 +104,9 @@ static void divide(const Attention& a, const Unit& all, Action action) {
         }
 }
 
-// First the beginnings that spans have in common, then what each has beside.
-enum class Round { BEGINNINGS, SPANS };
+// First the beginnings that spans have in common, then what each has beside; of that the units with few queries and those
+// with many may also have rounds of their own.
+enum class Round { BEGINNINGS, SPANS, FEW, MANY };
 
 template <class Action>
 static void each_unit(const Attention& a, Round round, Action action) {
@@ -118,7 +120,10 @@ static void each_unit(const Attention& a, Round round, Action action) {
     }
     for (int64_t span = 0; span < a.spans.count; ++span) {
         int64_t queries = a.spans.queries(span), tokens = a.spans.tokens[span];
-        divide(a, Unit{span, a.spans.rows[span], tokens - queries, queries, 0, 0, beginnings.tokens(span), tokens}, action);
+        divide(a, Unit{span, a.spans.rows[span], tokens - queries, queries, 0, 0, beginnings.tokens(span), tokens},
+               [&](const Unit& unit) {
+                   if (round == Round::SPANS || unit.tiled == (round == Round::MANY)) action(unit);
+               });
     }
 }
 
@@ -213,7 +218,8 @@ static void finish(const Attention& a, const Unit& unit, Partial done, Common co
 }
 
 static void attend_piece(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
-    unit.tiled ? attend_tiles(a, unit, from, to, out) : attend_rows(a, unit, from, to, out);
+    static thread_local Scratch scratch;
+    unit.tiled ? attend_tiles(a, unit, from, to, out) : attend_rows(a, unit, {from, to, true, true}, scratch, out);
 }
 
 // Each part has room for two pieces of cut units: one that goes on from the part before, one that begins here.
@@ -287,25 +293,34 @@ static void attend_round(const Attention& a, Round round, Common common) {
     guard.pass_on();
 }
 
+static Common attend_beginnings(const Attention& a, Scratch& scratch) {
+    if (a.beginnings.all.empty()) return {};
+    int64_t rows = int64_t(a.beginnings.members.size()) * a.heads;
+    Common common{(float*)scratch.at_least(partial_floats(rows, a.value_dim()) * sizeof(float))};
+    attend_round(a, Round::BEGINNINGS, common);
+    return common;
+}
+
 static void attend(const Attention& a) {
     static thread_local Scratch scratch;
-    Common common{};
-    if (!a.beginnings.all.empty()) {
-        int64_t rows = int64_t(a.beginnings.members.size()) * a.heads;
-        common.memory = (float*)scratch.at_least(partial_floats(rows, a.value_dim()) * sizeof(float));
-        attend_round(a, Round::BEGINNINGS, common);
-    }
-    attend_round(a, Round::SPANS, common);
+    attend_round(a, Round::SPANS, attend_beginnings(a, scratch));
+}
+
+static Attention attention_of(const Queries& of, Beginnings& beginnings) {
+    beginnings.find(*of.spans, smaller(of.scoring->window, of.scoring->stretch));
+    return {of.dtype, of.kept,  of.query,    of.row_stride, of.head_stride,        of.cache,    kv_vector(of.kept, of.kv_heads, of.head_dim), *of.spans,
+            of.out,   of.heads, of.head_dim, of.kv_heads,   of.heads / of.kv_heads, *of.scoring, beginnings};
+}
+
+void attend(const Queries& queries) {
+    static thread_local Beginnings beginnings;
+    attend(attention_of(queries, beginnings));
 }
 
 void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
             int kept, const void* cache, int64_t kv_heads, const void* table, const Scoring* scoring, void* out) {
-    static thread_local Beginnings beginnings;
-    const Spans& spans = *(const Spans*)table;
-    int64_t vector = kept == INT8 ? int8_vector(kv_heads, head_dim) : kv_heads * head_dim;
-    beginnings.find(spans, smaller(scoring->window, scoring->stretch));
-    attend({dtype, kept,  query,    row_stride, head_stride,      cache, vector, spans,
-            out,   heads, head_dim, kv_heads,   heads / kv_heads, *scoring, beginnings});
+    attend(Queries{dtype, query, row_stride, head_stride, heads, head_dim, kept, cache, kv_heads, (const Spans*)table,
+                   scoring, out});
 }
 
 void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
@@ -331,6 +346,147 @@ void attend_texts(int dtype, const void* query, int64_t query_row, int64_t query
     const Scoring scoring{scale, 0, window, nullptr, nullptr, ALL};
     attend({dtype, dtype, query,    query_row, query_head, nullptr, 0,    spans, out,
             heads, head_dim, heads, 1,         scoring,    none,    0,    {k, k_row, k_head}, {v, v_row, v_head}});
+}
+
+// --- Decodes, beside linear layers
+
+struct Piece {
+    Unit unit;
+    int64_t from, to;
+    bool begins() const { return from == unit.first_token; }
+    bool is_whole() const { return begins() && to == unit.end_token; }
+};
+
+// The pieces of one thread, and what it has begun: a piece of its own or, in the end, of another.
+struct alignas(64) Decodes::Part {
+    std::vector<Piece> pieces;
+    int64_t next = 0;  // the first piece that no thread has begun
+    const Piece* begun = nullptr;
+    int64_t of = 0;     // the part that this piece is of
+    int64_t token = 0;  // where it goes on
+    std::vector<Stretch> stretches;
+    Stretches ahead;
+    Scratch state, memory;
+
+    bool take(Part& from, int64_t number) {
+        int64_t at = __atomic_fetch_add(&from.next, 1, __ATOMIC_RELAXED);
+        bool is_any = at < int64_t(from.pieces.size());
+        begun = is_any ? &from.pieces[at] : nullptr;
+        if (is_any) of = number, token = begun->from;
+        return is_any;
+    }
+    Slice slice(int64_t tokens) const {
+        int64_t to = smaller(token + tokens, begun->to);
+        return {token, to, token == begun->from, to == begun->to};
+    }
+};
+
+struct Decodes::All {
+    std::optional<Attention> attention;
+    Beginnings beginnings;
+    Line line;
+    Common common;
+    Room room;
+    std::vector<Part> parts;
+    Scratch of_common, of_room;
+    std::optional<Guard> guard;
+    int64_t token_bytes, slice_tokens;
+};
+
+Decodes::Decodes() : all(std::make_unique<All>()) {}
+Decodes::~Decodes() = default;
+
+constexpr int64_t SLICE_BYTES = 3 << 16;  // K and V: they lie in the second cache beside weights and rows
+
+void Decodes::begin(const Queries& queries) {
+    const Attention& a = all->attention.emplace(attention_of(queries, all->beginnings));
+    all->guard.emplace();
+    all->common = attend_beginnings(a, all->of_common);
+    Line& line = all->line = measure(a, Round::FEW);
+    int64_t width = partial_floats(line.most_rows, a.value_dim());
+    all->room = {(float*)all->of_room.at_least(2 * line.parts * width * sizeof(float)), width};
+    all->token_bytes = a.vector * number_size(a.kept);
+    all->slice_tokens = larger(ROW_GRAIN, SLICE_BYTES / (2 * all->token_bytes) / ROW_GRAIN * ROW_GRAIN);
+    if (int64_t(all->parts.size()) < line.parts) all->parts = std::vector<Part>(line.parts);
+    for (int64_t number = 0; number < line.parts; ++number) {
+        Part& part = all->parts[number];
+        part.pieces.clear(), part.next = 0;
+        each_piece(a, line, number, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
+            part.pieces.push_back({unit, from, to});
+        });
+        part.take(part, number);
+        look_ahead(part);
+    }
+}
+
+// Finds where the next slice lies: in each block a stretch of K and one of V.
+void Decodes::look_ahead(Part& part) {
+    part.stretches.clear(), part.ahead = {};
+    if (!part.begun) return;
+    const Attention& a = *all->attention;
+    const Slice slice = part.slice(all->slice_tokens);
+    const int64_t size = a.spans.block_size, bytes = all->token_bytes;
+    const int32_t* blocks = a.spans.blocks + a.spans.starts[part.begun->unit.span];
+    for (int64_t at = slice.from, count; at < slice.to; at += count) {
+        int64_t block = blocks[at / size], first = at % size;
+        count = smaller(size - first, slice.to - at);
+        if (block < 0) block = ~block, first = size - first - count;  // filled from its right end
+        const char* k = (const char*)a.cache + (2 * block * size + first) * bytes;
+        for (const char* begin : {k, k + size * bytes}) part.stretches.push_back({begin, begin + count * bytes});
+    }
+    part.ahead = {part.stretches.data(), part.stretches.data() + part.stretches.size()};
+}
+
+Stretches* Decodes::ahead(int64_t thread) {
+    return thread < all->line.parts ? &all->parts[thread].ahead : nullptr;
+}
+
+void Decodes::go_on(int64_t thread) {
+    Part& part = all->parts[thread];
+    if (!part.begun) return;
+    all->guard->run([&] {
+        attend_slice(part, all->slice_tokens);
+        if (part.token == part.begun->to) part.take(part, thread);
+        look_ahead(part);
+    });
+}
+
+void Decodes::attend_slice(Part& part, int64_t tokens) {
+    const Attention& a = *all->attention;
+    const Piece& piece = *part.begun;
+    const Slice slice = part.slice(tokens);
+    int64_t rows = piece.unit.rows(a);
+    auto* memory = (float*)part.memory.at_least(partial_floats(rows, a.value_dim()) * sizeof(float));
+    Partial out = piece.is_whole() ? partial_at(memory, rows, a.value_dim())
+                                   : all->room.at(a, piece.unit, part.of, piece.begins());
+    attend_rows(a, piece.unit, slice, part.state, out);
+    part.token = slice.to;
+    if (slice.ends && piece.is_whole()) finish(a, piece.unit, out, all->common);
+}
+
+void Decodes::attend_rest(int64_t thread) {
+    constexpr int64_t ALL = int64_t(1) << 62;
+    Part& part = all->parts[thread];
+    if (part.begun) attend_slice(part, ALL);
+    for (int64_t i = 0, parts = all->line.parts; i < parts; ++i)
+        while (part.take(all->parts[(thread + i) % parts], (thread + i) % parts)) attend_slice(part, ALL);
+}
+
+void Decodes::end() {
+    const Attention& a = *all->attention;
+    const Line& line = all->line;
+#pragma omp parallel num_threads(int(line.parts))
+    {
+        all->guard->run([&] {
+            for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads()) attend_rest(part);
+        });
+#pragma omp barrier
+        if (!all->guard->has_failed())
+            for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
+                join_part(a, line, part, all->room, all->common);
+    }
+    all->guard->pass_on();
+    attend_round(a, Round::MANY, all->common);
 }
 
 }  // namespace ISA

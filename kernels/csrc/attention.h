@@ -12,6 +12,7 @@
 // The rows of a unit are ordered by kv head, query, and query head of that kv head.
 #pragma once
 #include "beginnings.h"
+#include "int8_kv.h"
 #include "scoring.h"
 #include "scratch.h"
 #include "spans.h"
@@ -27,6 +28,18 @@ struct Vectors {  // of a step's rows, by head; the distances are in elements
     const T* at(int64_t of_row, int64_t of_head) const {
         return (const T*)first + of_row * row + of_head * head;
     }
+};
+
+struct Queries {  // of a step, and where their K and V lie, as attend() of kernels.h has them
+    int dtype;
+    const void* query;
+    int64_t row_stride, head_stride, heads, head_dim;
+    int kept;
+    const void* cache;
+    int64_t kv_heads;
+    const Spans* spans;
+    const Scoring* scoring;
+    void* out;
 };
 
 struct Attention {  // the attention of one layer in one step
@@ -71,6 +84,11 @@ struct Partial {
     float *out, *max, *sum;
 };
 
+// Returns the numbers of a slot.
+inline int64_t kv_vector(int kept, int64_t kv_heads, int64_t head_dim) {
+    return kept == INT8 ? int8_vector(kv_heads, head_dim) : kv_heads * head_dim;
+}
+
 constexpr float NOTHING_SEEN = -1e30f;  // the max of a row that has seen no token: finite, so that nothing becomes NaN
 constexpr int64_t ROW_GRAIN = 16, TILE_GRAIN = 64;  // tokens that are gone over at once
 
@@ -97,7 +115,14 @@ int64_t least_rows_for_tiles(int dtype);
 int64_t row_cost(int64_t rows);
 int64_t tile_cost(int dtype, int64_t rows);
 
-void attend_rows(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out);
+// Some tokens of a piece, whole grains but for the last. What a piece keeps from slice to slice is in `scratch`.
+struct Slice {
+    int64_t from, to;
+    bool begins, ends;
+};
+void attend_rows(const Attention& a, const Unit& unit, Slice slice, Scratch& scratch, Partial out);
 void attend_tiles(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out);
+
+void attend(const Queries& queries);
 
 }  // namespace ISA

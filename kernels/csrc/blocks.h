@@ -50,11 +50,22 @@ class Blocks {
 // Memory that is prefetched bit by bit beside the products. A core has few places for lines that are under way, and what
 // comes from the second cache needs them too. Measured, a prefetch of all lines at once between products overlaps with
 // nothing, and prefetches of four lines overlap with nearly all products.
+struct Stretch {
+    const char *begin, *end;
+};
+struct Stretches {
+    Stretch *next = nullptr, *last = nullptr;
+};
+
 struct Ahead {
     const char *at = nullptr, *end = nullptr;
     int64_t lines = 0;  // at a time
+    Stretches* more = nullptr;  // what comes after, or null
     void ask() {
-        if (at >= end) return;
+        if (at >= end) {
+            if (!more || more->next == more->last) return;
+            at = more->next->begin, end = more->next->end, ++more->next;
+        }
         for (const char* to = at + lines * 64; at < to; at += 64) __builtin_prefetch(at, 0, 2);
     }
     // Returns the place of the next bytes, for a caller that prefetches them itself; where there are none, `other`.

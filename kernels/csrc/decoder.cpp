@@ -1,8 +1,13 @@
 // The layers of a model whose norms come before each block, in one call. It does no more than the other
 // kernels: with few tokens in a step, Python takes longer between two kernels than some kernels take.
+#include <cstdlib>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "attention.h"
+#include "decodes.h"
+#include "int8_kv.h"
 #include "kernels.h"
 
 namespace ISA {
@@ -88,44 +93,160 @@ static Turned turn(const DecoderLayer& layer, char* qkv, void* room, const Step&
     return {query, k, query_dim, kv_dim};
 }
 
-static void run_layer(const DecoderLayer& layer, const Step& step, char* cache, Parts parts) {
-    int64_t rows = step.rows, hidden = layer.qkv->in, width = layer.head_dim, size = parts.size;
-    int64_t query_dim = layer.heads * width, kv_dim = layer.kv_heads * width, qkv_dim = query_dim + 2 * kv_dim;
-    void* norms = parts.of(rows * hidden);
-    char* qkv = (char*)parts.of(rows * qkv_dim);
-    void* room = parts.of(rows * (query_dim + kv_dim));
-    void* attended = parts.of(rows * query_dim);
-    void* up = parts.of(rows * layer.up->out);
-    void* product = layer.activation == RELU ? up : parts.of(rows * layer.down->in);
+// A layer of some rows: what comes before its attention, the attention, and what comes after it.
+struct Run {
+    const DecoderLayer& layer;
+    const Step& step;
+    char* cache;
+    size_t size;
+    int64_t query_dim, kv_dim, qkv_dim;
+    void *norms, *room, *attended, *up, *product;
+    char* qkv;
+    Turned turned;
 
-    normed(layer.attention_norm, layer.dtype, step.x, norms, rows, hidden);
-    adapted(layer.qkv, step, norms, qkv, ROUNDED);
-    Turned turned = turn(layer, qkv, room, step, size);
-    write(layer.dtype, int(step.kept), cache, layer.kv_heads, width, step.spans, turned.k, turned.k_row, qkv + (query_dim + kv_dim) * size, qkv_dim);
-    attend(layer.dtype, turned.query, turned.query_row, width, layer.heads, width, int(step.kept), cache,
-           layer.kv_heads, step.spans, &layer.scoring, attended);
-    add(layer.out, layer.after_attention, step, attended, norms);
+    Run(const DecoderLayer& layer, int64_t number, const Step& step, Scratch& scratch)
+        : layer(layer), step(step), cache((char*)step.cache + number * step.cache_layer), size(number_size(layer.dtype)),
+          query_dim(layer.heads * layer.head_dim), kv_dim(layer.kv_heads * layer.head_dim),
+          qkv_dim(query_dim + 2 * kv_dim) {
+        int64_t rows = step.rows;
+        int64_t numbers = layer.qkv->in + qkv_dim + 2 * query_dim + kv_dim + layer.up->out + layer.down->in;
+        Parts parts{(char*)scratch.at_least(rows * numbers * size + 6 * 64), size};
+        norms = parts.of(rows * layer.qkv->in);
+        qkv = (char*)parts.of(rows * qkv_dim);
+        room = parts.of(rows * (query_dim + kv_dim));
+        attended = parts.of(rows * query_dim);
+        up = parts.of(rows * layer.up->out);
+        product = layer.activation == RELU ? up : parts.of(rows * layer.down->in);
+    }
 
-    normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, hidden);
-    adapted(layer.up, step, norms, up, ROUNDED);
-    if (layer.activation == SILU)
-        silu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
-    else if (layer.activation == GELU)
-        gelu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
-    else
-        relu(layer.dtype, up, rows * layer.up->out);
-    add(layer.down, layer.after_mlp, step, product, norms);
+    void before() {
+        normed(layer.attention_norm, layer.dtype, step.x, norms, step.rows, layer.qkv->in);
+        adapted(layer.qkv, step, norms, qkv, ROUNDED);
+        turned = turn(layer, qkv, room, step, size);
+        write(layer.dtype, int(step.kept), cache, layer.kv_heads, layer.head_dim, step.spans, turned.k, turned.k_row,
+              qkv + (query_dim + kv_dim) * size, qkv_dim);
+    }
+
+    Queries queries() const {
+        return {layer.dtype,    turned.query,    turned.query_row, layer.head_dim, layer.heads,
+                layer.head_dim, int(step.kept), cache, layer.kv_heads, (const Spans*)step.spans,
+                &layer.scoring, attended};
+    }
+
+    void after() {
+        int64_t rows = step.rows;
+        add(layer.out, layer.after_attention, step, attended, norms);
+        normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, layer.qkv->in);
+        adapted(layer.up, step, norms, up, ROUNDED);
+        if (layer.activation == SILU)
+            silu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
+        else if (layer.activation == GELU)
+            gelu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
+        else
+            relu(layer.dtype, up, rows * layer.up->out);
+        add(layer.down, layer.after_mlp, step, product, norms);
+    }
+};
+
+// --- A step in two
+
+// Decodes wait for memory, prompts for arithmetic. So where a step has both, its last rows, of prompts, are half a layer
+// behind: their products run beside the attention of the decodes. What that costs is that weights are read twice.
+struct Number {  // a type of this namespace, as in beginnings.h
+    int32_t is;
+};
+struct Half {
+    std::vector<Number> rows, tokens;
+    Spans spans;
+    Step step;
+};
+
+// A first half with fewer rows would wait for its weights.
+constexpr int64_t FIRST_ROWS = 36, LATER_ROWS = 32;
+
+// Returns the row at which a step is cut, or 0 where the decodes read less than the weights that are read twice.
+static int64_t cut_at(const DecoderLayer& layer, const Step& step) {
+    const Spans& spans = *(const Spans*)step.spans;
+    int64_t decodes = 0, tokens = 0, weights = 0;
+    for (const Layer* each : {layer.qkv, layer.out, layer.up, layer.down}) {
+        if (!each->packed || step.adapters) return 0;  // no other kernel lets attention run beside it
+        weights += each->in * each->out * sizeof(bf16);
+    }
+    for (; decodes < spans.count && spans.queries(decodes) == 1; ++decodes)
+        tokens += smaller(spans.tokens[decodes], layer.scoring.window);
+    int64_t at = larger(decodes, FIRST_ROWS), kv = 2 * tokens * kv_vector(int(step.kept), layer.kv_heads, layer.head_dim);
+    return step.rows - at >= LATER_ROWS && kv * number_size(int(step.kept)) > weights ? at : 0;
+}
+
+// Cuts a step at a row: a span there goes on in the second half.
+static void cut(const Step& step, const DecoderLayer& layer, int64_t at, Half& first, Half& later) {
+    const Spans& all = *(const Spans*)step.spans;
+    int64_t before = 0;  // spans that end before the cut
+    for (Half* half : {&first, &later}) half->rows.assign(1, {0}), half->tokens.clear();
+    for (int64_t span = 0; span < all.count; ++span) {
+        int64_t end = all.rows[span + 1], behind = larger(0, end - larger(at, all.rows[span]));
+        if (all.rows[span] < at) {
+            first.rows.push_back({int32_t(end - behind)});
+            first.tokens.push_back({int32_t(all.tokens[span] - behind)});
+        }
+        if (end <= at) {
+            ++before;
+        } else {
+            later.rows.push_back({int32_t(end - at)});
+            later.tokens.push_back({all.tokens[span]});
+        }
+    }
+    for (Half* half : {&first, &later}) {
+        int64_t row = half == &first ? 0 : at, skipped = half == &first ? 0 : before;
+        half->spans = {int64_t(half->tokens.size()), all.block_size,        &half->rows[0].is,
+                       &half->tokens[0].is,          all.starts + skipped, all.blocks};
+        Step& part = half->step = step;
+        part.x = (char*)step.x + row * layer.qkv->in * number_size(layer.dtype);
+        part.rows = half->rows.back().is, part.spans = &half->spans;
+        for (int i : {0, 1})
+            if (step.cos[i]) part.cos[i] += row * layer.half, part.sin[i] += row * layer.half;
+    }
+}
+
+// Lets attention run beside the linear layers that this thread calls.
+struct RunsBeside {
+    RunsBeside(Beside& other) { beside = &other; }
+    ~RunsBeside() { beside = nullptr; }
+};
+
+static void decoder_in_two(const DecoderLayer* layers, int64_t count, const Half& first, const Half& later) {
+    static thread_local Scratch of_first, of_later[2];
+    static thread_local Decodes decodes;
+    std::optional<Run> behind;  // what the later rows have still to do of the layer before
+    for (int64_t i = 0; i < count; ++i) {
+        Run run(layers[i], i, first.step, of_first), next(layers[i], i, later.step, of_later[i % 2]);
+        run.before();
+        decodes.begin(run.queries());
+        {
+            RunsBeside now(decodes);
+            if (behind) behind->after();
+            next.before();
+        }
+        attend(next.queries());
+        decodes.end();
+        run.after();
+        behind.emplace(next);
+    }
+    behind->after();
 }
 
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {
     static thread_local Scratch scratch;
+    static thread_local Half first, later;
+    if (int64_t at = cut_at(layers[0], *step)) {
+        cut(*step, layers[0], at, first, later);
+        return decoder_in_two(layers, count, first, later);
+    }
     for (int64_t i = 0; i < count; ++i) {
-        const DecoderLayer& layer = layers[i];
-        size_t size = layer.dtype == F32 ? 4 : 2;
-        int64_t query_dim = layer.heads * layer.head_dim, kv_dim = layer.kv_heads * layer.head_dim;
-        int64_t numbers = layer.qkv->in + layer.qkv->out + 2 * query_dim + kv_dim + layer.up->out + layer.down->in;
-        Parts parts{(char*)scratch.at_least(step->rows * numbers * size + 6 * 64), size};
-        run_layer(layer, *step, (char*)step->cache + i * step->cache_layer, parts);
+        Run run(layers[i], i, *step, scratch);
+        run.before();
+        attend(run.queries());
+        run.after();
     }
 }
 

@@ -8,7 +8,7 @@
 // Six rows of x and a panel are 24 sums, all that registers hold. More rows are as few groups of equal size as can be.
 // Where few panels are left for each thread, threads take halves or quarters of panels. While a thread goes over a panel
 // for each group, it prefetches the next panel into the second cache, a part of it with each group.
-#include "blocks.h"
+#include "beside.h"
 #include "kernels.h"
 #include "scratch.h"
 
@@ -111,25 +111,35 @@ static void group(const Part& part, int64_t in, Ahead& ahead, const Rows& rows, 
     if constexpr (N > 1) group<V, N - 1>(part, in, ahead, rows, row, count);
 }
 
-// Multiplies all rows with V vectors of a panel; meanwhile prefetches `next`, if it is not null.
+// What a thread does beside its products: it prefetches the next panel, if that is not null, then what else runs there.
+struct Meanwhile {
+    const char* next;
+    Beside* other;
+    int64_t thread;
+};
+
+// Multiplies all rows with V vectors of a panel.
 template <int V>
-static void all_rows(const Part& part, int64_t in, const char* next, const Rows& rows, int64_t count) {
+static void all_rows(const Part& part, int64_t in, Meanwhile meanwhile, const Rows& rows, int64_t count) {
     constexpr int64_t MOST = V == 1 ? 12 : SUMS / V;
     int64_t groups = (count + MOST - 1) / MOST;
     // A single pass over a panel reads it as fast as possible: a prefetch of the next panel would only slow it.
-    Ahead ahead{next, next && groups > 1 ? next + V * 2 * LANES * in * int64_t(sizeof(bf16)) : next, (V + groups - 1) / groups};
+    int64_t bytes = meanwhile.next && groups > 1 ? V * LANES * in * int64_t(sizeof(bf16)) : 0;
+    Stretches* more = meanwhile.other ? meanwhile.other->ahead(meanwhile.thread) : nullptr;
+    Ahead ahead{meanwhile.next, meanwhile.next + bytes, (V + groups - 1) / groups, more};
     for (int64_t i = 0; i < groups; ++i) {
         Range of = share(count, i, groups);
         group<V, MOST>(part, in, ahead, rows, of.begin, of.end - of.begin);
+        if (more && ahead.at >= ahead.end && more->next == more->last) meanwhile.other->go_on(meanwhile.thread);
     }
 }
 
 // Calls the kernel for 4 vectors at once, then 2 or 1.
-static void some(Part part, int64_t in, const char* next, const Rows& rows, int64_t count) {
+static void some(Part part, int64_t in, Meanwhile meanwhile, const Rows& rows, int64_t count) {
     auto go = [&](auto vectors) {
         constexpr int V = decltype(vectors)::value;
         for (; part.count >= V; part.at += V * 2 * LANES, part.first += V * LANES, part.count -= V)
-            all_rows<V>(part, in, next, rows, count);
+            all_rows<V>(part, in, meanwhile, rows, count);
     };
     go(std::integral_constant<int, PANEL>());
     go(std::integral_constant<int, PANEL / 2>());
@@ -142,6 +152,7 @@ void packed_linear(const Layer* layer, const void* x, int64_t stride, void* out,
     int64_t panels = panels_of(*layer), threads = omp_get_max_threads(), parts = 1;
     while (parts < PANEL && panels * parts < 4 * threads) parts *= 2;
     Blocks blocks(panels * parts);
+    Beside* other = beside;
 #pragma omp parallel
     blocks.each(1, [&](int64_t number, int64_t, int64_t last) {
         Part part = panel_of(*layer, number / parts);
@@ -149,7 +160,7 @@ void packed_linear(const Layer* layer, const void* x, int64_t stride, void* out,
         part.at += vectors.begin * 2 * LANES, part.first += vectors.begin * LANES;
         part.count = vectors.end - vectors.begin;
         const char* next = parts == 1 && number + 1 < last ? (const char*)panel_of(*layer, number + 1).at : nullptr;
-        some(part, layer->in, next, of, rows);
+        some(part, layer->in, {next, other, omp_get_thread_num()}, of, rows);
     });
 }
 

@@ -55,7 +55,8 @@ struct State {
     float *key_scales, *value_scales, *largest, *steps;
     int16_t* rounded;
 
-    State(Scratch& scratch, int64_t rows, int64_t head_dim, int64_t kv_heads) : width(Rows<T>::width(head_dim)) {
+    State(Scratch& scratch, int64_t rows, int64_t head_dim, int64_t kv_heads, bool begins)
+        : width(Rows<T>::width(head_dim)) {
         constexpr int64_t W = Vec::width;
         const int64_t heads = IN_INT8 ? round_up(kv_heads, GRAIN) : 0, in_int8 = IN_INT8 ? round_up(rows, W) : 0;
         const int64_t of_row = width + 2 + W + GRAIN, floats = rows * of_row + 2 * heads * GRAIN + in_int8 * (W + 1);
@@ -70,6 +71,7 @@ struct State {
         max = steps + in_int8;
         scales = max + rows;
         queries = (Query*)(scales + rows);
+        if (!begins) return;
         std::memset(out, 0, rows * width * sizeof(float));
         std::memset(sums, 0, rows * W * sizeof(float));
         for (int64_t row = 0; row < rows; ++row) max[row] = NOTHING_SEEN;
@@ -267,26 +269,26 @@ int64_t row_cost(int64_t rows) { return 8 + (Vec::width > 1 ? 4 : 40) * rows; }
 
 // T is the type of K and V in the cache, Q that of the queries.
 template <class T, class Q>
-static void attend_rows_of(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
-    static thread_local Scratch scratch;
-    State<T> state(scratch, unit.rows(a), a.head_dim, a.kv_heads);
-    load_queries<Q>(a, unit, state);
+static void attend_rows_of(const Attention& a, const Unit& unit, Slice slice, Scratch& scratch, Partial out) {
+    State<T> state(scratch, unit.rows(a), a.head_dim, a.kv_heads, slice.begins);
+    if (slice.begins) load_queries<Q>(a, unit, state);
     Places places(a.spans, unit.span);
     Grain<T> grain, next;
-    next.find(a, places, from, smaller(GRAIN, to - from));
-    for (int64_t token = from; token < to; token += GRAIN) {
-        int64_t left = to - token;
+    next.find(a, places, slice.from, smaller(GRAIN, slice.to - slice.from));
+    for (int64_t token = slice.from; token < slice.to; token += GRAIN) {
+        int64_t left = slice.to - token;
         grain = next;
         if (left > GRAIN) next.find(a, places, token + GRAIN, smaller(GRAIN, left - GRAIN));
         attend_grain(a, unit, grain, next, token, smaller(GRAIN, left), state);
     }
-    settle(a, state, unit.rows(a), out);
+    if (slice.ends) settle(a, state, unit.rows(a), out);
 }
 
-void attend_rows(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
+void attend_rows(const Attention& a, const Unit& unit, Slice slice, Scratch& scratch, Partial out) {
     by_dtype(a.dtype, [&](auto* of) {
         using Q = std::remove_pointer_t<decltype(of)>;
-        a.kept == INT8 ? attend_rows_of<int8_t, Q>(a, unit, from, to, out) : attend_rows_of<Q, Q>(a, unit, from, to, out);
+        a.kept == INT8 ? attend_rows_of<int8_t, Q>(a, unit, slice, scratch, out)
+                       : attend_rows_of<Q, Q>(a, unit, slice, scratch, out);
     });
 }
 

@@ -22,6 +22,7 @@ struct f16 {
 };
 
 enum Dtype : int { F32 = 0, BF16 = 1, F16 = 2, INT8 = 3 };  // as library.py numbers them; INT8: K and V only
+inline int64_t number_size(int dtype) { return dtype == F32 ? 4 : dtype == INT8 ? 1 : 2; }
 
 inline float widen(float x) { return x; }
 inline float widen(int8_t x) { return x; }

@@ -10,7 +10,8 @@
     python -m lab.benchmarks.engine --model FOLDER --peer-python PATH        # a quantised folder against vLLM
 
 Each case runs on every engine in turn, for several rounds, and its figure is the median: slow phases of the machine
-affect all engines alike. The exit status is 1 if a goal is missed.
+affect all engines alike. With `--full` steps of decodes and a chunk are compared with both alone (`--only beside`). The
+exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ PEERS = ("transformers", "vLLM")
 BANDWIDTH_SHARE, DECODE_RATIO, PREFILL_RATIO = 0.85, 1.3, 1.0
 LLAMA_CPP_RATIOS = {"decode 1 x 64": 1.0, "decode 8 x 64": 1.5, "decode 32 x 64": 1.5}
 BENCH = "llama-batched-bench"
+MIXED_SHARE, MIXED_TIMES = 0.8, 10  # of the time of decodes and of a chunk alone; how often each step runs
 QUANTIZED_SHARE = 0.8
 QUANTIZED_RATIOS = {  # of bf16's speed
     Quantization.INT8: {"decode 1 x 64": 1.7, "decode 8 x 64": 1.5, "decode 64 x 64": 1.3, "prefill 512": 1.3},
@@ -107,6 +109,45 @@ def cases(full: bool) -> list[Case]:
         Case("decode 28 x 64 + 4 x 3000", (64,) * 28 + (3000,) * 4, 32),
         Case("prefill 2048", (2048,), 1),
     ]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """A step of decodes and a chunk of a prompt."""
+
+    decodes: int
+    kept: int  # tokens before each decode
+    chunk: int
+    before: int  # tokens of the prompt that lie before the chunk
+
+    @property
+    def name(self) -> str:
+        return f"{self.decodes} x {self.kept} beside {self.chunk} of a prompt behind {self.before}"
+
+    def parts(self) -> tuple[list[Chunk], list[Decode]]:
+        per_decode = -(-(self.kept + 1) // BLOCK)
+        of_prompt = range(
+            per_decode * self.decodes, per_decode * self.decodes + -(-(self.before + self.chunk) // BLOCK)
+        )
+        tokens = random.Random(self.name).choices(range(10, VOCAB), k=self.chunk)
+        blocks = [tuple(range(per_decode * i, per_decode * (i + 1))) for i in range(self.decodes)]
+        decodes = [Decode(str(i), 10, self.kept, KvForm(each), _GREEDY, 1) for i, each in enumerate(blocks)]
+        return [Chunk("chunk", tuple(tokens), self.before, KvForm(tuple(of_prompt)), _GREEDY)], decodes
+
+    @property
+    def num_blocks(self) -> int:
+        (chunk,), decodes = self.parts()
+        return sum(len(run.kv.blocks) for run in (chunk, *decodes))
+
+
+MIXED = (
+    Mixed(19, 600, 146, 0),
+    Mixed(32, 800, 128, 0),
+    Mixed(8, 1200, 128, 0),
+    Mixed(48, 600, 64, 0),
+    Mixed(12, 800, 256, 256),
+    Mixed(28, 64, 128, 0),
+)
 
 
 @dataclass(frozen=True)
@@ -335,6 +376,17 @@ def ratio_to(peer: str, case: Case) -> float | None:
     return PREFILL_RATIO if case.is_prefill else DECODE_RATIO
 
 
+def measure_mixed(model: str, folder: Path, wanted: Sequence[Mixed]) -> None:
+    """Report the time of steps with decodes and a chunk, against both alone, in turns."""
+    ours = Ours(folder, max(case.num_blocks for case in wanted))
+    for case in wanted:
+        chunks, decodes = case.parts()
+        turns = [(ours.step(chunks, decodes), ours.step(chunks), ours.step((), decodes)) for _ in range(MIXED_TIMES)]
+        both, chunk, decode = (median(times[1:]) * 1e3 for times in zip(*turns, strict=True))  # the first warms up
+        name = f"{model}, {case.name}, in one step"
+        report(name, both, "ms", baseline=chunk + decode, goal=MIXED_SHARE * (chunk + decode), at_least=False)
+
+
 def against_bf16(model: str, folder: Path, wanted: Sequence[Case], args: argparse.Namespace) -> None:
     """Compare our engine with quantised weights with itself in bf16."""
     kinds: list[Quantization] = args.quantization
@@ -385,15 +437,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--model FILE.gguf and --llama-cpp go together: a folder that has {BENCH}")
     every, names = cases(args.full or bool(args.only)), args.only.split(",")
     wanted = [case for case in every if any(name in case.name for name in names)]
-    if not wanted:
-        parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for case in every)}")
+    mixed = [case for case in (MIXED if args.full or args.only else ()) if any(name in case.name for name in names)]
+    if not wanted and not mixed:
+        all_names = ", ".join(case.name for case in (*every, *MIXED))
+        parser.error(f"--only {args.only} leaves no case of {all_names}")
     use_threads(args.threads, workers=1)
     with TemporaryDirectory() as scratch:
-        run(args, wanted, Path(scratch))
+        run(args, wanted, mixed, Path(scratch))
     sys.exit(status())
 
 
-def run(args: argparse.Namespace, wanted: Sequence[Case], scratch: Path) -> None:
+def run(args: argparse.Namespace, wanted: Sequence[Case], mixed: Sequence[Mixed], scratch: Path) -> None:
     if args.model is not None:
         against_peers(args.model.name, resolve(str(args.model), str(scratch)), wanted, args)
         return
@@ -403,7 +457,11 @@ def run(args: argparse.Namespace, wanted: Sequence[Case], scratch: Path) -> None
         for case, asked in zip(fitting, wanted, strict=True):
             if case is not asked:
                 print(f"{model} has {POSITIONS[model]} positions: {asked.name} is {case.name}", file=sys.stderr)
-        measure(model, MAKERS[model](scratch / model), fitting, args)
+        folder = MAKERS[model](scratch / model)
+        if fitting:
+            measure(model, folder, fitting, args)
+        if mixed and not args.quantization:
+            measure_mixed(model, folder, mixed)
 
 
 if __name__ == "__main__":

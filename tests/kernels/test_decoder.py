@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Inner, Norm, Paged
+from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
@@ -185,6 +186,60 @@ def test_one_call_is_all_calls(
     assert expected.isfinite().all()
     assert torch.equal(x, expected)
     assert torch.equal(paged.cache.nan_to_num(7.5), into.cache.nan_to_num(7.5))
+
+
+@on_native_kernels
+@settings(deadline=None)
+@given(
+    decodes=st.lists(st.integers(40, 600), min_size=1, max_size=40),
+    chunks=st.lists(st.tuples(st.integers(2, 90), st.integers(0, 100)), min_size=1, max_size=3),
+    kept=st.sampled_from([torch.bfloat16, torch.int8]),
+    kind=st.sampled_from(["opt", "llama", "gemma"]),
+    alike=st.booleans(),
+    flipped=st.booleans(),
+    count=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_long_decodes_beside_prompts_are_all_calls(
+    kernels: Native,
+    decodes: list[int],
+    chunks: list[tuple[int, int]],
+    kept: torch.dtype,
+    kind: str,
+    alike: bool,
+    flipped: bool,
+    count: int,
+    seed: int,
+) -> None:
+    """Such a step runs in two halves where layers are packed: their attention runs beside products."""
+    generator = torch.Generator().manual_seed(seed)
+    packs = kernels.library.isa in PACKING
+    layers = layers_of(kernels, generator, torch.bfloat16, kind != "opt", False, 8, packs, gemma=kind == "gemma")
+    runs = [(1, tokens) for tokens in decodes] + [(queries, queries + before) for queries, before in chunks]
+    lies, blocks = [], 0
+    for number, (queries, tokens) in enumerate(runs):
+        own = [*range(blocks, blocks := blocks - (-tokens // BLOCK_SIZE))]
+        if alike and 0 < number < len(decodes):  # decodes begin with the same blocks
+            own = [*lies[0].blocks[: min(len(own), len(lies[0].blocks)) - 1], *own][: len(own)]
+        lies.append(Lie(queries, tokens, [~block for block in own] if flipped else own))
+    spans, rows = Spans(lies, BLOCK_SIZE), sum(queries for queries, _ in runs)
+    kv_dim = layers[0].kv_heads * layers[0].head_dim
+    cache = torch.randn(2, 2 * blocks, BLOCK_SIZE, kv_dim, generator=generator).to(torch.bfloat16)
+    if kept is torch.int8:
+        cache = quantise_vectors(cache.flatten(0, 2), layers[0].kv_heads).view(2, 2 * blocks, BLOCK_SIZE, -1)
+    x = packed(generator, torch.bfloat16, rows, layers[0].qkv.shape.inputs)
+    drawn = torch.randn(1 + (kind == "gemma"), rows, 4, generator=generator)
+    angles = [(angle.cos(), angle.sin()) for angle in drawn]
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    with threads(count):
+        expected, into = x.clone(), cache.clone()
+        call_by_call(kernels, layers, expected, angles, Paged(into, spans), Way.PACKED if packs else Way.NATIVE)
+        decoder.run(x, angles, Paged(cache, spans))
+    if count == 1:  # no attention of decodes is divided among threads
+        assert torch.equal(x[: len(decodes)], expected[: len(decodes)])
+    # A chunk that is cut has fewer queries in a half, and may be computed row by row.
+    assert (x.float() - expected.float()).abs().max() <= expected.float().abs().max() / 16
 
 
 @on_native_kernels

@@ -1,0 +1,21 @@
+// Attention beside linear layers: where a step has decodes and prompts, the decodes' attention waits for memory, and the
+// prompts' products for arithmetic. So a thread prefetches some K and V beside the products of a block of weights, then
+// goes over them, and so on with the next block.
+#pragma once
+#include "blocks.h"
+
+namespace ISA {
+
+class Beside {
+  public:
+    virtual ~Beside() = default;
+    // Returns the memory that this thread has to prefetch.
+    virtual Stretches* ahead(int64_t thread) = 0;
+    // Computes with the memory that was prefetched, and finds the next.
+    virtual void go_on(int64_t thread) = 0;
+};
+
+// What runs beside the linear layers that this thread calls, or null.
+inline thread_local Beside* beside = nullptr;
+
+}  // namespace ISA
