@@ -102,7 +102,7 @@ class Joining:
             self._candidates.take(first)
             source = first.source or self._pool.member
             self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
-            running.came_with_kv = True
+            running.came_with(running.prefix)
             self._tag(first, running, now)
             if first.is_rt and first.evicted is None:
                 self._pace.coming.joined(running.request.slo.tbt_s, now)

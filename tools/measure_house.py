@@ -4,7 +4,7 @@ The sources are parsed and never imported, so the same script measures older com
 
     python tools/measure_house.py                  this repository
     python tools/measure_house.py --at ../older    another checkout
-    python tools/measure_house.py --list           also each colliding class name, and mechanism, with its files
+    python tools/measure_house.py --list           also each colliding class name, mechanism and field, with its files
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ MECHANISMS = {
         ("folding", "dropping"),
     ),
 }
+REQUEST = "WorkerRequest"  # whose fields are written by one module each
+WRITERS = (f"{PACKAGE}/worker", f"{PACKAGE}/schedulers", f"{PACKAGE}/forms", "decode_worker", "prefill_worker")
 NOTEBOOK = "notebook"  # in docs/: what was measured, with dates; the pages below it are made by commands
 GENERATED = (
     "reference/api_fields",
@@ -227,6 +229,25 @@ class House:
         others = {name: path for name, path in others.items() if not name.startswith(own)}
         return [name for name, path in others.items() if re.search(words, path.read_text(encoding="utf-8"))]
 
+    def written_by_several(self) -> dict[str, list[str]]:
+        """Return the fields of a worker's request that several files assign to, with these files. What a class writes
+        of itself are not the request's fields; a list that grows is not seen."""
+        home = next((module for module in self.modules.values() if REQUEST in module.classes), None)
+        fields = [
+            line.target for line in (home.classes[REQUEST].body if home else ()) if isinstance(line, ast.AnnAssign)
+        ]
+        found = {field.id: set[str]() for field in fields if isinstance(field, ast.Name)}
+        for module in self.modules.values():
+            name = str(module.path.relative_to(self.root))
+            if not name.startswith(WRITERS):
+                continue
+            for node in ast.walk(module.tree):
+                if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in found):
+                    continue
+                if module is home or ast.unparse(node.value) != "self":
+                    found[node.attr].add(name)
+        return {field: sorted(names) for field, names in found.items() if len(names) > 1}
+
     def class_names(self) -> int:
         return len({name for module in self.modules.values() for name in module.classes})
 
@@ -272,6 +293,7 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
             yield f"files that {core} loads", f"{len(house.closure(core))}"
     for mechanism in MECHANISMS:
         yield f"files of the serving path that know {mechanism}", f"{len(house.knowing(mechanism))}"
+    yield "fields of a request that several modules write", f"{len(house.written_by_several())}"
     found = house.subsystems()
     for title, names in _groups(found).items():
         yield title, _size(found, names)
@@ -294,7 +316,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--at", type=Path, default=HERE, help="the checkout to measure")
     parser.add_argument(
-        "--list", action="store_true", help="list the colliding class names, and the mechanisms, with their files"
+        "--list", action="store_true", help="list the colliding class names, mechanisms and fields with their files"
     )
     options = parser.parse_args()
     house = House(options.at.resolve())
@@ -304,6 +326,7 @@ def main() -> None:
     if options.list:
         print("\n".join(f"{name}: {' '.join(paths)}" for name, paths in house.colliding_names().items()))
         print("\n".join(f"{name}: {' '.join(house.knowing(name))}" for name in MECHANISMS))
+        print("\n".join(f"{field}: {' '.join(names)}" for field, names in house.written_by_several().items()))
 
 
 if __name__ == "__main__":

@@ -226,7 +226,7 @@ class Fetching:
             self._new.append(self._here.begin_copy(prompt, State.FETCHING))
             if not self._memory.copies_beside:
                 self._pace.note_fetch(prompt)
-            prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
+            prompt.begin_fetch(self._limits.page_size)
         else:
             prompt.end_fetch()
             self._here.move(prompt, State.PROMPT)
@@ -262,9 +262,8 @@ class Fetching:
         self._memory.reconsider()  # another prompt may have waited for these pages
         if event.intact:
             self._here.move(prompt, State.PROMPT)
-            prompt.came_with_kv = True
+            prompt.came_with(prompt.prefix)
             self.num_reused_tokens += prompt.prefix - prompt.fetched_from
-            self._pages.count_cached(prompt)
             self._pages.publish(prompt)
             self._dropping.drop(prompt)
             return self._holds.release_all(self._dropping.take_let_go())
@@ -296,8 +295,7 @@ class Arrivals(CorePart):
     def prefill(self, message: Prefill, frame: Received, now: float) -> list[Command]:
         request = message.request
         dropped = self._here.drop(request.id, request.attempt - 1)
-        running = running_of(self._policy, request, request.emitted)
-        running.decode = message.decode
+        running = running_of(self._policy, request, request.emitted, decode=message.decode)
         if request.sampling.syntax:
             self._here.move(running, State.COMPILING)
             return [*dropped, PrepareSyntax(request)]

@@ -189,16 +189,13 @@ class Owners(CorePart):
                 continue
             if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
                 continue
-            running.spent_s += share * seconds
-            running.spent_joules += share * joules
             if isinstance(part, Decode):
-                running.prefix += 1
+                running.ran(1, share * seconds, share * joules)
                 if size and not running.prefix % size:
                     self._pages.publish(running)
             else:
-                running.end_chunk(part, began_at, scores.get(request, ()))
-                if vectors:
-                    running.vector = vectors.get(request, b"")
+                running.ran(len(part.tokens), share * seconds, share * joules)
+                running.end_chunk(part, began_at, scores.get(request, ()), vectors.get(request, b""))
                 self._pages.publish(running)
                 running.promise.served(now)
             if drops:

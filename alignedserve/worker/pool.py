@@ -136,8 +136,8 @@ class PageNames:
         """
         if running.num_lost:
             return ()
-        running.names = self._named(running, running.names, tokens, self._page_size)
-        return running.names[: tokens // self._page_size]
+        names = running.named(self._named(running, running.names, tokens, self._page_size))
+        return names[: tokens // self._page_size]
 
     def blocks_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
         """Return the names of the full blocks of a request's first `tokens`, by which a device shares them."""

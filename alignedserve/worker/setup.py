@@ -31,6 +31,9 @@ class WorkerSetup:
         assert self.limits.most_held is None or self.policy.drops, "by this policy requests keep all"
 
 
-def running_of(policy: Policy, request: Request, output: Sequence[int], due: Due | None = None) -> WorkerRequest:
-    """Return the request as a worker keeps it, with its output so far and the due where another worker left it."""
-    return WorkerRequest(request, promise(request, policy, len(output), due), list(output))
+def running_of(
+    policy: Policy, request: Request, output: Sequence[int], due: Due | None = None, decode: str = ""
+) -> WorkerRequest:
+    """Return the request as a worker keeps it, with its output so far, the due where another worker left it, and the
+    decode worker that the router named."""
+    return WorkerRequest(request, promise(request, policy, len(output), due), list(output), decode=decode)

@@ -10,6 +10,7 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.requests import Requests
+from alignedserve.worker.step.blocks import fold_blocks, num_folded
 from alignedserve.worker.step.request import WorkerRequest
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Dropping:
         if unread > running.kv.dropped:
             self._writer.forget_parts(running)
             self._memory.drop(running, unread, free)
-            running.names = ()
+            running.drop_names()
         if running.known:  # where it was seated on what the device has, it may lack its beginning already
             running.forget_known()
             self._let_go.append(running.key)
@@ -97,7 +98,7 @@ class Folding:
                 old = self._old_blocks(running, self._fold.blocks)
                 if not self._is_worth(running, old, self._fold) or (into := self._memory.blocks.take(1)) is None:
                     break
-                self._replace(running, into, self._fold)
+                fold_blocks(running, into, self._fold, self._size)
                 folds.append((*into, *old))
                 left += old
         if not folds:
@@ -130,15 +131,5 @@ class Folding:
 
     def _old_blocks(self, running: WorkerRequest, count: int) -> tuple[int, ...]:
         """Return the first `count` blocks of a request that are not folded."""
-        at = self._num_folded(running)
+        at = num_folded(running.kv, self._size)
         return running.blocks[at : at + count]
-
-    def _num_folded(self, running: WorkerRequest) -> int:
-        """Return how many blocks of a request are folded."""
-        return (running.kv.folded - running.kv.dropped) // self._size
-
-    def _replace(self, running: WorkerRequest, into: tuple[int, ...], fold: Fold) -> None:
-        """Put a folded block into the place of these."""
-        at, kv = self._num_folded(running), running.kv
-        blocks, folded = (*kv.blocks[:at], *into, *kv.blocks[at + fold.blocks :]), kv.folded + self._size * fold.blocks
-        running.kv = kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded)

@@ -71,7 +71,7 @@ def test_the_page_of_folders_is_made_of_the_sources() -> None:
 
 
 # `kv` of a request is its blocks, and their form. Whoever else wants some asks a memory (worker/memory.py).
-WRITES_KV = ("worker/step/blocks.py", "worker/memory.py", "worker/windows.py", "forms/memory/")
+WRITES_KV = ("worker/step/blocks.py", "forms/memory/")
 
 
 def kv_writes(tree: ast.AST) -> list[int]:

@@ -145,7 +145,7 @@ DECODE = (
     Mutant(
         "copied KV is never in doubt",
         f"{_DECODE}/joining.py",
-        "running.came_with_kv = True",
+        "running.came_with(running.prefix)",
         "",
         "A request fails because of a spoiled page, though another attempt could answer it.",
     ),

@@ -44,6 +44,17 @@ def test_a_small_house(house: House) -> None:
     assert house.subsystems() == {"alignedserve": (3, 6), "router": (3, 4)}
 
 
+def test_a_field_of_a_request_has_one_writer(house: House) -> None:
+    files = {
+        "request.py": "class WorkerRequest:\n    prefix: int\n    batch: int\n    def ran(self): self.prefix += 1\n",
+        "owners.py": "running.prefix, running.batch = 3, 1\nclass Batch:\n    def begin(self): self.prefix = 2\n",
+    }
+    (house.root / "alignedserve" / "worker").mkdir()
+    for name, text in files.items():
+        (house.root / "alignedserve" / "worker" / name).write_text(text)
+    assert house.written_by_several() == {"prefix": [f"alignedserve/worker/{name}" for name in sorted(files)]}
+
+
 def test_words_to_read_are_without_notebook_and_generated_pages(house: House) -> None:
     for name in ("notebook/figures.md", "reference/settings.md"):
         (house.root / DOCS / name).parent.mkdir(exist_ok=True)
@@ -71,4 +82,4 @@ def test_the_table_is_printed(
     said = capsys.readouterr().out
     assert re.search(r"^their lines, median / p90 / max +2 / ", said, re.M)
     assert "\nLine: alignedserve/bases.py router/line.py\n" in said
-    assert said.endswith("\nwindows and folding: router/more.py\n")
+    assert said.endswith("\nwindows and folding: router/more.py\n\n")

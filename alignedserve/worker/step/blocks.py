@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from alignedserve.core import NO_KV, Entry, KvForm
+from alignedserve.core import NO_KV, Entry, Fold, KvForm
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
 from alignedserve.worker.step.request import WorkerRequest
 
@@ -71,7 +71,8 @@ def take_blocks(running: WorkerRequest) -> tuple[int, ...]:
 
 def lose_kv(running: WorkerRequest) -> None:
     """Note that a request, which has lost its blocks, has no KV."""
-    running.kv, running.prefix = NO_KV, 0
+    running.kv = NO_KV
+    running.start_over()
 
 
 def resume(running: WorkerRequest, entry: Entry, page_size: int) -> None:
@@ -93,13 +94,26 @@ def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tupl
     return lost
 
 
+def num_folded(kv: KvForm, block_size: int) -> int:
+    """Return how many blocks of a request are folded."""
+    return (kv.folded - kv.dropped) // block_size
+
+
+def fold_blocks(running: WorkerRequest, into: tuple[int, ...], fold: Fold, block_size: int) -> None:
+    """Put a folded block into the place of a request's first blocks that are not folded."""
+    kv = running.kv
+    at, folded = num_folded(kv, block_size), kv.folded + block_size * fold.blocks
+    blocks = (*kv.blocks[:at], *into, *kv.blocks[at + fold.blocks :])
+    running.kv = kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded)
+
+
 def blocks_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
     """Return the block of each `block_size` tokens, of a request that lacks none of its tokens.
 
     A folded block stands in the places of all blocks that it was made of."""
     if not kv.folded:
         return kv.blocks
-    count = (kv.folded - kv.dropped) // block_size
+    count = num_folded(kv, block_size)
     each = kv.folded // (count * block_size)
     return tuple([block for block in kv.blocks[:count] for _ in range(each)]) + kv.blocks[count:]
 

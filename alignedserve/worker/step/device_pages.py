@@ -49,20 +49,19 @@ class DevicePages:
         version = 0 if self._blocks is None else self._blocks.version
         if waiting.blocks or waiting.looked_up == version:
             return
+        found = waiting.prefix
         if self._blocks is not None:
-            waiting.prefix = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
-        waiting.looked_up = version
+            found = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
+        waiting.found(found, version)
         self._plan_fetch(waiting)
         lack_beginning(waiting, 0 if waiting.is_fetched else self._unread(waiting.prefix))
 
     def _plan_fetch(self, waiting: WorkerRequest) -> None:
         """Decide whether to copy pages of the pool beyond the KV that is here: a copy takes whole pages."""
-        waiting.end_fetch()
         end = len(waiting.known) * self._page_size
         start = waiting.prefix - waiting.prefix % self._page_size
         if end > waiting.prefix and (seconds := self._copy_s(waiting, end, end - start)) is not None:
-            waiting.prefix = waiting.fetched_from = start
-            waiting.fetched_to, waiting.fetch_s = end, seconds
+            waiting.plan_fetch(start, end, seconds)
 
     def num_read(self, waiting: WorkerRequest) -> int:
         """Return how many of the blocks found for a request others read: the request needs no free block for these."""
@@ -103,10 +102,9 @@ class DevicePages:
             return
         found = self._found(running)
         add_blocks(running, self._blocks.share(found))
-        running.looked_up = -1
-        self.count_cached(running)
+        running.look_again()
+        running.came_with(running.prefix)
         if found:
-            running.came_with_kv = True
             self.num_shared_tokens += running.prefix
 
     def num_read_of_kv(self, joining: WorkerRequest) -> int:
@@ -114,12 +112,12 @@ class DevicePages:
         return 0 if self._blocks is None else self._blocks.num_read(self._found_of_kv(joining))
 
     def share_kv(self, joining: WorkerRequest) -> None:
-        """Give a request whose KV the pool has the blocks that are here; `fetched_from` says where the rest begins."""
-        joining.fetched_from = 0
+        """Give a request whose KV the pool has the blocks that are here; the rest is copied."""
+        joining.fetch_from(0)
         if self._blocks is not None:
             found = self._found_of_kv(joining)
             add_blocks(joining, self._blocks.share(found))
-            joining.fetched_from = len(found) * self._size
+            joining.fetch_from(len(found) * self._size)
 
     def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
         """Return the names of its pages that are here, up to the first page of the pool that has to be copied."""
@@ -129,11 +127,6 @@ class DevicePages:
         names = self._name(joining, joining.prefix - 1)
         tokens = self._blocks.find(names) * self._size
         return names[: (tokens - tokens % self._page_size) // self._size]
-
-    def count_cached(self, running: WorkerRequest) -> None:
-        """Note that the KV that a request has now was not computed for it, unless the request has run before."""
-        if running.waited_s is None:
-            running.num_cached = min(running.prefix, len(running.request.prompt))
 
     def publish(self, running: WorkerRequest) -> None:
         """Let others share the full pages of a request, which have KV now."""

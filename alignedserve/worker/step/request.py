@@ -33,12 +33,16 @@ class WorkerRequest:
     """A request as its worker knows it: `prefix` of its tokens have KV where `kv` says, which it gets when seated.
 
     Until then the device may have its beginning for others, who would share it (device_pages.py).
+
+    One module writes each field. It is this one, by methods that say what happened, but for `kv` (memory alone:
+    blocks.py and forms/memory/), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py),
+    `decode` (leaving.py) and `batch` (joining.py).
     """
 
     request: Request
     promise: Promise
     output: list[int]  # all of it, earlier attempts included
-    kv: KvForm = NO_KV  # written by memory alone
+    kv: KvForm = NO_KV
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
     fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
@@ -121,6 +125,31 @@ class WorkerRequest:
         """Return whether pages of the pool are copied here as soon as the request is seated."""
         return self.fetched_to > 0
 
+    # --- Where its KV comes from
+
+    def found(self, tokens: int, version: int) -> None:
+        """Note that the device has KV of its first tokens, by this version of the device's pages. It has no blocks."""
+        self.prefix, self.looked_up = tokens, version
+        self.end_fetch()
+
+    def look_again(self) -> None:
+        """Note that the device or the pool may have more of the request, or less, than at the last look."""
+        self.looked_up = -1
+
+    def plan_fetch(self, start: int, end: int, seconds: float) -> None:
+        """Have its tokens from `start` to `end` copied from the pool once it is seated."""
+        self.prefix = self.fetched_from = start
+        self.fetched_to, self.fetch_s = end, seconds
+
+    def fetch_from(self, start: int) -> None:
+        """Have its tokens from `start` on copied from the pool, which has KV of all its tokens."""
+        self.fetched_from = start
+
+    def begin_fetch(self, page_size: int) -> None:
+        """Note that the pages that the pool keeps for it are being copied: it has what they hold, and saves what it
+        loses of that."""
+        self.prefix = len(self.known) * page_size
+
     def end_fetch(self) -> None:
         """Note that no copy from the pool is due or under way."""
         self.fetched_to, self.fetch_s = 0, 0.0
@@ -130,6 +159,27 @@ class WorkerRequest:
         self.known = ()
         if not self.blocks:  # else a copy may be under way
             self.end_fetch()
+
+    def came_with(self, tokens: int) -> None:
+        """Note that KV of its first tokens was computed for others, or copied here: not for it, unless it has run."""
+        self.came_with_kv |= tokens > 0
+        if self.waited_s is None:
+            self.num_cached = min(tokens, len(self.request.prompt))
+
+    def start_over(self) -> None:
+        """Note that it has lost its KV, and is recomputed."""
+        self.prefix = 0
+
+    def drop_names(self) -> None:
+        """Note that it has lost its beginning: from now on it is not found by that."""
+        self.names = ()
+
+    def named(self, names: tuple[int, ...]) -> tuple[int, ...]:
+        """Take names of its first full pages, and return them."""
+        self.names = names
+        return names
+
+    # --- What runs
 
     @property
     def most_in_chunk(self) -> int:
@@ -148,13 +198,19 @@ class WorkerRequest:
             return None
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 
-    def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = ()) -> None:
-        """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
+    def ran(self, tokens: int, seconds: float, joules: float) -> None:
+        """Note that these tokens ran, which have KV now; the request is charged with its share of the step."""
+        self.prefix += tokens
+        self.spent_s += seconds
+        self.spent_joules += joules
+
+    def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = (), vector: bytes = b"") -> None:
+        """Note what a chunk brought beside KV: log-probabilities where it is scored, the vector that was asked for."""
         if ran.scoring is not None:
             # A chunk that runs again, as after its blocks were lost, replaces its own scores alone: what comes after it
             # may come back from the pool, and is not scored again.
             self.prompt_logprobs[ran.start : ran.start + len(scores)] = scores
-        self.prefix += len(ran.tokens)
+        self.vector = vector
         if self.waited_s is None:
             self.waited_s = max(0.0, began_at - self.request.arrival_at)
         if not ran.is_last:

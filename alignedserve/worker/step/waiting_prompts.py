@@ -279,7 +279,7 @@ class WaitingPrompts:
         return self._rt_alone if running.promise.is_rt else self._be_alone
 
     def add(self, running: WorkerRequest) -> None:
-        running.looked_up = -1  # the pool may have more of it, or less, than at the last look
+        running.look_again()
         self._pages.look(running)
         self._all[running] = running.num_ahead
         self._alone(running)[running] = None
