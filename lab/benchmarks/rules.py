@@ -74,7 +74,7 @@ RULES: Mapping[str, SchedulingRule] = {
     "chats handed on": SchedulingRule(always(inf), ((ArrivalForecast, "joins_s"),)),
     "near lengths": SchedulingRule(lambda _real: lambda _self, found, _view: found, ((NearLengths, "choose"),)),
     "another key": SchedulingRule(always(inf), ((aligned, "unnoticed_s"),)),
-    "caution": SchedulingRule(always(1.0), ((StepContext, "caution"),)),
+    "caution": SchedulingRule(lambda _real: lambda _self, bound_s, *_: bound_s, ((StepContext, "careful_s"),)),
 }
 
 DOCUMENTS = {
