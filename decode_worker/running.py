@@ -14,8 +14,9 @@ All else (prompts, requests that join or leave) is decided with no step in fligh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
 from alignedserve.cost.model import Shape
@@ -25,19 +26,18 @@ from alignedserve.decode_worker.leaving import HandingOn, Leaving
 from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.reporting import StepCounts
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, SetTimer
+from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.worker.arriving import Prefixes
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.owners import Owners
+from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import AHEAD_STEPS, Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.view import PlannedStep, StepView
-from alignedserve.worker.steps import begin_step
 
 
 @dataclass
@@ -71,36 +71,32 @@ def ahead_of(
         start = running.prefix if part is None else part.start + 1
         if not running.kv.has_place(start, block_size) and not memory.take_for(running, 1):
             return None
-        ahead.decodes.append(decode_of(running) if part is None else _next_of(part, running))
+        if part is None:
+            ahead.decodes += decodes_of((running,))
+        else:  # its token is not known yet
+            index, adapter = part.index + 1, part.adapter
+            ahead.decodes.append(Decode(part.request, None, start, running.kv, part.sampling, index, adapter=adapter))
         ahead.going.append(running)
     return ahead
 
 
-def decode_of(running: WorkerRequest) -> Decode:
-    """Return the decode of a request whose newest token is known."""
-    request, output = running.request, running.output
-    return Decode(
-        request.id,
-        output[-1],
-        running.prefix,
-        running.kv,
-        request.sampling,
-        len(output),
-        running.history,
-        request.adapter,
-    )
-
-
-def _next_of(part: Decode, running: WorkerRequest) -> Decode:
-    """Return the decode after `part`, whose token is not known yet."""
-    return Decode(
-        part.request,
-        None,
-        part.start + 1,
-        running.kv,
-        part.sampling,
-        part.index + 1,
-        adapter=part.adapter,
+def decodes_of(requests: Sequence[WorkerRequest]) -> tuple[Decode, ...]:
+    """Return the decodes of requests whose newest tokens are known."""
+    return tuple(
+        [  # one for each token: a call for each would cost as much again, and a keyword half as much
+            Decode(
+                of.id,
+                running.output[-1],
+                running.prefix,
+                running.kv,
+                of.sampling,
+                len(running.output),
+                running.history,
+                of.adapter,
+            )
+            for running in requests
+            for of in (running.request,)
+        ]
     )
 
 
@@ -151,13 +147,19 @@ class Stepping:
             return before
         self.counts.count(selection.decodes)
         before += self._memory.orders()
-        decodes = _decodes_of(selection)
+        decodes = decodes_of(selection.decodes)
         self._all_run = len(decodes) == len(self._here.residents)
         if not self._all_run and self._memory.decodes:
             self._count_held_back(selection)
-        begun = begin_step(self._steps, selection, decodes)
+        begun = self._begin(selection, decodes)
         running = self._steps.running
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
+
+    def _begin(self, selection: PlannedStep, decodes: tuple[Decode, ...]) -> list[Command]:
+        """Order the step that was chosen, if anything runs in it."""
+        if not selection.chunks and not decodes:
+            return []
+        return [RunStep(self._steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
 
     @property
     def _awaits_copies(self) -> bool:
@@ -291,7 +293,7 @@ class Stepping:
         self._scheduler.planned(selection)
         self.counts.count(ahead.going)
         self.num_ahead_steps += 1
-        return begin_step(self._steps, selection, tuple(ahead.decodes))
+        return self._begin(selection, tuple(ahead.decodes))
 
     def _is_settled(self, running: StepPlan, now: float) -> bool:
         """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
@@ -304,53 +306,95 @@ class Stepping:
         return self._leaving.has_room_for(AHEAD_STEPS + 1)
 
 
-def _decodes_of(selection: PlannedStep) -> tuple[Decode, ...]:
-    return tuple(
-        [  # one for each token: a call for each would cost as much again, and a keyword half as much
-            Decode(
-                of.id,
-                running.output[-1],
-                running.prefix,
-                running.kv,
-                of.sampling,
-                len(running.output),
-                running.history,
-                of.adapter,
-            )
-            for running in selection.decodes
-            for of in (running.request,)
-        ]
-    )
+class StepEnd:
+    """Ends a step: blocks come free, the worker learns the step's time, and its requests get their tokens.
 
-
-class StepOutcome:
-    """Gives requests what a step brought them: tokens, their end, or the loss of an attempt (steps.Runs)."""
+    A step that finds too little memory has changed nothing: smaller steps follow (pace.py). Where even a single token
+    finds too little, its request is lost, and its owner starts the next attempt.
+    """
 
     def __init__(
         self,
         here: Requests,
         memory: PlainMemory,
-        owners: Owners,
         pool: PoolLink,
         log: WorkerLog,
+        outputs: Outputs,
         prompts: PromptKeeping,
-        keeping: AnswerKeeping,
+        answers: AnswerKeeping,
     ) -> None:
-        self._here, self._memory, self._owners = here, memory, owners
-        self._pool, self._holds, self._dropping = pool, pool.holds, memory.dropping
+        self._here, self._memory, self._outputs, self._pool, self._holds = here, memory, outputs, pool, pool.holds
+        self._steps, self._pace, self._dropping = memory.steps, memory.pace, memory.dropping
         self._notes, self._counts, self._decisions = log.notes, log.counts, log.decisions
-        self._prompts, self._keeping = prompts, keeping
+        self._prompts, self._answers = prompts, answers
 
-    def find(self, request: str) -> WorkerRequest | None:
-        """Return the request of this name that may be in a step."""
-        return self._here.find(request)
+    def step_done(self, event: StepDone, now: float) -> list[Command]:
+        self._memory.reconsider()  # time has passed, so another prompt may be the first
+        ended, seconds = self._steps.end(), event.seconds
+        self._here.queue.step_ended()
+        for blocks in ended.free:
+            self._memory.give(blocks)
+        if not ended.counts:
+            return []
+        plan = ended.plan
+        if event.result.failure is not None:
+            return self._fail(plan)
+        self._pace.learn(plan, ended.shape, seconds, self._here.find)
+        self._counts.count_step(plan, seconds)
+        self._note(plan, seconds)
+        released = self._give_tokens(plan, event, now)
+        released += self._holds.release_all(self._dropping.take_let_go())
+        # Behind the step in flight, and before whatever is ordered for the blocks that come free.
+        folds = self._memory.trim(self._prompts.awaits)
+        return [*folds, *released, *self._outputs.flush()]
 
-    def end_step(self, plan: StepPlan, done: StepDone, shares: Iterable[float], now: float) -> list[Command]:
-        """Give requests their tokens; prompts that get their first one become residents."""
-        here, released = self._here, list[Command]()
-        prompts = here.prompts
+    def _note(self, plan: StepPlan, seconds: float) -> None:
+        """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""
+        self._decisions.note_step(plan, seconds)
+        for chunk in plan.chunks:
+            if (running := self._here.find(chunk.request)) is not None:
+                step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
+                self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
+
+    def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:
+        """Give requests what the step brought them, and charge each with its share of the step; prompts that get their
+        first token become residents. Return what is released of requests that end.
+
+        The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
+        """
+        here, pages, emit, released = self._here, self._memory.pages, self._outputs.emit, list[Command]()
+        result, seconds, joules, prompts = done.result, done.seconds, done.joules, here.prompts
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
-        for running, finish in self._owners.emitted(plan.parts, done, shares, find, now):
+        tokens, unsampled = dict(result.tokens), set(result.unsampled)
+        logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
+        size, drops = pages.page_size, self._dropping.is_on
+        for part, share in zip(plan.parts, self._shares(plan), strict=True):  # one for each token
+            request = part.request
+            running = find(request)
+            if running is None:
+                continue
+            if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
+                continue
+            if isinstance(part, Decode):
+                running.ran(1, share * seconds, share * joules)
+                if size and not running.prefix % size:
+                    pages.publish(running)
+            else:
+                running.ran(len(part.tokens), share * seconds, share * joules)
+                running.end_chunk(part, now - seconds, scores.get(request, ()), vectors.get(request, b""))
+                pages.publish(running)
+                running.promise.served(now)
+            if drops:
+                self._dropping.drop(running)
+            token, finish = tokens.get(request), None
+            if token is not None:
+                finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
+            elif request in unsampled:
+                finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
+                pages.forget(running)
+            else:
+                continue
+            emit(running, finish)
             if prompts and running.state is State.PROMPT:
                 here.move(running, State.RESIDENT)
                 if finish is None:
@@ -358,10 +402,15 @@ class StepOutcome:
                     self._prompts.add(running)
             if finish is not None:
                 released += self._end(running, finish)
-        released += self._holds.release_all(self._dropping.take_let_go())
-        # Behind the step in flight, and before whatever is ordered for the blocks that come free.
-        folds = self._memory.trim(self._prompts.awaits)
-        return [*folds, *released, *self._owners.flush()]
+        return released
+
+    def _shares(self, plan: StepPlan) -> Iterable[float]:
+        """Return the shares that the parts of a step are charged with: none where nobody is told. Mostly its first
+        request is metered, or none is; but that one may have left, and gateways of two versions may share a worker."""
+        find = self._here.find
+        if any((running := find(part.request)) is not None and running.request.is_metered for part in plan.parts):
+            return self._pace.cost.shares(plan)
+        return repeat(0.0, len(plan.parts))
 
     def _end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
         self._notes.note_end(running)
@@ -376,16 +425,28 @@ class StepOutcome:
         )
         is_doubtful = finish is FinishReason.DOUBT and running.key in self._holds
         spoiled = self._pool.tell_spoiled(running.known) if is_doubtful else []
-        return [*spoiled, *self._keeping.end(running, finish)]
+        return [*spoiled, *self._answers.end(running, finish)]
 
-    def lose(self, ran: Chunk | Decode) -> list[Command]:
+    def _fail(self, plan: StepPlan) -> list[Command]:
+        """Try smaller steps, or give up the attempts of a step that cannot be smaller."""
+        self._steps.fail()
+        if not self._cannot_shrink(plan) and self._pace.room.shrink(plan.num_tokens):
+            return []
+        return [command for ran in plan.parts for command in self._lose(ran)]
+
+    def _cannot_shrink(self, plan: StepPlan) -> bool:
+        """Return whether the step had nothing but a prompt that runs whole."""
+        running = self._here.find(plan.parts[0].request) if len(plan.parts) == 1 else None
+        return running is not None and running.request.runs_whole
+
+    def _lose(self, ran: Chunk | Decode) -> list[Command]:
         """Give up the attempt of this part, if it is still here."""
         running = self._here.find(ran.request)
         if running is None or not running.is_at(ran):
             return []
         self._here.move(running, State.GONE)
         self._memory.release_after_step(running)
-        self._owners.outputs.drop(*running.key)
+        self._outputs.drop(*running.key)
         self._notes.note("lost", running.key)
         self._decisions.note(Kind.LOST, running.request, why="the device has too little memory for a single token")
         return self._holds.release(running.key)

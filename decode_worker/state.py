@@ -29,7 +29,7 @@ from alignedserve.decode_worker.pool_traffic import (
     WritingAhead,
 )
 from alignedserve.decode_worker.reporting import LengthsHere, Reporting
-from alignedserve.decode_worker.running import StepOutcome, Stepping
+from alignedserve.decode_worker.running import StepEnd, Stepping
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import (
     CopiedIn,
@@ -77,7 +77,7 @@ from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefi
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.owners import Owners
+from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import Act, Events, FormPart
 from alignedserve.worker.pool import PageWriter, PoolLink
@@ -87,7 +87,7 @@ from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.steps import IdleTrials, PromptRate, StepEnd
+from alignedserve.worker.steps import IdleTrials, PromptRate
 
 
 def events(core: DecodeCore) -> Events:
@@ -188,13 +188,13 @@ class DecodeCore:
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
-        self.owners = Owners(memory, setup.energy_source)
+        self.owners = Outputs(setup.energy_source)
         # Seats and memory of requests, and the ways to leave
         self.fetching = Fetching(here, queue, memory, pool, log)
         self.seats = Seats(here, memory, pool, log, self.fetching)
-        self.writing = PageWriting(here, memory, pool, log, self.owners.outputs)
+        self.writing = PageWriting(here, memory, pool, log, self.owners)
         preempting = Preempting(here, memory, pool, log, self.writing)
-        self.leaving = Leaving(here, memory, pool, log, preempting, self.owners.outputs)
+        self.leaving = Leaving(here, memory, pool, log, preempting, self.owners)
         # Ways for requests to come
         self.intake = Intake(here, memory, pool, log, setup.direct)
         self.prefetching = Prefetching(here, memory, pool)
@@ -211,11 +211,9 @@ class DecodeCore:
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
         of_use = self.handing_on.has_use_for_pages
         self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping, of_use)
-        outcome = StepOutcome(here, memory, self.owners, pool, log, self.prompt_keeping, self._answers)
-        self.step_end = StepEnd(memory, pace, queue, outcome, log)
-        unfinished, asking = lambda: here.unfinished, lambda: self.prefixes.asking
-        self.rate = PromptRate(pace, steps, queue, unfinished, asking, memory.copies_beside)
-        self.idle = IdleTrials(memory, pace, here, setup.cost is not None)
+        self.step_end = StepEnd(here, memory, pool, log, self.owners, self.prompt_keeping, self._answers)
+        self.rate = PromptRate(here, memory)
+        self.idle = IdleTrials(here, memory, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
         self.pages = PageAsks(here, memory, self.writing, self.prompt_keeping, self.handing_on.lacks_pages, of_use)
@@ -293,7 +291,7 @@ class DecodeCore:
     @property
     def outputs(self) -> Mapping[Attempt, bool]:
         """Return the attempts whose outputs are kept, and whether they have ended."""
-        return self.owners.outputs.attempts
+        return self.owners.attempts
 
     @property
     def blocks(self) -> list[int]:
@@ -332,7 +330,7 @@ class DecodeCore:
             "requests": len(self.here.attempts()),
             "blocks": self.memory.limits.num_blocks - self.memory.num_free,
             "pages": len(self.pool_link.holds),
-            "outputs": self.owners.outputs.num_kept,
+            "outputs": self.owners.num_kept,
         }
         return {**held, **self.memory.held}
 

@@ -8,7 +8,7 @@ candidates.py   The requests that join as soon as there is room, and the batch t
 candidate_order.py  The order in which candidates join, and how long each has to wait.
 transfers.py    Requests whose KV goes from one worker to another: what is on its way here, and what leaves.
 arriving.py     Requests that come: prompts and their predictions, what the pool has of them, the queue for seats.
-steps.py        Steps that begin and end, what they teach of prompts, and trials while the worker is idle.
+steps.py        How long waiting prompts will take, by the steps before, and trials while the worker is idle.
 in_flight.py    The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens of a step; chats to come.
 memory.py       The memory of a worker's device, behind one interface: who gets blocks, and who gives them back.

@@ -10,15 +10,13 @@ stay here until the owner acknowledges the last one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from alignedserve.core import NO_OPENING, Chunk, Decode, FinishReason, Request
+from alignedserve.core import NO_OPENING, FinishReason, Request
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import MemberLost, Received, StepDone, TimerFired
+from alignedserve.protocol.events import MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Attempt, Output, RequestUse, Resend, Tokens, Used
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
@@ -56,7 +54,9 @@ class _KeptOutput:
         return Output(request.id, request.attempt, index, tuple(running.output[index:]), self.finish, logprobs, told)
 
 
-class Outputs:
+class Outputs(CorePart):
+    """The outputs of requests whose owners may not have them whole yet."""
+
     def __init__(self, energy_source: str = "") -> None:
         self._energy_source = energy_source
         self._kept: dict[str, _KeptOutput] = {}  # in the order of their first token, then of their last
@@ -96,41 +96,58 @@ class Outputs:
                 RequestUse(name, request.attempt, running.spent._replace(source=self._energy_source))
             )
 
-    def flush(self) -> list[Send]:
-        """Return one frame for each owner, and another one before it if there is something to say of use."""
-        frames = [Send(owner, Used(tuple(uses))) for owner, uses in self._used.items()]
+    def flush(self) -> list[Command]:
+        """Send one frame to each owner, and another one before it if there is something to say of use."""
+        frames: list[Command] = [Send(owner, Used(tuple(uses))) for owner, uses in self._used.items()]
         frames += [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
         self._new.clear()
         self._used.clear()
         return frames
 
-    def resend(self, asked: Resend) -> list[Send]:
-        """Return all output from an index on; nothing where the attempt is not here: then the owner starts the next
+    # --- Where a frame, or its acknowledgement, may have been lost
+
+    def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
+        """Send all output from an index on; nothing where the attempt is not here: then the owner starts the next
         attempt."""
         kept = self._kept.get(asked.request)
         if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
             return []
         return [Send(kept.request.owner, Tokens((kept.since(asked.index),)))]
 
-    def remind(self, owner: str | None = None) -> list[Send]:
-        """Return the last tokens of requests that have ended, to one owner or to all: they, or their acknowledgements,
-        may have been lost."""
+    def timer_fired(self, event: TimerFired, now: float) -> list[Command]:
+        return self._remind() if event.name == REFRESH else []
+
+    def repeat(self, to: str) -> list[Command]:
+        return self._remind(to)
+
+    def _remind(self, owner: str | None = None) -> list[Command]:
+        """Send the last tokens of requests that have ended, to one owner or to all."""
         ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
         return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.num_kept > 0
+
+    # --- Requests that are not emitted here any more
+
+    def acknowledged(self, message: Acknowledge, frame: Received, now: float) -> None:
+        self.forget(message.requests)
 
     def forget(self, requests: Iterable[str]) -> None:
         """Forget requests that their owners have whole, or that another member emits from now on."""
         for request in requests:
             self._kept.pop(request, None)
 
-    def drop(self, request: str, attempt: int) -> None:
-        """Forget a request up to this attempt, which is not wanted any more."""
+    def drop(self, request: str, attempt: int) -> list[Command]:
         kept = self._kept.get(request)
         if kept is not None and kept.request.attempt <= attempt:
             del self._kept[request]
+        return []
 
-    def lose_owner(self, owner: str) -> None:
-        """Forget the requests of an owner that is lost: it will never acknowledge anything."""
+    def owner_lost(self, event: MemberLost, now: float) -> None:
+        """Forget the requests of an owner that will never acknowledge anything."""
+        owner = event.member.name
         self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])
         self._new.pop(owner, None)
         self._used.pop(owner, None)
@@ -138,90 +155,3 @@ class Outputs:
     def _drop_oldest_ended(self) -> None:
         oldest = next((name for name, kept in self._kept.items() if kept.finish), None)
         self.forget([oldest] if oldest else [])
-
-
-# Requests to which a step has brought a token or their end, and why they ended, if they did.
-Emitted: TypeAlias = Iterator[tuple[WorkerRequest, FinishReason | None]]
-
-
-class Owners(CorePart):
-    """Gives the requests of a step their tokens, and the owners what is new."""
-
-    def __init__(self, memory: PlainMemory, energy_source: str = "") -> None:
-        self.outputs = Outputs(energy_source)
-        self._pages, self._dropping = memory.pages, memory.dropping
-
-    def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
-        return [*self.outputs.resend(asked)]
-
-    def acknowledged(self, message: Acknowledge, frame: Received, now: float) -> None:
-        self.outputs.forget(message.requests)
-
-    def owner_lost(self, event: MemberLost, now: float) -> None:
-        self.outputs.lose_owner(event.member.name)
-
-    def timer_fired(self, event: TimerFired, now: float) -> list[Command]:
-        return [*self.outputs.remind()] if event.name == REFRESH else []
-
-    def emitted(
-        self,
-        parts: Iterable[Chunk | Decode],
-        done: StepDone,
-        shares: Iterable[float],
-        find: Callable[[str], WorkerRequest | None],
-        now: float,
-    ) -> Emitted:
-        """Emit what the parts of a step brought to requests that are still here, and yield those requests. Each is
-        charged with its share of the step.
-
-        The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
-        """
-        result, seconds, joules = done.result, done.seconds, done.joules
-        began_at = now - seconds
-        tokens, unsampled = dict(result.tokens), set(result.unsampled)
-        logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
-        emit, size = self.outputs.emit, self._pages.page_size
-        drops = self._dropping.is_on
-        for part, share in zip(parts, shares, strict=True):  # one for each token
-            request = part.request
-            running = find(request)
-            if running is None:
-                continue
-            if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
-                continue
-            if isinstance(part, Decode):
-                running.ran(1, share * seconds, share * joules)
-                if size and not running.prefix % size:
-                    self._pages.publish(running)
-            else:
-                running.ran(len(part.tokens), share * seconds, share * joules)
-                running.end_chunk(part, began_at, scores.get(request, ()), vectors.get(request, b""))
-                self._pages.publish(running)
-                running.promise.served(now)
-            if drops:
-                self._dropping.drop(running)
-            token, finish = tokens.get(request), None
-            if token is not None:
-                finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
-            elif request in unsampled:
-                finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
-                self._pages.forget(running)
-            else:
-                continue
-            emit(running, finish)
-            yield running, finish
-
-    def flush(self) -> list[Command]:
-        """Send what is new, one frame to each owner."""
-        return [*self.outputs.flush()]
-
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        self.outputs.drop(request, attempt)
-        return []
-
-    def repeat(self, to: str) -> list[Command]:
-        return [*self.outputs.remind(to)]
-
-    @property
-    def awaits_answer(self) -> bool:
-        return self.outputs.num_kept > 0

@@ -15,7 +15,7 @@ from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import PromptQueue
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.owners import Owners
+from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
@@ -35,13 +35,13 @@ class RouterLink(CorePart):
         memory: PlainMemory,
         pool: PoolLink,
         log: WorkerLog,
-        owners: Owners,
+        outputs: Outputs,
         rate: PromptRate,
         settled: Callable[[], Collection[Attempt]],
     ) -> None:
         """`settled` returns the attempts that are not here any more and that the pool will hear of anyway."""
         self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
-        self._notes, self._outputs, self._rate, self._settled = log.notes, owners.outputs, rate, settled
+        self._notes, self._outputs, self._rate, self._settled = log.notes, outputs, rate, settled
 
     def retire(self, message: Retire, frame: Received, now: float) -> None:
         self._here.is_retiring = True

@@ -1,105 +1,20 @@
-"""A step on a worker: what its beginning and its end change, how long waiting prompts will take, and trials while idle.
-
-A step that finds too little memory has changed nothing: smaller steps follow (pace.py). Where even a single token finds
-too little, its request is lost, and its owner starts the next attempt.
-"""
+"""What steps say of a worker: how long waiting prompts will take, and how fast the machine is, by trials while idle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import repeat
 from math import exp
 from statistics import median
-from typing import Protocol
 
-from alignedserve.core import Chunk, Decode, StepPlan
+from alignedserve.core import StepPlan
 from alignedserve.cost.fit import BUSY
 from alignedserve.cost.model import EMPTY
 from alignedserve.cost.trials import Bounds, Trial
-from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Backlog
-from alignedserve.worker.arriving import PromptQueue
-from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.pace import Pace
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.view import PlannedStep
-
-
-class Runs(Protocol):
-    """The requests of a worker that may be in a step."""
-
-    def find(self, request: str) -> WorkerRequest | None:
-        """Return the request of this name that may be in a step."""
-
-    def lose(self, ran: Chunk | Decode) -> list[Command]:
-        """Give up the attempt of this part, if it is still here."""
-
-    def end_step(self, plan: StepPlan, done: StepDone, shares: Iterable[float], now: float) -> list[Command]:
-        """Give the requests of a step that went well their tokens; each is charged with its share."""
-
-
-class StepEnd:
-    """Ends a step: blocks come free, the worker learns the step's time, and its requests get their tokens."""
-
-    def __init__(self, memory: PlainMemory, pace: Pace, queue: PromptQueue, runs: Runs, log: WorkerLog) -> None:
-        self._memory, self._steps, self._pace = memory, memory.steps, pace
-        self._queue, self._runs, self._counts, self._decisions = queue, runs, log.counts, log.decisions
-
-    def step_done(self, event: StepDone, now: float) -> list[Command]:
-        result, seconds = event.result, event.seconds
-        self._memory.reconsider()  # time has passed, so another prompt may be the first
-        ended, runs = self._steps.end(), self._runs
-        self._queue.step_ended()
-        for blocks in ended.free:
-            self._memory.give(blocks)
-        if not ended.counts:
-            return []
-        if result.failure is not None:
-            return self._fail(ended.plan)
-        self._pace.learn(ended.plan, ended.shape, seconds, runs.find)
-        self._counts.count_step(ended.plan, seconds)
-        self._note(ended.plan, seconds)
-        return runs.end_step(ended.plan, event, self._shares(ended.plan), now)
-
-    def _shares(self, plan: StepPlan) -> Iterable[float]:
-        """Return the shares that the parts of a step are charged with: none where nobody is told. Mostly its first
-        request is metered, or none is; but that one may have left, and gateways of two versions may share a worker."""
-        find = self._runs.find
-        if any((running := find(part.request)) is not None and running.request.is_metered for part in plan.parts):
-            return self._pace.cost.shares(plan)
-        return repeat(0.0, len(plan.parts))
-
-    def _note(self, plan: StepPlan, seconds: float) -> None:
-        """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""
-        self._decisions.note_step(plan, seconds)
-        for chunk in plan.chunks:
-            if (running := self._runs.find(chunk.request)) is not None:
-                step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
-                self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
-
-    def _fail(self, plan: StepPlan) -> list[Command]:
-        self._steps.fail()
-        if not self._cannot_shrink(plan) and self._pace.room.shrink(plan.num_tokens):
-            return []
-        return [command for ran in plan.parts for command in self._runs.lose(ran)]
-
-    def _cannot_shrink(self, plan: StepPlan) -> bool:
-        """Return whether the step had nothing but a prompt that runs whole."""
-        running = self._runs.find(plan.parts[0].request) if len(plan.parts) == 1 else None
-        return running is not None and running.request.runs_whole
-
-
-def begin_step(steps: StepsInFlight, selection: PlannedStep, decodes: tuple[Decode, ...] = ()) -> list[Command]:
-    """Order the step that was chosen, if anything runs in it."""
-    if not selection.chunks and not decodes:
-        return []
-    return [RunStep(steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
-
+from alignedserve.worker.step.states import State
 
 _MEMORY_S = 4.0  # after which an observation counts e times less
 _MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next ones
@@ -140,20 +55,9 @@ class PromptRate:
     take longer than computing.
     """
 
-    def __init__(
-        self,
-        pace: Pace,
-        steps: StepsInFlight,
-        queue: PromptQueue,
-        seated: Callable[[], Iterable[WorkerRequest]],
-        coming: Callable[[], Iterable[WorkerRequest]],
-        copies_beside: bool,
-    ) -> None:
-        """`seated` returns the seated prompts without a first token, `coming` those that are to join the queue.
-
-        `copies_beside` says whether copies from the pool go on beside steps."""
-        self._steps, self._pace, self._queue = steps, pace, queue
-        self._seated, self._coming, self._copies_beside = seated, coming, copies_beside
+    def __init__(self, here: Requests, memory: PlainMemory) -> None:
+        self._here, self._queue, self._memory = here, here.queue, memory
+        self._steps, self._pace = memory.steps, memory.pace
         self._waited_from: dict[bool, float | None] = {True: None, False: None}
         self._passed = {True: _Passed(), False: _Passed()}  # of real-time prompts; of all
         self._fetched_s = 0.0  # that copies had taken when the last step ended
@@ -168,7 +72,7 @@ class PromptRate:
 
     def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, copied_s: float, now: float) -> None:
         """Count a step of `seconds`, and the time since the step before it, less that of copies."""
-        seated = [running for running in self._seated() if running.promise.is_rt or not only_rt]
+        seated = [running for running in self._here.unfinished if running.promise.is_rt or not only_rt]
         waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
         has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]
@@ -190,12 +94,12 @@ class PromptRate:
         return Backlog(prompts_s, model_s, rt_prompts_s, token_s, rt_token_s, self._pace.copying)
 
     def _with_copies(self, computing_s: float, copies_s: float) -> float:
-        return max(computing_s, copies_s) if self._copies_beside else computing_s + copies_s
+        return max(computing_s, copies_s) if self._memory.copies_beside else computing_s + copies_s
 
     def _left(self, only_rt: bool) -> tuple[int, float]:
         """Return how many prompt tokens are to be computed, and how long the rest takes to be copied from the pool."""
         waiting = self._queue.waiting
-        prompts = [*self._seated(), *self._coming()]
+        prompts = self._here.of(State.PROMPT, State.FETCHING, State.ASKING)
         tokens = waiting.num_rt_tokens if only_rt else waiting.num_tokens
         tokens += sum([prompt.num_ahead for prompt in prompts if prompt.promise.is_rt or not only_rt])
         fetched = [prompt for prompt in (*prompts, *waiting.fetched) if prompt.promise.is_rt or not only_rt]
@@ -221,8 +125,8 @@ class IdleTrials:
     times of these. A request that comes meanwhile waits for one of them at most.
     """
 
-    def __init__(self, memory: PlainMemory, pace: Pace, here: Requests, has_profile: bool) -> None:
-        self._memory, self._steps, self._pace = memory, memory.steps, pace
+    def __init__(self, here: Requests, memory: PlainMemory, has_profile: bool) -> None:
+        self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
         self._here, self._limits = here, memory.limits
         bounds = Bounds(memory.limits, _LONGEST)
         # Without a profile nothing is known of a quiet machine.

@@ -326,7 +326,7 @@ WORKER = (
     ),
     Mutant(
         "token of a request at another place",
-        f"{_WORKER}/owners.py",
+        f"{_DECODE}/running.py",
         "part.kv is not running.kv and (not running.is_at(part))",
         "False",
         "A step's token goes to the request's next attempt.",

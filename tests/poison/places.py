@@ -74,6 +74,10 @@ def _running(running: Any, *_: Any) -> Iterable[Any]:
     return (running.request,)
 
 
+def _requests(requests: Any, *_: Any) -> Iterable[Any]:
+    return (running.request for running in requests)
+
+
 def _core(name: str, at: str, ends: str, kinds: str, topologies: tuple[str, ...] = ALL, body: str = "tokens") -> Place:
     return Place(name, f"{at}.handle", body, topologies, _told(*kinds.split()), ends)
 
@@ -129,8 +133,8 @@ PLACES = (
     _core("worker: Batch", _DECODE, "worker", "Batch Offer", _PARTED, "flex"),
     _core("worker: Acknowledge", _DECODE, "worker", "Acknowledge"),
     Place("worker: a chunk's plan", "alignedserve.worker.step.step_builder:chunk_of", when=_running),
-    Place("worker: a decode's plan", f"{_W}.running:decode_of", when=_running),
-    Place("worker: its end", f"{_W}.running:StepOutcome._end", when=lambda _, running, *__: (running.request,)),
+    Place("worker: a decode's plan", f"{_W}.running:decodes_of", when=_requests),
+    Place("worker: its end", f"{_W}.running:StepEnd._end", when=lambda _, running, *__: (running.request,)),
     _core("pool: AskPrefix", _POOL, "pool", "AskPrefix", _PARTED),
     _core("pool: Commit", _POOL, "pool", "Commit", _PARTED, "flex"),
     _core("pool: Release", _POOL, "pool", "Release", _PARTED, "flex"),
