@@ -6,7 +6,6 @@ joining.py       Candidates that become residents: copied from the pool, or pull
 running.py       The next step: memory, the choice, a step ahead, and what a step that has ended brings.
 leaving.py       Requests that leave for lack of memory: to the pool, to a prefill worker, or to wait.
 pool_traffic.py  What goes to the pool: requests that leave, prompts, answers, prompts of other nodes; pages for that.
-reporting.py     What the router and the metrics hear.
 by_policy.py     The core with the scheduler and the memory that a policy names.
 actor.py         The decode worker as a process.
 

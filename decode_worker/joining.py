@@ -37,10 +37,9 @@ class Joining:
         self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
         self._scheduler, self._context = memory.scheduler, memory.context
         self._pool, self._holds = pool, pool.holds
-        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+        self._notes, self._faults, self._decisions, self._counts = log.notes, log.faults, log.decisions, log.counts
         self._seats, self._preempting = seats, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
-        self.num_switches = 0  # batches with a member that has joined
 
     # --- The next candidate
 
@@ -121,7 +120,7 @@ class Joining:
         running.batch = candidate.batch or found
         if candidate.batch:
             if candidate.batch != self._batch.number:
-                self.num_switches += 1
+                self._counts.num_switches += 1
                 self._batch.begins(candidate.batch)
             self.mean_join_s += _WEIGHT * (now - candidate.since - self.mean_join_s)
 
@@ -184,9 +183,8 @@ class KvReceiving(CorePart):
     ) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
         self._pool, self._holds = pool, pool.holds
-        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+        self._notes, self._faults, self._decisions, self._counts = log.notes, log.faults, log.decisions, log.counts
         self._joining = joining
-        self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
@@ -196,7 +194,7 @@ class KvReceiving(CorePart):
         if not (transfer.is_wanted and intact):
             self._faults.num_failed_transfers += not intact
             return self._go_without(transfer)
-        self.num_prefetched += transfer.is_prefetched
+        self._counts.num_prefetched += transfer.is_prefetched
         self._here.move(running, State.RESIDENT)
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
         self._memory.pages.publish(running)

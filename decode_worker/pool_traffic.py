@@ -152,11 +152,6 @@ class PageWriting(CorePart):
         self._here.drop_from((State.LEAVING,), request, attempt)
         return [command for running in dropped for command in self._holds.release(running.key)]
 
-    def settled(self) -> set[Attempt]:
-        """Return the attempts that have ended and whose answers are being copied to the pool, or are still to be."""
-        copied = [copy.running for copy in self.writer.copies if copy.has_ended]
-        return {running.key for running in (*copied, *self._here.kept)}
-
     def ask_again(self) -> None:
         self.writer.ask_again()
 

@@ -24,7 +24,6 @@ from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.joining import Joining
 from alignedserve.decode_worker.leaving import HandingOn, Leaving
 from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
-from alignedserve.decode_worker.reporting import StepCounts
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
@@ -110,6 +109,7 @@ class Stepping:
         self,
         here: Requests,
         memory: PlainMemory,
+        log: WorkerLog,
         prefixes: Prefixes,
         seats: Seats,
         joining: Joining,
@@ -123,7 +123,7 @@ class Stepping:
         self._prefixes, self._seats, self._joining = prefixes, seats, joining
         self._leaving, self._preempting, self._looks_ahead = leaving, leaving.preempting, looks_ahead
         self._shares = CallerShares(memory.limits.max_batch, self._pace, here.queue.waiting)
-        self.counts, self._handing_on = StepCounts(), handing_on
+        self._counts, self._handing_on = log.counts, handing_on
         why_not = self._pace.policy.why_not_ahead
         assert not (looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
@@ -145,7 +145,7 @@ class Stepping:
         before += self._seats.fetch(now)
         if selection is None:
             return before
-        self.counts.count(selection.decodes)
+        self._counts.count_decodes(selection.decodes)
         before += self._memory.orders()
         decodes = decodes_of(selection.decodes)
         self._all_run = len(decodes) == len(self._here.residents)
@@ -167,9 +167,10 @@ class Stepping:
         return not self._memory.copies_beside and bool(self._here.num_joining or self._here.num_fetching)
 
     def _count_held_back(self, selection: PlannedStep) -> None:
-        prompts = map(self._here.running_of, selection.chunks)
-        num_rt = sum(running.promise.is_rt for running in prompts)
-        self.counts.count_held_back(self._here.residents.values(), selection.decodes, num_rt)
+        """Count the best-effort decodes that wait for real-time requests."""
+        chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
+        if any(running.promise.is_rt for running in chosen):
+            self._counts.count_held_back(self._here.residents.values(), chosen)
 
     # --- Memory
 
@@ -291,7 +292,7 @@ class Stepping:
             return []
         selection = PlannedStep(ahead.going, (), shape, predicted_s)
         self._scheduler.planned(selection)
-        self.counts.count(ahead.going)
+        self._counts.count_decodes(ahead.going)
         self.num_ahead_steps += 1
         return self._begin(selection, tuple(ahead.decodes))
 

@@ -7,14 +7,14 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then its chunks)
 
-`events` says which part hears which event, in which order, and `turn` what follows each event. Stores know which
-requests are where (requests/), a memory knows what they may take of the device (memory/), and a scheduler plans their
-steps (alignedserve/schedulers/).
+`events` says which part hears which event, in which order, and `turn` what follows each event. Which requests are here
+is in worker/requests.py, what they may take of the device in worker/memory.py; a scheduler plans their steps
+(alignedserve/schedulers/).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role, WorkerLimits
@@ -28,7 +28,6 @@ from alignedserve.decode_worker.pool_traffic import (
     PromptKeeping,
     WritingAhead,
 )
-from alignedserve.decode_worker.reporting import LengthsHere, Reporting
 from alignedserve.decode_worker.running import StepEnd, Stepping
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import (
@@ -45,7 +44,6 @@ from alignedserve.protocol.events import (
     SyntaxReady,
     TimerFired,
 )
-from alignedserve.protocol.figures import DecodeSteps
 from alignedserve.protocol.messages import (
     Acknowledge,
     AskDecisions,
@@ -60,7 +58,6 @@ from alignedserve.protocol.messages import (
     Kept,
     LeasePages,
     LetGo,
-    Member,
     Missed,
     Offer,
     Prefetched,
@@ -72,7 +69,6 @@ from alignedserve.protocol.messages import (
     Retire,
 )
 from alignedserve.schedulers.scheduler import Scheduler
-from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefixes, PromptQueue
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
@@ -82,12 +78,11 @@ from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import Act, Events, FormPart
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.repeats import Repeats
-from alignedserve.worker.reporting import Counting, RouterLink
+from alignedserve.worker.reporting import Reporting, RouterLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
-from alignedserve.worker.step.states import State
-from alignedserve.worker.steps import IdleTrials, PromptRate
+from alignedserve.worker.steps import IdleTrials
 
 
 def events(core: DecodeCore) -> Events:
@@ -113,7 +108,7 @@ def events(core: DecodeCore) -> Events:
         KvReceived: (core.receiving.received,),
         KvSent: (core.leaving.sent,),
         StepDone: (
-            core.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
+            core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
             core.seats.step_done,  # before the step's end: memory that was left until then comes free first
             core.step_end.step_done,
@@ -121,13 +116,13 @@ def events(core: DecodeCore) -> Events:
         **added,
         Resend: (core.owners.resend,),
         Acknowledge: (core.owners.acknowledged,),
-        Retire: (core.router.retire, core.counting.retire),
+        Retire: (core.router.retire, core.figures.retire),
         Reserve: (core.router.reserve,),
         Inquire: (core.router.inquired,),
         Missed: (core.repeats.missed,),
         LinkGap: (core.repeats.link_gap,),
         TimerFired: (core.owners.timer_fired, core.repeats.timer_fired),
-        (MemberJoined, Role.ROUTER): (core.router.router_joined, core.counting.router_joined),
+        (MemberJoined, Role.ROUTER): (core.router.router_joined, core.figures.router_joined),
         (MemberLost, Role.ROUTER): (core.router.router_lost,),
         **{(MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
         (MemberJoined, Role.POOL): (*added.get((MemberJoined, Role.POOL), ()), core.pool_link.joined),
@@ -163,8 +158,8 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
-        core.reporting.report,
-        core.counting.tell,
+        core.figures.report,
+        core.figures.tell,
         core.idle.measure,
         core.router.end,
     )
@@ -207,21 +202,18 @@ class DecodeCore:
         self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
         self.handing_on = HandingOn(here, memory, pool, self.leaving, self.writing, self.prompt_keeping)
         parts = self.prefixes, self.seats, self.joining, self.leaving, self.handing_on
-        self.stepping = Stepping(here, memory, *parts, looks_ahead=setup.look_ahead > 0)
+        self.stepping = Stepping(here, memory, log, *parts, looks_ahead=setup.look_ahead > 0)
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
         of_use = self.handing_on.has_use_for_pages
         self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping, of_use)
         self.step_end = StepEnd(here, memory, pool, log, self.owners, self.prompt_keeping, self._answers)
-        self.rate = PromptRate(here, memory)
         self.idle = IdleTrials(here, memory, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
         self.pages = PageAsks(here, memory, self.writing, self.prompt_keeping, self.handing_on.lacks_pages, of_use)
         self.rewriting, self.repeats = make_form_part(pool, pace, steps, here), Repeats(here, pool)
-        self.reporting, lengths = Reporting(here, memory), LengthsHere(here)
-        told = (lambda: here.seated, self._coming, self._counted, lambda: lengths.now)
-        self.counting = Counting(here, log, memory, pace, queue, *told)
-        self.router = RouterLink(here, memory, pool, log, self.owners, self.rate, self.writing.settled)
+        self.figures = Reporting(here, memory, log)
+        self.router = RouterLink(here, memory, pool, log, self.owners)
         coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
         here.enlist(*coming_parts, self.leaving, self.leaving.offering, self.asking, self.owners, self.router)
         self._events, self._turn = events(self), turn(self)
@@ -270,53 +262,12 @@ class DecodeCore:
         """Return the requests of this name that do not wait for a seat, and all that ask the pool for their prefix."""
         return [*self.seats.named(request), *self.prefixes.asking]
 
-    def _coming(self) -> list[Promise]:
-        """Return the promises to requests that wait here for something else than a seat as a prompt."""
-        here = self.here
-        moving = (*here.of(State.FETCHING, State.JOINING), *here.transfers.joining, *self.prefixes.asking)
-        return [running.promise for running in moving] + [candidate.promise for candidate in here.candidates.waiting]
-
     # --- What is here
-
-    @property
-    def pool(self) -> Member | None:
-        """Return the member whose pages are copied from and to."""
-        return self.pool_link.member
-
-    @property
-    def attempts(self) -> list[Attempt]:
-        """Return all attempts that are here."""
-        return self.here.attempts()
-
-    @property
-    def outputs(self) -> Mapping[Attempt, bool]:
-        """Return the attempts whose outputs are kept, and whether they have ended."""
-        return self.owners.attempts
-
-    @property
-    def blocks(self) -> list[int]:
-        """Return each block of the device once, as long as all is well."""
-        return self.memory.blocks_with(self.here.occupants())
-
-    @property
-    def kept_blocks(self) -> Collection[int]:
-        """Return the blocks of full pages: nothing is written to them any more."""
-        return self.memory.blocks.kept
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
         """Return the pages of the pool that are leased to this worker. A lease may outlast its request."""
         return self.pool_link.writer.leased
-
-    @property
-    def holds(self) -> set[Attempt]:
-        """Return the attempts for which the pool keeps pages."""
-        return self.pool_link.holds.attempts
-
-    @property
-    def settled(self) -> set[Attempt]:
-        """Return the attempts that have ended, and of whose answers the pool will hear."""
-        return self.writing.settled()
 
     @property
     def copying(self) -> tuple[Attempt, ...]:
@@ -333,15 +284,3 @@ class DecodeCore:
             "outputs": self.owners.num_kept,
         }
         return {**held, **self.memory.held}
-
-    def _counted(self) -> DecodeSteps:
-        """Return what the metrics show of steps and of prefetches."""
-        steps = self.stepping.counts
-        return DecodeSteps(
-            tuple(steps.by_batches),
-            steps.spread.tally,
-            switches=self.joining.num_switches,
-            prefetched=self.receiving.num_prefetched,
-            in_vain=self.here.candidates.num_in_vain,
-            held_back=steps.num_held_back,
-        )

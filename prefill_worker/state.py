@@ -62,7 +62,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
         core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
-        core.counting.tell,
+        core.figures.tell,
         core.idle.measure,
         core.router.end,
     )
@@ -102,18 +102,5 @@ class PrefillCore(DecodeCore):
         self.log.notes.has_less_to_run = True
 
     @property
-    def blocks(self) -> list[int]:
-        return [*super().blocks, *self.buffers.blocks]
-
-    @property
     def held(self) -> dict[str, int]:
         return {**super().held, "buffers": len(self.buffers)}
-
-    @property
-    def num_buffered_blocks(self) -> int:
-        """Return how many blocks hold KV for decode workers."""
-        return self.buffers.num_blocks
-
-    @property
-    def most_buffered_blocks(self) -> int:
-        return self.buffers.most_blocks

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from alignedserve.core import PreemptionCause, ServiceClass, StepPlan
 from alignedserve.explain.decisions import DecisionRing
-from alignedserve.protocol.figures import RATIOS, STEP_S, STEP_TOKENS, Preempted, Tally
+from alignedserve.protocol.figures import RATIOS, SPREADS, STEP_S, STEP_TOKENS, Preempted, Tally
 from alignedserve.protocol.messages import Attempt, Backlog, Progress
 from alignedserve.worker.step.request import WorkerRequest
 
@@ -35,6 +35,11 @@ class WorkerCounts:
     """Counts steps, requests that had to leave, and how predictions came out, for the metrics."""
 
     def __init__(self) -> None:
+        self.by_batches = [0, 0, 0]  # steps of members of no batch (guests alone), of one, of two or more
+        self.spread = Buckets(SPREADS)  # of the prefixes of a step's decodes
+        self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time ones
+        self.num_switches = 0  # batches with a member that has joined
+        self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
         self.step_tokens, self.step_s = Buckets(STEP_TOKENS), Buckets(STEP_S)
         self.step_ratio, self.length_ratio = Buckets(RATIOS), Buckets(RATIOS)
         self._preempted: Counter[tuple[PreemptionCause, ServiceClass, bool]] = Counter()  # ... and whether KV is kept
@@ -49,6 +54,19 @@ class WorkerCounts:
         if plan.predicted_s > 0:
             self.step_ratio.count(seconds / plan.predicted_s)
 
+    def count_decodes(self, decodes: Sequence[WorkerRequest]) -> None:
+        """Count a step by the batches whose members decode in it, and by how far their prefixes lie apart."""
+        if not decodes:
+            return
+        batches, prefixes = {running.batch for running in decodes}, [running.prefix for running in decodes]
+        self.by_batches[min(len(batches - {0}), 2)] += 1
+        self.spread.count(max(prefixes) - min(prefixes))
+
+    def count_held_back(self, residents: Iterable[WorkerRequest], chosen: Iterable[WorkerRequest]) -> None:
+        """Count the best-effort residents that a step leaves out, where some of the chosen requests are real-time."""
+        left_out = set(residents).difference(chosen)
+        self.num_held_back += sum(not running.promise.is_rt for running in left_out)
+
     def count_end(self, running: WorkerRequest) -> None:
         """Count a request that has ended by how much longer its output is than predicted."""
         estimate = running.request.estimate
@@ -61,16 +79,6 @@ class WorkerCounts:
     @property
     def preempted(self) -> tuple[Preempted, ...]:
         return tuple(Preempted(*kind, number) for kind, number in self._preempted.items())
-
-    @property
-    def num_preemptions(self) -> int:
-        """Return how many requests have left for others."""
-        return self._preempted.total()
-
-    @property
-    def num_evictions(self) -> int:
-        """Return how many requests have left for others with their KV."""
-        return sum(number for (_, _, keeps_kv), number in self._preempted.items() if keeps_kv)
 
 
 class Notes:

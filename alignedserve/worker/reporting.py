@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from math import inf
 
 from alignedserve.protocol.commands import Command, End, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, Received
-from alignedserve.protocol.figures import ByClass, DecodeLengths, DecodeSteps, WorkerLoad
-from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Reserve, Retire
+from alignedserve.protocol.figures import MOST_LENGTHS, ByClass, DecodeLengths, DecodeSteps, Lengths, WorkerLoad
+from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Report, Reserve, Retire
 from alignedserve.scheduling.promise import Promise
-from alignedserve.worker.arriving import PromptQueue
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
 from alignedserve.worker.steps import PromptRate
 
-_COUNTS_S = 1.0  # between two messages
+_COUNTS_S = 1.0  # between two messages with figures
+_REPORT_STEPS = 8  # between two reports to the router
 
 
 class RouterLink(CorePart):
@@ -36,12 +36,9 @@ class RouterLink(CorePart):
         pool: PoolLink,
         log: WorkerLog,
         outputs: Outputs,
-        rate: PromptRate,
-        settled: Callable[[], Collection[Attempt]],
     ) -> None:
-        """`settled` returns the attempts that are not here any more and that the pool will hear of anyway."""
         self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
-        self._notes, self._outputs, self._rate, self._settled = log.notes, outputs, rate, settled
+        self._notes, self._outputs, self.rate = log.notes, outputs, PromptRate(here, memory)
 
     def retire(self, message: Retire, frame: Received, now: float) -> None:
         self._here.is_retiring = True
@@ -67,9 +64,15 @@ class RouterLink(CorePart):
             for attempt in unknown:
                 self._notes.note("unknown", attempt)
             return []
-        settled = self._settled()
+        settled = self.settled
         left = [attempt for attempt in unknown if attempt not in settled]
         return [command for attempt in left for command in self._pool.holds.decline(attempt, now)]
+
+    @property
+    def settled(self) -> set[Attempt]:
+        """Return the attempts that have ended, and of whose answers the pool will hear."""
+        copied = [copy.running for copy in self._pool.writer.copies if copy.has_ended]
+        return {running.key for running in (*copied, *self._here.kept)}
 
     def repeat(self, to: str) -> list[Command]:
         return [self._holding()] if to == ROUTER else []
@@ -80,7 +83,7 @@ class RouterLink(CorePart):
 
     def report(self, now: float) -> list[Command]:
         """Tell the router what it has not been told yet, if anything."""
-        progress = self._notes.report(partial(self._rate.backlog, now), self._memory.num_free, now)
+        progress = self._notes.report(partial(self.rate.backlog, now), self._memory.num_free, now)
         return [] if progress is None else [Send(ROUTER, progress)]
 
     def end(self, now: float) -> list[Command]:
@@ -89,29 +92,44 @@ class RouterLink(CorePart):
         return [End()] if is_idle and not self._here.attempts() else []
 
 
-class Counting(CorePart):
-    """Tells the gateways, by way of the router, what metrics show."""
+class Reporting(CorePart):
+    """Tells the router the load of this worker every few steps, and the gateways, by way of the router, what metrics
+    show."""
 
-    def __init__(
-        self,
-        here: Requests,
-        log: WorkerLog,
-        memory: PlainMemory,
-        pace: Pace,
-        queue: PromptQueue,
-        running: Callable[[], Iterable[WorkerRequest]],
-        coming: Callable[[], Iterable[Promise]],
-        steps: Callable[[], DecodeSteps],
-        lengths: Callable[[], DecodeLengths],
-    ) -> None:
-        """`running` returns the requests that may be in a step, `coming` the promises to those that wait elsewhere than
-        in the queue, `steps` what ran together in steps, and `lengths` what runs together now."""
-        self._here, self._counts, self._faults = here, log.counts, log.faults
-        self._memory, self._pace = memory, pace
-        self._queue, self._running, self._coming, self._steps = queue, running, coming, steps
-        self._lengths = lengths
+    def __init__(self, here: Requests, memory: PlainMemory, log: WorkerLog) -> None:
+        self._here, self._batch, self._candidates, self._queue = here, here.batch, here.candidates, here.queue.waiting
+        self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
+        self._counts, self._faults = log.counts, log.faults
+        self._reported = 0  # the newest step when the router got a report
         self._told: Figures | None = None
         self._told_at = 0.0
+
+    # --- The load, for the router
+
+    def report(self, now: float) -> list[Command]:
+        """Report every few steps, and when there are none."""
+        steps = self._steps.number - self._reported
+        if not steps or (self._steps.running is not None and steps < _REPORT_STEPS):
+            return []
+        self._reported = self._steps.number
+        here, gives = self._here.occupants(), self._pace.policy.is_rt_first
+        chats = [running.promise for running in here if running.promise.is_rt]
+        report = Report(
+            band=self._band(self._here.with_kv),
+            free_blocks=self._memory.num_free,
+            step_s=self._pace.times.mean_s,
+            num_rt=len(chats),
+            num_late=sum(promise.is_late(now) for promise in chats),
+            given_blocks=sum(len(running.blocks) for running in here if gives and not running.promise.is_rt),
+        )
+        return [Send(ROUTER, report)]
+
+    def _band(self, seated: Sequence[WorkerRequest]) -> tuple[int, int] | None:
+        """Return the shortest and the longest prefix of the batch that runs, or else of all requests."""
+        prefixes = [running.prefix for running in seated]
+        return self._batch.band(seated) or ((min(prefixes), max(prefixes)) if prefixes else None)
+
+    # --- Metrics
 
     def router_joined(self, event: MemberJoined, now: float) -> None:
         if self._told is not None:
@@ -125,29 +143,52 @@ class Counting(CorePart):
         last asks whether its owners have all tokens (core.py)."""
         if now - self._told_at < _COUNTS_S:
             return []
+        counts, self._told_at = self._counts, now
         figures = Figures(
             num_refused=self._faults.num_refused,
             num_failed_transfers=self._faults.num_failed_transfers,
-            steps=self._steps(),
+            steps=DecodeSteps(
+                tuple(counts.by_batches),
+                counts.spread.tally,
+                switches=counts.num_switches,
+                prefetched=counts.num_prefetched,
+                in_vain=self._candidates.num_in_vain,
+                held_back=counts.num_held_back,
+            ),
             lengths=self._lengths(),
             slowdown=self._pace.slowdown,
             worker=self._load(now),
         )
-        self._told_at = now
         if figures == self._told:
             return []
         self._told = figures
         return [Send(ROUTER, figures)]
 
+    def _lengths(self) -> DecodeLengths:
+        """Return the requests by their lengths, as the live page shows them."""
+        seated, number = self._here.with_kv, self._batch.number
+        members = [running for running in seated if number and running.batch == number]
+        guests = [running for running in seated if not number or running.batch != number]
+        return DecodeLengths(
+            batch=_by_length((running.prefix, running.promise.is_rt) for running in members),
+            guests=_by_length((running.prefix, running.promise.is_rt) for running in guests),
+            prompts=_by_length((len(of.request.prompt), of.promise.is_rt) for of in self._here.unfinished),
+            waiting=_by_length((waiting.entry.prefix, waiting.is_rt) for waiting in self._candidates.requests),
+            coming=_by_length((coming.entry.prefix, coming.is_rt) for coming in self._candidates.batch),
+            band=self._band(seated),
+        )
+
     def _load(self, now: float) -> WorkerLoad:
-        running, coming = [running.promise for running in self._running()], [*self._coming()]
-        queue, counts = self._queue.waiting, self._counts
-        here, moving = _by_class(running), _by_class(coming)
+        queue, counts = self._queue, self._counts
+        running = [running.promise for running in self._here.seated]
+        moving = (*self._here.of(State.FETCHING, State.JOINING, State.ASKING), *self._here.transfers.joining)
+        coming = [running.promise for running in moving] + [waiting.promise for waiting in self._candidates.waiting]
+        here, elsewhere = _by_class(running), _by_class(coming)
         in_queue = [waiting.promise for waiting in queue.real_time]
         dues = [promise.due_at(now) for promise in chain(running, coming, in_queue) if promise.is_rt]
         return WorkerLoad(
             here,
-            ByClass(queue.num_rt + moving.rt, len(queue) - queue.num_rt + moving.be),
+            ByClass(queue.num_rt + elsewhere.rt, len(queue) - queue.num_rt + elsewhere.be),
             used=1 - self._memory.free_share,
             slack_s=min(dues) - now if dues else None,
             step_tokens=counts.step_tokens.tally,
@@ -162,3 +203,20 @@ class Counting(CorePart):
 def _by_class(promises: Sequence[Promise]) -> ByClass:
     num_rt = sum(promise.is_rt for promise in promises)
     return ByClass(num_rt, len(promises) - num_rt)
+
+
+def _by_length(requests: Iterable[tuple[int, bool]]) -> Lengths:
+    """Return these prefixes by class; each comes with whether its request is real-time."""
+    by_class: tuple[list[int], list[int]] = [], []
+    for prefix, is_rt in requests:
+        by_class[not is_rt].append(prefix)
+    rt, be = map(sorted, by_class)
+    return Lengths(some_of(rt), some_of(be), len(rt), len(be))
+
+
+def some_of(ascending: list[int]) -> tuple[int, ...]:
+    """Return all of them, or as many as a message has, from the first to the last."""
+    most, last = MOST_LENGTHS - 1, len(ascending) - 1
+    if last <= most:
+        return tuple(ascending)
+    return tuple(ascending[at * last // most] for at in range(MOST_LENGTHS))

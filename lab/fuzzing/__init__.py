@@ -11,4 +11,5 @@ shrink.py            Makes a failing scenario smaller while it still breaks the 
 typed_tree.py        Builds dataclasses from JSON trees and names a wrong key.
 waste.py             Checks that a run wastes nothing: attempts, outputs, pages.
 wider_drawing.py     Widens scenarios: presets, switches, many workers, several nodes.
+worker_views.py      What a worker's core has, as the fuzzer and tests look at it.
 """

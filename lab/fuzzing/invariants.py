@@ -50,6 +50,7 @@ from alignedserve.forms.pool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
+from alignedserve.lab.fuzzing.worker_views import blocks_of, kept_blocks
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.prefill_worker.state import PrefillCore
@@ -168,7 +169,7 @@ class InvariantWatch(Witness):
         self._check_time()
 
     def works(self, process: Process, command: Command) -> None:
-        kept = process.core.kept_blocks if isinstance(process.core, DecodeCore) else ()
+        kept = kept_blocks(process.core) if isinstance(process.core, DecodeCore) else ()
         if kept and (wrong := sorted(_written(command, self._block_size).intersection(kept))):
             self._break(Rule.BLOCKS, f"{process.member.name} writes to blocks {wrong} of full pages")
         if isinstance(command, CopyOut):
@@ -179,11 +180,11 @@ class InvariantWatch(Witness):
     # --- A single core
 
     def _check_blocks(self, process: Process, core: DecodeCore) -> None:
-        if (blocks := sorted(core.blocks)) != self._all_blocks:
+        if (blocks := sorted(blocks_of(core))) != self._all_blocks:
             self._break(Rule.BLOCKS, f"of {process.member.name} {_difference(blocks, self._all_blocks)}")
-        if isinstance(core, PrefillCore) and core.num_buffered_blocks > core.most_buffered_blocks:
-            self._break(Rule.BLOCKS, f"{process.member.name} has {core.num_buffered_blocks} blocks of prefetched KV")
-        if len(held := core.attempts) != len(set(held)):
+        if isinstance(core, PrefillCore) and core.buffers.num_blocks > core.buffers.most_blocks:
+            self._break(Rule.BLOCKS, f"{process.member.name} has {core.buffers.num_blocks} blocks of prefetched KV")
+        if len(held := core.here.attempts()) != len(set(held)):
             self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
         shared = slots_of(core.memory)
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
@@ -203,8 +204,8 @@ class InvariantWatch(Witness):
 
     def _check_lease(self, worker: Process) -> None:
         assert isinstance(worker.core, DecodeCore)
-        if worker.core.pool is not None:
-            self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
+        if (pool := worker.core.pool_link.member) is not None:
+            self._check_leased(worker, pool.holder, worker.core.leased_pages, "believes to have")
 
     def _check_leased(
         self, worker: Process, pool: str, pages: tuple[int, ...], verb: str, lease: Callable[[str], str] = str

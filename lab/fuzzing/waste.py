@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
+from alignedserve.lab.fuzzing.worker_views import holds_of
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.protocol.commands import Send, SendKv
 from alignedserve.protocol.messages import (
@@ -137,13 +138,12 @@ class WasteWatch:
                     yield from self._odd_of_pool(process, core)
 
     def _odd_of_worker(self, process: Process, core: DecodeCore) -> Iterator[_Odd]:
-        here, name = set(core.attempts), process.member.name
-        outputs = core.outputs
+        here, name = set(core.here.attempts()), process.member.name
+        outputs = core.owners.attempts
         for attempt in {attempt for attempt, has_ended in outputs.items() if not has_ended} - here:
             yield _odd(f"{name} keeps an output of {_said(attempt)}, which it does not have", process)
-        if isinstance(core, DecodeCore):
-            for attempt in core.holds - here - core.settled:
-                yield _odd(f"{name} keeps pages for {_said(attempt)}, which it does not have", process)
+        for attempt in holds_of(core) - here - core.router.settled:
+            yield _odd(f"{name} keeps pages for {_said(attempt)}, which it does not have", process)
         if self._is_calm:
             for request in self._ended(request for request, _ in (*here, *outputs)):
                 yield _odd(f"{name} has {request}, which has ended", process)
@@ -152,13 +152,12 @@ class WasteWatch:
         for worker, out in core.out.items():
             reader = self._world.alive(worker)
             if reader is not None and isinstance(reader.core, DecodeCore):
-                for attempt in out - reader.core.holds:
+                for attempt in out - holds_of(reader.core):
                     yield _odd(f"{process.member.name} keeps {_said(attempt)} out at {worker}", process, reader)
         for worker, held in core.held_for.items():
             reader = self._world.alive(worker)
             if reader is not None and isinstance(reader.core, DecodeCore):
-                settled = reader.core.settled if isinstance(reader.core, DecodeCore) else set()
-                for attempt in held - {*reader.core.attempts} - settled:
+                for attempt in held - {*reader.core.here.attempts()} - reader.core.router.settled:
                     yield _odd(f"{process.member.name} holds pages for {_said(attempt)} of {worker}", process, reader)
         if self._is_calm:
             for request in self._ended(core.kept):

@@ -11,7 +11,6 @@ import pytest
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.by_policy import decode_core
-from alignedserve.decode_worker.reporting import some_of
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
@@ -31,6 +30,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import Grouping, Policy, SchedulerName
 from alignedserve.worker.candidates import LEAST_WIDTH
+from alignedserve.worker.reporting import some_of
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
@@ -236,13 +236,13 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
     worker.hears(CopiedIn(2, intact=True))
     worker.hears(CopiedIn(1, intact=True))
     worker.hears(StepDone(StepResult(1, (("d3", 7),))))
-    assert (sum(worker.core.stepping.counts.by_batches), worker.core.stepping.counts.by_batches[-1]) == (2, 0), (
+    assert (sum(worker.core.log.counts.by_batches), worker.core.log.counts.by_batches[-1]) == (2, 0), (
         "it is of the batch that runs"
     )
     worker.gets(D2)
     worker.hears(CopiedIn(3, intact=True))
     commands = worker.core.handle(StepDone(StepResult(2, (("d1", 7), ("d3", 7)))), 1.0)
-    assert (sum(worker.core.stepping.counts.by_batches), worker.core.stepping.counts.by_batches[-1]) == (3, 1)
+    assert (sum(worker.core.log.counts.by_batches), worker.core.log.counts.by_batches[-1]) == (3, 1)
     told = [command.message for command in commands if isinstance(command, Send)]
     counted = [message.steps for message in told if isinstance(message, Figures) and message.steps is not None]
     assert [(steps.by_batches, steps.switches) for steps in counted] == [((0, 2, 1), 2)], "the router hears of it"
@@ -300,7 +300,7 @@ class TestPrefetching:
             "its place is another's"
         )
         assert any(isinstance(command, RunStep) for command in waiting.hears(KvReceived(1, "prefill-0.1", True)))
-        assert waiting.core.receiving.num_prefetched == 1
+        assert waiting.core.log.counts.num_prefetched == 1
 
     def test_what_has_not_come_joins_from_the_pool(self, waiting: Worker) -> None:
         commands = waiting.next_joins()

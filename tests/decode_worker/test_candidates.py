@@ -10,6 +10,7 @@ import pytest
 from alignedserve.core import Due, Entry, PreemptionCause, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.figures import ByClass, Preempted
@@ -98,7 +99,7 @@ def test_without_room_it_is_declined_if_its_sender_has_another_way(worker: Decod
     assert not sent(offered(worker, replace(IN_C, due=None), stays=True), "prefill-0")
     soon = entry(replace(request("d"), slo=replace(IN_A.request.slo, tbt_s=0.01)), ())
     assert offered(worker, soon, stays=True) == []
-    assert sorted(worker.attempts) == [(name, 0) for name in "abcd"], "both ends list them"
+    assert sorted(worker.here.attempts()) == [(name, 0) for name in "abcd"], "both ends list them"
     commands = received(worker, 1, intact=False)
     assert Pull(3, "d", 0) in sent(commands, "prefill-0")
     assert not any(message.requests for message in sent(commands, "pool-0") if isinstance(message, AskBatch))
@@ -129,7 +130,7 @@ def test_a_pinned_request_of_the_pool_comes_before_its_other_requests(worker: De
     worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
     copies = [command.pages for command in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(command, CopyIn)]
     assert copies in ([(7,)], []), "its seat may have been taken at once"
-    assert ("c", 0) in worker.attempts
+    assert ("c", 0) in worker.here.attempts()
 
 
 class TestSaidAgain:
@@ -260,7 +261,7 @@ class TestWhoCannotWait:
         assert not sent(offered(core, replace(IN_A, due=Due(0.02)), stays=True), "prefill-0"), "a step runs"
         commands = self.stepped(core, 1)
         assert sent(commands, "prefill-0") == [Pull(1, "a", 0)]
-        assert core.log.counts.num_preemptions == 1
+        assert num_preemptions(core) == 1
         (step,) = [command for command in commands if isinstance(command, RunStep)]
         assert [decode.request for decode in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
 
@@ -276,7 +277,7 @@ class TestWhoCannotWait:
     def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
         core = self.busy(limits=replace(self.SMALL, num_blocks=8))
         assert sent(offered(core, replace(IN_A, due=Due(0.02)), stays=True), "prefill-0") == [Pull(1, "a", 0)]
-        assert core.log.counts.num_preemptions == 0
+        assert num_preemptions(core) == 0
 
     def test_gets_nothing_of_chats(self) -> None:
         core = self.busy()
@@ -284,8 +285,8 @@ class TestWhoCannotWait:
         offered(core, replace(IN_B, due=Due(0.02)), stays=True)
         offered(core, replace(IN_C, due=Due(0.02)), stays=True)
         assert sent(self.stepped(core, 1), "prefill-0") == [Pull(1, "a", 0), Pull(2, "b", 0)]
-        assert core.log.counts.num_preemptions == 2
-        assert ("c", 0) in core.attempts
+        assert num_preemptions(core) == 2
+        assert ("c", 0) in core.here.attempts()
 
     @pytest.mark.parametrize(("due_at", "leaves"), [(60.0, 0), (0.02, 1)])
     def test_other_requests_come_only_when_their_slack_has_run_out(self, due_at: float, leaves: int) -> None:
@@ -293,10 +294,10 @@ class TestWhoCannotWait:
         chat = replace(entry(request("a"), (3,)), due=Due(due_at))
         core.handle(said("pool-0", Batch((chat,))), 0.0)
         self.stepped(core, 1)
-        assert core.log.counts.num_preemptions == leaves
+        assert num_preemptions(core) == leaves
 
     def test_waits_where_nobody_goes_by_promises(self) -> None:
         core = self.busy(Policy(SchedulerName.FCFS))
         offered(core, replace(IN_A, due=Due(0.02)), stays=True)
         self.stepped(core, 1)
-        assert core.log.counts.num_preemptions == 0
+        assert num_preemptions(core) == 0

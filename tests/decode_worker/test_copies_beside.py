@@ -11,6 +11,7 @@ import pytest
 
 from alignedserve.core import Request, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import ROUTER, Batch, Cancel, Prefill, Prefix, Progress, Release
@@ -114,7 +115,7 @@ def test_a_request_that_is_cancelled_meanwhile_has_its_blocks_until_the_copy_has
     copy = bench.gets(B, page=6)
     bench.hears(said(ROUTER, Cancel("b", 0)))
     assert Release("b", 0) in bench.said
-    assert sorted(bench.core.attempts) == [("a", 0)]
+    assert sorted(bench.core.here.attempts()) == [("a", 0)]
     other = bench.gets(C, page=7)
     assert not set(other.blocks) & set(copy.blocks)
     for _ in range(3):
@@ -247,11 +248,11 @@ def test_no_step_and_no_other_copy_writes_to_blocks_that_are_being_copied_to() -
                     number = draw.choice([*under_way])
                     del under_way[number]
                     bench.hears(CopiedIn(number, intact=draw.random() < 0.9))
-                case "cancel" if bench.core.attempts:
-                    bench.hears(said(ROUTER, Cancel(*draw.choice(bench.core.attempts))))
+                case "cancel" if bench.core.here.attempts():
+                    bench.hears(said(ROUTER, Cancel(*draw.choice(bench.core.here.attempts()))))
             for copy in bench.copies[num_copies:]:
                 assert not any({*copy.blocks} & {*other.blocks} for other in under_way.values())
                 under_way[copy.number] = copy
             written = {block for copy in under_way.values() for block in copy.blocks}
             assert not blocks_in(bench.plans[num_plans:]) & written
-            assert sorted(bench.core.blocks) == [*range(LIMITS.num_blocks)]
+            assert sorted(blocks_of(bench.core)) == [*range(LIMITS.num_blocks)]

@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.core import Role, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.lab.fuzzing.worker_views import holds_of
 from alignedserve.protocol.commands import Command, RunStep, Send, SendKv
 from alignedserve.protocol.events import (
     Event,
@@ -241,7 +242,7 @@ def test_the_pool_holds_for_the_other_worker_what_it_held_here() -> None:
     assert worker.pool.held_for == {"decode-1": {("first", 0)}}
     kept = [message for message in worker.said if isinstance(message, Kept)]
     assert kept[-1].pages == kept[0].pages != ()
-    assert not worker.core.holds
+    assert not holds_of(worker.core)
     worker.hears(MemberLost(there), "pool-0")
     assert not worker.pool.held_for
 

@@ -15,6 +15,7 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.orders import ProjectKv
+from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions
 from alignedserve.protocol.commands import (
     Command,
     RunStep,
@@ -99,7 +100,7 @@ class TestWhoWaits:
         assert worker.kinds("next") == ["hidden"]
         assert worker.now - STEP_S - asked_at == pytest.approx(0.02), "the first step to begin after that"
         worker.until_idle()
-        assert worker.core.log.counts.num_preemptions == 0
+        assert num_preemptions(worker.core) == 0
 
     def test_becomes_kv_without_a_second_prefill_when_memory_comes_free(self) -> None:
         worker = crowded()
@@ -168,7 +169,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def every_block_is_there_once(self) -> None:
-        assert sorted(self.worker.core.blocks) == [*range(LIMITS.num_blocks)]
+        assert sorted(blocks_of(self.worker.core)) == [*range(LIMITS.num_blocks)]
 
     def teardown(self) -> None:
         self.worker.until_idle()

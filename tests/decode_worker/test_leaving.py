@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.core import Chunk, Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.lab.fuzzing.worker_views import blocks_of, num_preemptions
 from alignedserve.protocol.commands import Command, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import (
@@ -110,7 +111,7 @@ def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker:
         "who has just left does not come back at once"
     )
     assert worker.hears(said("prefill-0", Prefetched((D2,)))) == [], "we know"
-    assert sorted(worker.core.attempts) == [("d1", 0), D2], "it is ours all the time"
+    assert sorted(worker.core.here.attempts()) == [("d1", 0), D2], "it is ours all the time"
     worker.steps()
     commands = worker.cancels("d1")
     [receives] = [command for command in commands if isinstance(command, ReceiveKv)]
@@ -127,14 +128,14 @@ def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon
     worker.hears(said("prefill-0", LetGo((D2,))))
     assert not [message for message in sent(worker.steps(), "prefill-0") if isinstance(message, Evict)]
     assert worker.runs == ["d1", "d2"]
-    assert worker.core.log.counts.num_preemptions == 0, "it has not left"
+    assert num_preemptions(worker.core) == 0, "it has not left"
 
 
 def test_it_stays_where_sending_fails(worker: Worker) -> None:
     worker.send_d2()
     worker.hears(KvSent(1, "prefill-0.1", ok=False))
     assert worker.core.log.faults.num_failed_transfers == 1
-    assert sorted(worker.core.blocks) == [0, 1, 2]
+    assert sorted(blocks_of(worker.core)) == [0, 1, 2]
     assert worker.core.held["requests"] == 2
 
 
@@ -165,7 +166,7 @@ def test_what_is_there_no_longer_is_computed_anew(worker: Worker, how: str) -> N
     worker.steps()
     [chunk] = worker.chunks
     assert (chunk.request, chunk.tokens, chunk.start) == ("d2", (1, 2, 3, 7), 0)
-    assert worker.core.attempts == [D2]
+    assert worker.core.here.attempts() == [D2]
 
 
 @pytest.mark.parametrize("how_far", ["asked", "sending", "there"])
@@ -176,12 +177,12 @@ def test_nobody_wants_it_any_more(worker: Worker, how_far: str) -> None:
         is_there(worker)
     taken = worker.core.held["blocks"]
     assert Cancel(*D2) in sent(worker.cancels("d2"), "prefill-0")
-    assert worker.core.attempts == [("d1", 0)]
+    assert worker.core.here.attempts() == [("d1", 0)]
     if how_far == "sending":
         assert worker.core.held["blocks"] == taken, "they are read still"
         worker.hears(KvSent(1, "prefill-0.1", ok=True))
         assert worker.core.held["blocks"] == taken - 1
-    assert sorted(worker.core.blocks) == [0, 1, 2]
+    assert sorted(blocks_of(worker.core)) == [0, 1, 2]
     worker.cancels("d1")
     worker.steps()
     assert worker.core.held["blocks"] == 0

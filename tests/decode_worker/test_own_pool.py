@@ -14,6 +14,7 @@ from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import (
@@ -172,9 +173,9 @@ class TestHandingOn:
         assert 1 < len(commit.entry.output) == worker.count("first") < 60, "it has told what it made before it left"
         (batch,) = [message for message in worker.said if isinstance(message, Batch)]
         assert batch.entries[0].output == commit.entry.output
-        assert not worker.core.attempts
+        assert not worker.core.here.attempts()
         assert worker.core.memory.num_free == LIMITS.num_blocks
-        assert worker.core.log.counts.num_preemptions == 0
+        assert num_preemptions(worker.core) == 0
         assert [message.returned for message in worker.said if isinstance(message, Progress) if message.returned] == [
             (("first", 0),)
         ]
@@ -357,7 +358,7 @@ class TestWhatLeaves:
         worker = pair(limits=self.TIGHT)
         worker.asks(*self.LONG)
         worker.until_idle()
-        assert worker.core.log.counts.num_evictions > 0
+        assert num_evictions(worker.core) > 0
         assert worker.ran == Counter(one=20, two=20)
         assert worker.count("one") == worker.count("two") == 20
 
@@ -371,7 +372,7 @@ class TestWhatLeaves:
         chats = [unlike(request(f"chat{at}", prompt=24, max_tokens=2), 20 + at) for at in range(3)]
         worker.asks(*chats)
         worker.until_idle()
-        assert worker.core.log.counts.num_evictions > 2
+        assert num_evictions(worker.core) > 2
         assert worker.ran == Counter({asked.id: len(asked.prompt) for asked in (*documents, *chats)})
 
     def test_it_goes_on_from_full_pages_where_there_are_too_few_for_all(self) -> None:
@@ -381,7 +382,7 @@ class TestWhatLeaves:
         none = pair(limits=self.TIGHT, policy=Policy(evict=False, reuse=False))
         none.asks(*self.LONG)
         none.until_idle()
-        assert few.core.log.counts.num_preemptions > few.core.log.counts.num_evictions
+        assert num_preemptions(few.core) > num_evictions(few.core)
         assert 40 < few.ran.total() < none.ran.total()
         assert few.count("one") == few.count("two") == 20
 
@@ -392,7 +393,7 @@ class TestWhatLeaves:
             worker.works()
         worker.asks(unlike(request("chat", prompt=20, max_tokens=4), 1))
         worker.until_idle()
-        assert worker.core.log.counts.num_preemptions == 1
+        assert num_preemptions(worker.core) == 1
         assert worker.ran["document"] < 50 + 8 + 16, "at most a part of a page is computed again"
         assert worker.cached("document") == 0, "what it finds when it comes back was computed for it"
         assert worker.count("document") == 2
@@ -404,7 +405,7 @@ class TestWhatLeaves:
             worker.asks(be(unlike(request(f"new{number}", prompt=8, max_tokens=4), number + 2)))
         while worker.count("one") < 20:
             worker.works()
-        assert worker.core.log.counts.num_evictions > 0
+        assert num_evictions(worker.core) > 0
         assert sum(worker.count(f"new{number}") < 4 for number in range(160)) > 10
         worker.until_idle()
 
@@ -424,7 +425,7 @@ def test_a_step_is_shorter_by_the_copies_that_come_before_it() -> None:
     writer = pair(limits=replace(LIMITS, num_blocks=14))
     core = writer.core
     writer.asks(*TestWhatLeaves.LONG)
-    while not core.log.counts.num_evictions:
+    while not num_evictions(core):
         assert core.pool_link.writer.num_between_steps == 0
         writer.works()
     assert core.pool_link.writer.num_between_steps > 0

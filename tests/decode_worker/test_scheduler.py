@@ -36,6 +36,7 @@ from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.lab.fuzzing.worker_views import blocks_of, num_evictions, num_preemptions
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import Event, MemberJoined, TimerFired
 from alignedserve.protocol.messages import (
@@ -286,20 +287,20 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def each_block_has_one_owner(self) -> None:
-        assert sorted(self.core.blocks) == list(range(LIMITS.num_blocks))
+        assert sorted(blocks_of(self.core)) == list(range(LIMITS.num_blocks))
         if (shared := slots_of(self.core.memory)) is not None:
             assert len(slots := shared.claimed) == len(set(slots))
 
     @invariant()
     def no_request_is_in_two_places(self) -> None:
-        assert len(held := self.core.attempts) == len(set(held))
+        assert len(held := self.core.here.attempts()) == len(set(held))
         assert sorted(self.pool.pages.numbers) == sorted(self.pool.pages.all_numbers)
 
     @invariant()
     def no_request_waits_for_nothing(self) -> None:
         """Check that a step is never empty while any request can run, and that no request waits for finished work."""
         if not self.work:
-            assert not self.core.attempts, "a worker that has nothing to do has nobody who waits"
+            assert not self.core.here.attempts(), "a worker that has nothing to do has nobody who waits"
 
     def teardown(self) -> None:
         for _ in range(400):
@@ -316,7 +317,7 @@ class Scheduling(RuleBasedStateMachine):
 
     def _note(self) -> None:
         core, counts = self.core, Counter[str]()
-        counts["preempted"], counts["evicted"] = core.log.counts.num_preemptions, core.log.counts.num_evictions
+        counts["preempted"], counts["evicted"] = num_preemptions(core), num_evictions(core)
         counts["ahead"] = core.stepping.num_ahead_steps
         if (shared := slots_of(core.memory)) is not None:
             taken = shared.counts

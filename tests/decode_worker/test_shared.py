@@ -11,6 +11,7 @@ from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.forms.orders import CopySlots
+from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.protocol.commands import (
     Command,
     RunStep,
@@ -88,7 +89,7 @@ class TestAChat:
         shared = slots_of(worker.core.memory)
         assert shared is not None
         assert shared.counts.num_preempted == 1
-        assert worker.core.log.counts.num_preemptions == 0
+        assert num_preemptions(worker.core) == 0
         assert [type(command) for command in first if isinstance(command, CopySlots | RunStep)][-1] is RunStep
 
     def test_and_the_document_run_together_until_they_meet(self) -> None:
@@ -119,7 +120,7 @@ class TestAChat:
         assert sorted(back) == sorted(sent)
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.log.counts.num_preemptions == 0, "nothing was computed twice"
+        assert num_preemptions(worker.core) == 0, "nothing was computed twice"
         assert worker.core.held == {"requests": 0, "blocks": 0, "pages": 0, "outputs": 2, "places": 0}
 
     def test_that_is_cancelled_keeps_its_slots_to_the_end_of_the_step(self) -> None:
@@ -148,14 +149,14 @@ class TestAChat:
         assert worker.core.held["requests"] == 3
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.log.counts.num_preemptions == 0
+        assert num_preemptions(worker.core) == 0
 
     def test_has_a_document_leave_where_nothing_can_be_kept_of_it(self) -> None:
         worker = with_a_document(replace(SHARED, checkpoints=0.0))
         worker.asked(chat(prompt=1, max_tokens=7))
         while worker.core.held["requests"]:
             worker.steps()
-        assert worker.core.log.counts.num_preemptions == 1
+        assert num_preemptions(worker.core) == 1
         assert not any(copy.checkpoints for copy in copies(worker.ordered))
 
 

@@ -25,6 +25,7 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import (
@@ -474,7 +475,7 @@ class TestGrowingRoom:
         prompts = [request(name, prompt=3, max_tokens=9) for name in "ab"]  # twelve tokens each, in sixteen places
         worker = self.worker()
         assert self.run(worker, prompts) == {"a": [7] * 9, "b": [7] * 9}
-        assert worker.log.counts.num_preemptions > 0
+        assert num_preemptions(worker) > 0
         assert worker.held == {"requests": 0, "blocks": 0, "pages": 0, "outputs": 2}
 
     def test_a_request_that_fits_alone_always_ends(self) -> None:
@@ -487,7 +488,7 @@ class TestGrowingRoom:
         for name in "ab":
             worker.handle(said(ROUTER, Prefill(request(name, prompt=7, max_tokens=9))), 0.0)
         step = 0
-        while not worker.log.counts.num_preemptions:
+        while not num_preemptions(worker):
             step += 1
             sampled = tuple((name, 7) for name in ("a", "b"))
             worker.handle(StepDone(StepResult(step, sampled)), 0.0)

@@ -11,6 +11,7 @@ from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import (
     CopiedIn,
@@ -137,7 +138,7 @@ class TestWhoHasToLeave:
         assert any(
             message.returned == (("b", 0),) for message in worker.heard(Progress) if isinstance(message, Progress)
         )
-        assert worker.core.log.counts.num_evictions == 1
+        assert num_evictions(worker.core) == 1
         assert not worker.heard(Release), "the pool keeps its first page for it"
 
     def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
@@ -161,9 +162,9 @@ class TestWhoHasToLeave:
 
     def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
         worker = engine(GROWING, pages=())
-        while not worker.core.log.counts.num_preemptions:
+        while not num_preemptions(worker.core):
             worker.works()
-        assert worker.core.log.counts.num_evictions == 0
+        assert num_evictions(worker.core) == 0
         assert not worker.heard(Commit)
         assert worker.core.held["requests"] == 2
         assert isinstance(worker.work[0], RunStep), "it waits for nothing"

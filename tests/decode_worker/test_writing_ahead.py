@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.core import Request
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.lab.fuzzing.worker_views import num_evictions
 from alignedserve.protocol.commands import Command, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost
 from alignedserve.protocol.messages import ROUTER, AskPages, Batch, Cancel, Commit, Keep, LeasePages
@@ -85,7 +86,7 @@ def test_of_who_leaves_only_the_rest_is_copied_between_steps(reuse: bool) -> Non
     (commit,) = worker.heard(Commit)
     assert isinstance(commit, Commit)
     assert commit.entry.pages[1:] == (*ahead.pages, *last.pages)
-    assert (worker.core.log.counts.num_evictions, worker.core.ahead.num_pages) == (1, len(ahead.pages))
+    assert (num_evictions(worker.core), worker.core.ahead.num_pages) == (1, len(ahead.pages))
 
 
 def test_who_leaves_while_its_pages_are_written_is_copied_whole() -> None:
@@ -137,7 +138,7 @@ def test_who_leaves_with_a_single_page_at_hand_goes_on_from_that() -> None:
     assert worker.until_evicted().pages == (20,)
     while not worker.heard(Keep):
         worker.works()
-    assert worker.core.log.counts.num_evictions == 0, "the rest is recomputed"
+    assert num_evictions(worker.core) == 0, "the rest is recomputed"
 
 
 def test_a_worker_that_copies_between_its_steps_writes_nothing_ahead() -> None:

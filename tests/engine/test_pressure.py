@@ -23,6 +23,7 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.hybrid import weighed
 from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.lab.fuzzing.worker_views import num_evictions, num_preemptions
 from alignedserve.scheduling.policy import Cache, Handoff, Layout, Policy
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.rare import rarely
@@ -49,10 +50,10 @@ class Believed(OnlineCost):
 
 def happened(core: DecodeCore) -> set[str]:
     counts: dict[str, int] = {
-        "preemption": core.log.counts.num_preemptions,
-        "eviction to the pool": core.log.counts.num_evictions - core.leaving.num_evicted_aside,
+        "preemption": num_preemptions(core),
+        "eviction to the pool": num_evictions(core) - core.leaving.num_evicted_aside,
         "eviction to candidate requests": core.leaving.num_evicted_aside,
-        "batch switch": core.joining.num_switches > 1,
+        "batch switch": core.log.counts.num_switches > 1,
         "fetched": core.fetching.num_reused_tokens,
         "kept": core.writing.num_kept_pages,
         "written ahead": core.ahead.num_pages,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from alignedserve.core import Request, ServiceClass
+from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.scheduling.policy import Policy, Room
 from tests.engine.deployment import Deployment, deployed
 from tests.engine.driver import prompt_of
@@ -53,7 +54,7 @@ def test_what_they_say_is_what_they_say_alone(
         assert first.memory.pages.num_shared_tokens > 100
         assert deployment.decodes.held["blocks"] == first.held["blocks"] == 0
         if policy is GROWING and topology == "colocated":
-            assert deployment.decodes.log.counts.num_preemptions
+            assert num_preemptions(deployment.decodes)
 
 
 def conversations(deployment: Deployment) -> list[Request]:

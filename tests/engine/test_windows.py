@@ -19,6 +19,7 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Chunk, KvForm, Request, Sampling, ServiceClass, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError, UnsupportedModel
+from alignedserve.lab.fuzzing.worker_views import num_preemptions
 from alignedserve.scheduling.policy import Policy
 from tests.engine.deployment import BLOCK, BLOCKS, LIMITS, PAGE, Deployment, deployed
 from tests.engine.driver import prompt_of
@@ -61,7 +62,7 @@ def test_long_requests_are_answered_right_on_a_small_device(
         folder, topology, policy, tmp_path, direct=direct, look_ahead=look_ahead, prefill_blocks=20, reach=REACH
     ) as deployment:
         requests = asked(deployment)
-        assert deployment.decodes.log.counts.num_preemptions, "requests left, and came back"
+        assert num_preemptions(deployment.decodes), "requests left, and came back"
         assert deployment.decodes.held["blocks"] == 0
     assert max(each.most_tokens for each in requests) > 2 * LIMITS.num_tokens
     check_outputs(deployment, requests, folder)
@@ -72,7 +73,7 @@ def test_a_model_that_transformers_runs_is_answered_right(by_transformers: Path,
     reach = read_config(by_transformers).reach
     with deployed(by_transformers, topology, CHATS, tmp_path, prefill_blocks=20, reach=reach) as deployment:
         requests = asked(deployment)
-        assert deployment.decodes.log.counts.num_preemptions
+        assert num_preemptions(deployment.decodes)
     check_outputs(deployment, requests, by_transformers)
 
 

@@ -137,7 +137,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
         for process in simulation.world.processes:
             if isinstance(process.core, DecodeCore):
                 counts.update(
-                    aside=process.core.leaving.num_evicted_aside, prefetched=process.core.receiving.num_prefetched
+                    aside=process.core.leaving.num_evicted_aside, prefetched=process.core.log.counts.num_prefetched
                 )
                 counts.update(failed=process.core.log.faults.num_failed_transfers)
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0

@@ -15,6 +15,7 @@ from alignedserve.lab.fuzzing.fuzz import prepared
 from alignedserve.lab.fuzzing.invariants import STALLED_S, BrokenRule, InvariantWatch, Rule
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.lab.fuzzing.worker_views import kept_blocks
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, Deliver, ReceiveKv, Reject, Send
 from alignedserve.protocol.messages import ROUTER, Prefill, Refused
@@ -34,7 +35,7 @@ class Watched(NamedTuple):
         return next(
             process
             for process in self.simulation.world.processes
-            if isinstance(process.core, DecodeCore) and process.core.kept_blocks
+            if isinstance(process.core, DecodeCore) and kept_blocks(process.core)
         )
 
     @property
@@ -63,7 +64,7 @@ def run() -> Watched:
         simulation = prepared(scenario)
         simulation.run_until(scenario.asks[len(scenario.asks) // 2].at + 0.3)
         found = Watched(simulation, InvariantWatch(scenario, simulation))
-        keeps = any(isinstance(each.core, DecodeCore) and each.core.kept_blocks for each in simulation.world.processes)
+        keeps = any(isinstance(each.core, DecodeCore) and kept_blocks(each.core) for each in simulation.world.processes)
         if keeps and open_requests(found):
             return found
     raise AssertionError("no scenario stops in the midst of a request")
@@ -81,7 +82,7 @@ def test_a_run_in_which_all_is_well_breaks_none(run: Watched) -> None:
 
 @pytest.mark.parametrize("command", [CopyIn, ReceiveKv])
 def test_nothing_is_written_to_the_blocks_of_full_pages(run: Watched, command: type[CopyIn | ReceiveKv]) -> None:
-    blocks = (min(run.core.kept_blocks),)
+    blocks = (min(kept_blocks(run.core)),)
     written = CopyIn(1, "", (), blocks, ()) if command is CopyIn else ReceiveKv(1, "prefill-0.1", blocks, ())
     with run.breaks(Rule.BLOCKS):
         run.watch.works(run.worker, written)

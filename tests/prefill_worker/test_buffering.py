@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from alignedserve.core import Entry, StepResult, WorkerLimits
+from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import (
@@ -125,7 +126,7 @@ def test_blocks_that_are_sent_or_written_to_stay_taken_until_that_has_ended(work
 def test_it_says_again_what_is_here_until_somebody_takes_it(worker: PrefillCore) -> None:
     come(worker, IN_A)
     assert sent(worker.handle(said("decode-0", Missed()), 0.0)) == [Prefetched((("a", 0),))]
-    assert sorted(worker.blocks) == list(range(10))
+    assert sorted(blocks_of(worker)) == list(range(10))
 
 
 def test_a_decode_worker_that_is_lost_needs_nothing_any_more(worker: PrefillCore) -> None:
@@ -292,11 +293,11 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def each_block_is_there_once(self) -> None:
-        assert sorted(self.core.blocks) == list(range(LIMITS.num_blocks))
+        assert sorted(blocks_of(self.core)) == list(range(LIMITS.num_blocks))
 
     @invariant()
     def buffers_have_no_more_than_their_share(self) -> None:
-        assert self.core.num_buffered_blocks <= LIMITS.num_blocks // 2
+        assert self.core.buffers.num_blocks <= LIMITS.num_blocks // 2
 
     def teardown(self) -> None:
         for name in self.names:

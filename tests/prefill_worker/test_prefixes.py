@@ -22,6 +22,7 @@ from alignedserve.core import (
 from alignedserve.cost.fit import Point
 from alignedserve.cost.model import CopyCost, Shape
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
@@ -198,7 +199,7 @@ def test_pages_held_for_a_leaving_request_are_released(worker: PrefillCore) -> N
     assert worker.handle(CopiedIn(1, intact=True), 0.0) == []
     assert not any(worker.held.values())
     assert not worker.here.copies
-    assert sorted(worker.blocks) == list(range(LIMITS.num_blocks))
+    assert sorted(blocks_of(worker)) == list(range(LIMITS.num_blocks))
 
 
 def test_an_answer_for_a_request_that_has_left_is_given_back(worker: PrefillCore) -> None:

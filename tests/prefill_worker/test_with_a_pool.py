@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alignedserve.core import ServiceClass, StepResult
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep, Send, SendKv
 from alignedserve.protocol.events import (
@@ -153,7 +154,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def each_block_is_there_once(self) -> None:
-        assert sorted(self.worker.blocks) == list(range(LIMITS.num_blocks))
+        assert sorted(blocks_of(self.worker)) == list(range(LIMITS.num_blocks))
 
     def teardown(self) -> None:
         if not hasattr(self, "worker"):
@@ -164,7 +165,7 @@ class Node(RuleBasedStateMachine):
         for _ in range(1000):
             if self.work:
                 self.does(0)
-            elif self.worker.attempts:
+            elif self.worker.here.attempts():
                 self.those_in_the_pool_end()
                 self.a_while_passes()
         assert self.over == set(self.names)

@@ -43,8 +43,8 @@ def test_prompts_of_a_node_without_a_pool_are_finished_by_workers_of_other_nodes
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
         cores = [process.core for process in simulation.world.processes]
-        alone = [core for core in cores if isinstance(core, PrefillCore) and core.pool is None]
-        assert all(not core.attempts for core in alone)
+        alone = [core for core in cores if isinstance(core, PrefillCore) and core.pool_link.member is None]
+        assert all(not core.here.attempts() for core in alone)
         num_steps += sum(core.steps.number for core in alone)
     assert num_steps >= 10, "prompts ran there, where no request decodes"
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
+from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
@@ -98,7 +99,7 @@ def test_a_prompt_that_leaves_for_a_chat_takes_no_more_blocks_in_that_step() -> 
     commands = worker.handle(StepDone(StepResult(began.number, ()), 0.01), 0.01)
     [began] = [command.plan for command in commands if isinstance(command, RunStep)]
     assert [chunk.request for chunk in began.chunks] == ["chat"]
-    assert sorted(worker.blocks) == list(range(14))
+    assert sorted(blocks_of(worker)) == list(range(14))
 
 
 def test_a_prompt_goes_to_the_pool_without_its_beginning() -> None:

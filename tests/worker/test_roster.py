@@ -79,6 +79,6 @@ def test_only_the_pool_that_a_worker_has_can_be_lost(core: MakeCore) -> None:
     worker = core(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(MemberLost(replace(POOL_MEMBER, incarnation=POOL_MEMBER.incarnation + 1)), 0.0)
-    assert worker.pool == POOL_MEMBER
+    assert worker.pool_link.member == POOL_MEMBER
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
-    assert worker.pool is None
+    assert worker.pool_link.member is None

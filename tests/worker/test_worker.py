@@ -26,6 +26,7 @@ from alignedserve.core import (
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
+from alignedserve.lab.fuzzing.worker_views import blocks_of
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.protocol.events import LinkGap, MemberJoined, StepDone, TimerFired
@@ -191,7 +192,7 @@ def test_where_one_token_is_too_much_the_attempt_is_lost(worker: DecodeCore) -> 
     commands, (lost,) = fails(worker, plan), plan.parts
     assert [message.lost for message in progress_in(commands)] == [((lost.request, 0),)]
     assert [part.request for part in planned(commands).parts] == ["b" if lost.request == "a" else "a"]
-    assert sorted(worker.blocks) == list(range(8)), "no block has gone, none is there twice"
+    assert sorted(blocks_of(worker)) == list(range(8)), "no block has gone, none is there twice"
     [told] = worker.handle(said("gateway-0", AskDecisions(1, lost.request)), 0.0)
     assert isinstance(told, Send)
     assert isinstance(told.message, Decisions)
