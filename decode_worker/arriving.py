@@ -298,7 +298,7 @@ class Seats(CorePart):
             is_blocked = not prompt.promise.is_rt and self._memory.owes_best_effort
             if is_blocked or not self._scheduler.has_seat(self._here.num_seated):
                 break
-            if not self._memory.seat_prompt(prompt, self._queue.waiting, now):
+            if not self._memory.seat_beside_others(prompt):
                 break
             self.seat(prompt)
         return self._fetching.fetch(now)

@@ -95,8 +95,10 @@ class Joining:
                 commands += self._preempting.yield_to(running, room, now)
             elif self._pace.policy.swaps:
                 commands += self._preempting.swap_for(running, room, now) or ()
-            seat = self._memory.seat if first.source is not None else self._memory.seat_from_pool
-            if not self._seats.has_seat(running) or not seat(running, room, self._queue.waiting, now):
+            if not self._seats.has_seat(running):
+                break
+            memory, is_pooled = self._memory, first.source is None
+            if not (memory.seat_beside_others(running, has_kv=True) if is_pooled else memory.seat(running, room)):
                 break
             self._candidates.take(first)
             source = first.source or self._pool.member

@@ -69,8 +69,8 @@ class Preempting:
     def hand_on(self, running: WorkerRequest) -> list[Command]:
         """Let a request leave by the pool's pages: for the decode worker that the router named, or for any."""
         self._here.move(running, State.LEAVING)
-        self._dropping.drop_to_leave(running, self._memory.leave)
-        released = self._holds.release_all(self._dropping.take_let_go())
+        is_let_go = self._dropping.drop_to_leave(running, self._memory.leave)
+        released = self._holds.release(running.key) if is_let_go else []
         kind = Kind.OFFERED if running.decode else Kind.WRITES
         self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
         copy = self._writing.write(running)
@@ -97,9 +97,8 @@ class Preempting:
             return [], False
         released = list[Command]()
         if is_resident:
-            self._dropping.drop_to_leave(running, free)
             # Now, since the same Release would later drop pages that the pool keeps by then.
-            released = self._holds.release_all(self._dropping.take_let_go())
+            released = self._holds.release(running.key) if self._dropping.drop_to_leave(running, free) else []
         if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "what is in full pages goes to the pool, the rest is recomputed")

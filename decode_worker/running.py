@@ -27,6 +27,7 @@ from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.arriving import Prefixes
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.log import WorkerLog
@@ -217,7 +218,7 @@ class Stepping:
         at = self._context(now)
         while (prompt := self._scheduler.first_waiting(waiting, at)) is not None and prompt not in seated:
             left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
-            if left is None or not self._memory.seat_prompt(prompt, waiting, now):
+            if left is None or not self._memory.seat_beside_others(prompt):
                 break
             commands += left
             self._seats.seat(prompt)
@@ -344,7 +345,6 @@ class StepEnd:
         self._counts.count_step(plan, seconds)
         self._note(plan, seconds)
         released = self._give_tokens(plan, event, now)
-        released += self._holds.release_all(self._dropping.take_let_go())
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
         folds = self._memory.trim(self._prompts.awaits)
         return [*folds, *released, *self._outputs.flush()]
@@ -359,7 +359,7 @@ class StepEnd:
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:
         """Give requests what the step brought them, and charge each with its share of the step; prompts that get their
-        first token become residents. Return what is released of requests that end.
+        first token become residents. Return what is released of requests that end, or lose their beginnings.
 
         The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """
@@ -368,7 +368,7 @@ class StepEnd:
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
-        size, drops = pages.page_size, self._dropping.is_on
+        size, dropping, let_go = pages.page_size, self._dropping if self._dropping.is_on else None, list[Attempt]()
         for part, share in zip(plan.parts, self._shares(plan), strict=True):  # one for each token
             request = part.request
             running = find(request)
@@ -385,8 +385,8 @@ class StepEnd:
                 running.end_chunk(part, now - seconds, scores.get(request, ()), vectors.get(request, b""))
                 pages.publish(running)
                 running.promise.served(now)
-            if drops:
-                self._dropping.drop(running)
+            if dropping is not None and dropping.drop(running):
+                let_go.append(running.key)
             token, finish = tokens.get(request), None
             if token is not None:
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
@@ -403,7 +403,7 @@ class StepEnd:
                     self._prompts.add(running)
             if finish is not None:
                 released += self._end(running, finish)
-        return released
+        return released + self._holds.release_all(let_go)
 
     def _shares(self, plan: StepPlan) -> Iterable[float]:
         """Return the shares that the parts of a step are charged with: none where nobody is told. Mostly its first

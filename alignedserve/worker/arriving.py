@@ -265,8 +265,7 @@ class Fetching:
             prompt.came_with(prompt.prefix)
             self.num_reused_tokens += prompt.prefix - prompt.fetched_from
             self._pages.publish(prompt)
-            self._dropping.drop(prompt)
-            return self._holds.release_all(self._dropping.take_let_go())
+            return self._holds.release(prompt.key) if self._dropping.drop(prompt) else []
         pages = prompt.known
         prompt.forget_known()
         self._queue.put_back(prompt)

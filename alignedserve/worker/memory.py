@@ -46,7 +46,7 @@ def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
     def cost_s(is_in_pool: bool) -> float:
         return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
 
-    return NamedBlocks(limits.num_blocks, 1, cost_s)
+    return NamedBlocks(limits.num_blocks, cost_s)
 
 
 class PlainMemory:
@@ -193,31 +193,24 @@ class PlainMemory:
         here = (*self._here.prompts.values(), *self._here.residents.values())
         return any(running.num_tokens >= self._policy.long_prompt for running in here)
 
-    def seat(self, running: WorkerRequest, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
+    def seat(self, running: WorkerRequest, tokens: int) -> bool:
         """Give the request memory for `tokens`; return whether there was enough."""
         seated = self.take_for(running, max(0, units_for(tokens, self.limits.block_size) - len(running.blocks)))
         self.is_stuck |= not seated
         return seated
 
-    def seat_from_pool(self, joining: WorkerRequest, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
-        """Give a request memory whose KV the pool has, beside shared blocks; return whether there was enough."""
-        lacking = units_for(tokens, self.limits.block_size) - self.pages.num_read_of_kv(joining)
-        if self.pages.page_size:
-            if lacking > self.num_free:
-                self.is_stuck = True
-                return False
-            self.pages.share_kv(joining)
-        return self.seat(joining, tokens, waiting, now)
+    def seat_beside_others(self, running: WorkerRequest, has_kv: bool = False) -> bool:
+        """Give a request memory for all its tokens, beside blocks that it shares; return whether there was enough.
 
-    def seat_prompt(self, prompt: WorkerRequest, waiting: WaitingPrompts, now: float) -> bool:
-        """Give a prompt memory for all its tokens, beside blocks that it shares; return whether there was enough."""
-        tokens = self.room_for(prompt)
-        if self.pages.page_size:
-            if units_for(tokens, self.limits.block_size) - self.pages.num_read(prompt) > self.num_free:
+        `has_kv` says that it is no prompt: the pool has KV of all its tokens."""
+        tokens, pages = self.room_for(running), self.pages
+        if pages.page_size:
+            num_read = pages.num_read_of_kv(running) if has_kv else pages.num_read(running)
+            if units_for(tokens, self.limits.block_size) - num_read > self.num_free:
                 self.is_stuck = True
                 return False
-            self.pages.share(prompt)
-        return self.seat(prompt, tokens, waiting, now)
+            (pages.share_kv if has_kv else pages.share)(running)
+        return self.seat(running, tokens)
 
     def seating(self, seats: int, waiting: WaitingPrompts, at: StepContext) -> Seating:
         """Return what the choice of a step may take: memory, and `seats`."""
@@ -253,22 +246,11 @@ class PlainMemory:
         return PackedSeating
 
     def yielding(self, tokens: int, at: StepContext) -> list[WorkerRequest]:
-        """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`.
-
-        Return none while a step runs, and where all of them are not enough."""
-        if self.steps.running is not None:
-            return []
-        wanted, free, best_effort = units_for(tokens, self.limits.block_size), self.num_free, self._here.best_effort
-        if wanted <= free or wanted > free + self.num_freed(best_effort):
-            return []
-        line, leaving = as_they_leave(best_effort, at), list[WorkerRequest]()
-        while wanted > free:
-            leaving.append(line.pop())
-            free += self.num_freed(leaving[-1:])
-        return leaving
+        """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`."""
+        return self.leaving_for(tokens, as_they_leave(self._here.best_effort, at)) or []
 
     def leaving_for(
-        self, tokens: int, lower: Sequence[WorkerRequest], has_seat: Callable[[int], bool]
+        self, tokens: int, lower: Sequence[WorkerRequest], has_seat: Callable[[int], bool] = lambda _num_seated: True
     ) -> list[WorkerRequest] | None:
         """Return which of the `lower` requests leave, from the last one on, so that another request finds memory for
         `tokens`, and a seat. Return None while a step runs, and where all of them are not enough."""

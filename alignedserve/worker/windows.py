@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from alignedserve.core import Fold, FoldKv
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.blocks import fold_blocks, num_folded
@@ -31,36 +30,28 @@ class Dropping:
     def __init__(self, memory: PlainMemory, writer: PageWriter) -> None:
         self._memory, self._writer = memory, writer
         self._unread = memory.limits.unread
-        self._let_go: list[Attempt] = []
         self.is_on = memory.limits.reach is not None
 
-    def drop(self, running: WorkerRequest) -> None:
-        """Free blocks that a request no longer needs; it keeps all while its pages are being written."""
-        if not self._writer.is_writing(running):
-            self._drop(running, self._memory.spare)
+    def drop(self, running: WorkerRequest) -> bool:
+        """Free blocks that a request no longer needs; it keeps all while its pages are being written.
 
-    def drop_to_leave(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> None:
-        """Free blocks that a request which leaves no longer needs, though its pages are being written.
+        Return whether the pool need not keep pages for the request any more."""
+        return not self._writer.is_writing(running) and self.drop_to_leave(running, self._memory.spare)
 
-        With all its blocks, the device might never have room for the request again."""
-        self._drop(running, free)
-
-    def _drop(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> None:
+    def drop_to_leave(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> bool:
+        """Do the same for a request that leaves, though its pages are being written: with all its blocks, the device
+        might never have room for the request again. `free` gets the blocks."""
         unread = self._unread(running.prefix)
         if not unread or running.kv.form:
-            return
+            return False
         if unread > running.kv.dropped:
             self._writer.forget_parts(running)
             self._memory.drop(running, unread, free)
             running.drop_names()
-        if running.known:  # where it was seated on what the device has, it may lack its beginning already
+        is_known = bool(running.known)  # where it was seated on what the device has, it may lack its beginning already
+        if is_known:
             running.forget_known()
-            self._let_go.append(running.key)
-
-    def take_let_go(self) -> list[Attempt]:
-        """Return the attempts for which the pool need not keep pages any more; once."""
-        let_go, self._let_go = self._let_go, []
-        return let_go
+        return is_known
 
 
 MOST_FOLDS = 16  # after one step: a long prompt that has just ended delays no decode by the copy of all its blocks

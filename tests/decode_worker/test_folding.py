@@ -308,7 +308,7 @@ def test_a_step_in_flight_is_known_by_its_last_block_after_blocks_were_folded() 
 
 
 def test_folded_pages_get_no_name_and_those_after_them_do() -> None:
-    store = NamedBlocks(8, 1)
+    store = NamedBlocks(8)
     blocks = store.take(6)
     assert blocks is not None
     store.publish((10, 11, 12, 13), blocks[:4])

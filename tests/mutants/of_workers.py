@@ -334,9 +334,8 @@ WORKER = (
     Mutant(
         "seated chat's own pages are taken off",
         f"{_WORKER}/step/device_pages.py",
-        "0 if self._blocks is None or running.blocks else self._blocks.num_read_once(self._found(running))",
-        "len(running.blocks) if running.blocks or self._blocks is None else "
-        "self._blocks.num_read_once(self._found(running))",
+        "0 if running.blocks else self._blocks.num_read_once(self._found(running))",
+        "len(running.blocks) if running.blocks else self._blocks.num_read_once(self._found(running))",
         "A chat that has a seat finds less memory in the place of documents than they give back.",
     ),
 )

@@ -50,7 +50,7 @@ def test_a_step_is_known_by_its_blocks_after_some_were_dropped() -> None:
 
 
 def test_pages_after_those_that_were_dropped_are_found_as_long_as_all_are_here() -> None:
-    store = NamedBlocks(4, 1)
+    store = NamedBlocks(4)
     blocks = store.take(3)
     assert blocks is not None
     store.publish((10, 11, 12), blocks)

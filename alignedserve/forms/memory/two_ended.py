@@ -54,7 +54,7 @@ class TwoEndedMemory(PlainMemory):
 
     # --- Seats
 
-    def seat(self, running: WorkerRequest, tokens: int, waiting: WaitingPrompts, now: float) -> bool:
+    def seat(self, running: WorkerRequest, tokens: int) -> bool:
         seated = self.slots.claim(running, side_of(running), tokens)
         self.is_stuck |= not seated
         return seated

@@ -124,7 +124,7 @@ PageCost: TypeAlias = Callable[[bool], float]
 @dataclass(eq=False, slots=True)
 class _DevicePage:
     name: int
-    blocks: tuple[int, ...]
+    block: int  # by which the page is known, too: no two pages have the same
     before: _DevicePage | None
     num_readers: int = 1
     after: dict[int, _DevicePage] = field(default_factory=dict)  # named pages that go on from it, by name
@@ -132,22 +132,17 @@ class _DevicePage:
     is_elsewhere: bool = False  # the pool has it too, so that it can be copied back
     value: float = 0.0  # while it is idle
 
-    @property
-    def place(self) -> int:
-        """Return its first block, by which it is known: no two pages have the same."""
-        return self.blocks[0]
-
 
 class NamedBlocks(Blocks):
-    """Blocks whose full pages have names, so that requests with equal beginnings read the same blocks.
+    """Blocks that have names once they are full pages, so that requests with equal beginnings read the same blocks.
 
     free ── take ──▶ read by one ── publish ──▶ named, read by some ── give, by the last ──▶ idle, and found by its name
      ▲                    │                        ▲                                          │  │
      ├────── give ────────┘                        └──────────────── share ───────────────────┘  │
      └───────────────────────────────── take, where no block is free ─────────────────────────────┘
 
-    A page is named by its tokens and all tokens before them, and has as many blocks as hold its tokens. The blocks of a
-    request are its pages in their order, and what comes after them. Nothing is written to a full page, so any number of
+    A page is a full block, named by its tokens and all tokens before them. The blocks of a request are its pages in
+    their order, and what comes after them. Nothing is written to a full page, so any number of
     requests may read it at once. Pages make a tree: a page is found only after the page before it. So a page is never
     evicted while an idle page goes on from it, and when a page is forgotten, so are all pages that go on from it: they
     were computed from it.
@@ -158,16 +153,15 @@ class NamedBlocks(Blocks):
     one became idle (GreedyDual).
     """
 
-    def __init__(self, num_blocks: int, blocks_of_page: int, cost_s: PageCost = lambda _is_elsewhere: 0.0) -> None:
+    def __init__(self, num_blocks: int, cost_s: PageCost = lambda _is_elsewhere: 0.0) -> None:
         """`cost_s` returns the cost to get a page back that the pool has (True), or has not."""
         super().__init__(num_blocks)
-        self._blocks_of_page = blocks_of_page
-        self._pages: dict[int, _DevicePage] = {}  # first block -> page with a name, or forgotten and still read
+        self._pages: dict[int, _DevicePage] = {}  # block -> page with a name, or forgotten and still read
         self._named: dict[int, _DevicePage] = {}
-        self._shared: set[int] = set()  # first blocks of pages that have several readers
-        most = int(num_blocks // blocks_of_page * PROTECTED_SHARE)
-        self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # first blocks of pages
-        self._evicted = EvictedNames(num_blocks // blocks_of_page)
+        self._shared: set[int] = set()  # blocks of pages that have several readers
+        most = int(num_blocks * PROTECTED_SHARE)
+        self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # blocks of pages
+        self._evicted = EvictedNames(num_blocks)
         self._num_idle = 0  # pages
         self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
         # The page that was to go first, and the page before the one that went in its place:
@@ -179,12 +173,11 @@ class NamedBlocks(Blocks):
     @property
     def num_free(self) -> int:
         """Return how many blocks can be taken: free ones, and those of idle pages."""
-        return len(self._back) + self._num_blocks - self._fresh + self._num_idle * self._blocks_of_page
+        return len(self._back) + self._num_blocks - self._fresh + self._num_idle
 
     @property
     def free(self) -> tuple[int, ...]:
-        idle = (block for order in self._idle.values() for place in order for block in self._pages[place].blocks)
-        return (*super().free, *idle)
+        return (*super().free, *(block for order in self._idle.values() for block in order))
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """Take `count` blocks, or return None where there are fewer. Idle pages are evicted where free blocks lack."""
@@ -195,22 +188,22 @@ class NamedBlocks(Blocks):
         return super().take(count)
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Give back whole pages of a request. The last page becomes idle first, so that it is evicted first."""
+        """Give back blocks of a request. The last page becomes idle first, so that it is evicted first."""
         if not self._pages:
             super().give(blocks)
             return
-        read, size = list[_DevicePage](), self._blocks_of_page
-        for at in range(0, len(blocks), size):
-            page = self._pages.get(blocks[at])
+        read = list[_DevicePage]()
+        for block in blocks:
+            page = self._pages.get(block)
             if page is None:
-                self._back.extend(blocks[at : at + size])
+                self._back.append(block)
             else:
                 read.append(page)
         values = [self._level + self._cost_s(is_elsewhere) for is_elsewhere in (False, True)]
         for page in reversed(read):
             page.num_readers -= 1
             if page.num_readers < 2:
-                self._shared.discard(page.place)
+                self._shared.discard(page.block)
             if not page.num_readers:
                 self._rest(page, values[page.is_elsewhere])
 
@@ -219,30 +212,28 @@ class NamedBlocks(Blocks):
         if page.is_named:
             page.value = value
             self._num_idle += 1
-            self._idle[page.is_elsewhere].add(page.place)
+            self._idle[page.is_elsewhere].add(page.block)
         else:
             self._free(page)
 
     def _free(self, page: _DevicePage) -> None:
-        del self._pages[page.place]
-        self._idle[page.is_elsewhere].forget(page.place)
-        self._back.extend(page.blocks)
+        del self._pages[page.block]
+        self._idle[page.is_elsewhere].forget(page.block)
+        self._back.append(page.block)
 
     def num_freed(self, blocks: Sequence[int]) -> int:
         """Return how many of these blocks of a request have no other reader."""
         if not self._shared:  # nearly always, and asked at every step for every request
             return len(blocks)
-        size = self._blocks_of_page
-        return len(blocks) - len(self._shared.intersection(blocks[::size])) * size
+        return len(blocks) - len(self._shared.intersection(blocks))
 
     @property
     def kept(self) -> Collection[int]:
-        return {block for page in self._pages.values() for block in page.blocks}
+        return self._pages.keys()
 
     @property
     def more_readers(self) -> Sequence[int]:
-        shared = [self._pages[place] for place in self._shared]
-        return [block for page in shared for block in page.blocks * (page.num_readers - 1)]
+        return [block for block in self._shared for _ in range(self._pages[block].num_readers - 1)]
 
     # --- Pages
 
@@ -256,22 +247,22 @@ class NamedBlocks(Blocks):
         return found
 
     def num_read(self, names: Sequence[int]) -> int:
-        """Return how many blocks of these pages, which are here, some request reads."""
-        return sum([self._named[name].num_readers > 0 for name in names]) * self._blocks_of_page
+        """Return how many of these pages, which are here, some request reads."""
+        return sum([self._named[name].num_readers > 0 for name in names])
 
     def num_read_once(self, names: Sequence[int]) -> int:
-        """Return how many blocks of these pages, which are here, have a single reader."""
-        return sum([self._named[name].num_readers == 1 for name in names]) * self._blocks_of_page
+        """Return how many of these pages, which are here, have a single reader."""
+        return sum([self._named[name].num_readers == 1 for name in names])
 
     def share(self, names: Sequence[int]) -> tuple[int, ...]:
         """Read these pages, which are here, and return their blocks."""
         pages = [self._named[name] for name in names]
         for page in pages:
-            self._num_idle -= self._idle[page.is_elsewhere].again(page.place)
+            self._num_idle -= self._idle[page.is_elsewhere].again(page.block)
             page.num_readers += 1
             if page.num_readers == 2:
-                self._shared.add(page.place)
-        return tuple([block for page in pages for block in page.blocks])
+                self._shared.add(page.block)
+        return tuple([page.block for page in pages])
 
     def publish(self, names: Sequence[int], blocks: Sequence[int], num_dropped: int = 0, num_folded: int = 0) -> None:
         """Name the full pages of a request that are in these blocks, where no other pages have these names.
@@ -279,20 +270,20 @@ class NamedBlocks(Blocks):
         The blocks begin after the `num_dropped` pages that the request has given back; no block has one of its first
         `num_folded` pages. A page of the request that was forgotten keeps all behind it from getting names.
         """
-        count, size = len(names), self._blocks_of_page
+        count = len(names)
         while count and names[count - 1] not in self._named:
             count -= 1
         if count < max(num_dropped, num_folded):
             return
         before = self._named[names[count - 1]] if count else None
         for at in range(count, len(names)):
-            own = tuple(blocks[(at - num_dropped) * size : (at - num_dropped + 1) * size])
-            if own[0] in self._pages:
+            block = blocks[at - num_dropped]
+            if block in self._pages:
                 return
-            page = _DevicePage(names[at], own, before)
-            self._pages[page.place] = self._named[page.name] = page
+            page = _DevicePage(names[at], block, before)
+            self._pages[block] = self._named[page.name] = page
             if self._evicted.has_back(page.name):
-                self._idle[False].again(page.place)
+                self._idle[False].again(block)
             if before is not None:
                 before.after[page.name] = page
             before = page
@@ -303,10 +294,10 @@ class NamedBlocks(Blocks):
         for name in names:
             page = self._named.get(name)
             if page is not None and page.num_readers and not page.is_elsewhere:
-                was_used_again = self._idle[False].forget_return(page.place)
+                was_used_again = self._idle[False].forget_return(page.block)
                 page.is_elsewhere = True
                 if was_used_again:
-                    self._idle[True].again(page.place)
+                    self._idle[True].again(page.block)
 
     def forget(self, names: Sequence[int]) -> None:
         """Let no other request find these pages, nor those that go on from them; present readers read on."""
@@ -325,7 +316,7 @@ class NamedBlocks(Blocks):
             del self._named[page.name]
             page.after, page.before, page.is_named = {}, None, False
             if page.num_readers:
-                self._idle[page.is_elsewhere].forget(page.place)
+                self._idle[page.is_elsewhere].forget(page.block)
             else:
                 self._num_idle -= 1
                 self._free(page)
@@ -342,8 +333,8 @@ class NamedBlocks(Blocks):
 
     def _first_of(self, order: SegmentedLru) -> tuple[bool, float, bool, _DevicePage]:
         """Return the page of this order that goes first, behind what it is compared by."""
-        is_protected, place = order.first()
-        page = self._pages[place]
+        is_protected, block = order.first()
+        page = self._pages[block]
         return is_protected, page.value, page.is_elsewhere, page
 
     def _last_idle(self, first: _DevicePage) -> _DevicePage:

@@ -34,25 +34,19 @@ class DevicePages:
         unread: Callable[[int], int] = lambda _tokens: 0,
     ) -> None:
         """`page_size` is that of the pool's pages; `unread` says how many leading tokens no layer reads."""
-        self._copy_s, self._unread = copy_s, unread
-        self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
-        self._size, self._page_size, self._name = block_size, page_size, name
+        is_shared = isinstance(blocks, NamedBlocks)
+        self._blocks = blocks if is_shared else NamedBlocks(0)
+        self._name: NamePages = name if is_shared else lambda _running, _tokens: ()
+        self._copy_s, self._unread, self._size, self._page_size = copy_s, unread, block_size, page_size
+        self.page_size = block_size if is_shared else 0  # tokens of a page of the device; 0 where nothing is shared
         self.num_shared_tokens = 0  # that were not computed because another request had done so
-
-    @property
-    def page_size(self) -> int:
-        """Return how many tokens a page of the device has; 0 where nothing is shared."""
-        return 0 if self._blocks is None else self._size
 
     def look(self, waiting: WorkerRequest) -> None:
         """Note how much KV the device has for a request without blocks, and whether the request fetches more."""
-        version = 0 if self._blocks is None else self._blocks.version
-        if waiting.blocks or waiting.looked_up == version:
+        if waiting.blocks or waiting.looked_up == self._blocks.version:
             return
-        found = waiting.prefix
-        if self._blocks is not None:
-            found = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
-        waiting.found(found, version)
+        found = self._blocks.find(self._name(waiting, findable_tokens(waiting)))
+        waiting.found(found * self._size, self._blocks.version)
         self._plan_fetch(waiting)
         lack_beginning(waiting, 0 if waiting.is_fetched else self._unread(waiting.prefix))
 
@@ -65,24 +59,24 @@ class DevicePages:
 
     def num_read(self, waiting: WorkerRequest) -> int:
         """Return how many of the blocks found for a request others read: the request needs no free block for these."""
-        return 0 if self._blocks is None else self._blocks.num_read(self._found(waiting))
+        return self._blocks.num_read(self._found(waiting))
 
     def num_read_once(self, running: WorkerRequest) -> int:
         """Return how many of the blocks found for a request have a single reader; a seated request finds none.
 
         They do not come free if their reader leaves for this request."""
-        return 0 if self._blocks is None or running.blocks else self._blocks.num_read_once(self._found(running))
+        return 0 if running.blocks else self._blocks.num_read_once(self._found(running))
 
     def _found(self, waiting: WorkerRequest) -> tuple[int, ...]:
+        if not self.page_size:
+            return ()
         assert not waiting.blocks, "the pages that were found are its own now, and may have lost their names"
         self.look(waiting)  # pages may have been evicted since
         return waiting.block_names[waiting.kv.dropped // self._size : waiting.prefix // self._size]
 
     def next_page(self, running: WorkerRequest) -> int | None:
         """Return the name of the page that a request computes next; None where that is its last, or not full."""
-        if self._blocks is None:
-            return None
-        if not running.blocks:
+        if self.page_size and not running.blocks:
             self.look(running)
         return self.page_at(running, running.prefix)
 
@@ -98,7 +92,7 @@ class DevicePages:
 
     def share(self, running: WorkerRequest) -> None:
         """Seat a request on the blocks that are here for it."""
-        if self._blocks is None:
+        if not self.page_size:
             return
         found = self._found(running)
         add_blocks(running, self._blocks.share(found))
@@ -109,19 +103,16 @@ class DevicePages:
 
     def num_read_of_kv(self, joining: WorkerRequest) -> int:
         """Return how many blocks of a request, whose KV the pool has whole, others read."""
-        return 0 if self._blocks is None else self._blocks.num_read(self._found_of_kv(joining))
+        return self._blocks.num_read(self._found_of_kv(joining))
 
     def share_kv(self, joining: WorkerRequest) -> None:
         """Give a request whose KV the pool has the blocks that are here; the rest is copied."""
-        joining.fetch_from(0)
-        if self._blocks is not None:
-            found = self._found_of_kv(joining)
-            add_blocks(joining, self._blocks.share(found))
-            joining.fetch_from(len(found) * self._size)
+        found = self._found_of_kv(joining)
+        add_blocks(joining, self._blocks.share(found))
+        joining.fetch_from(len(found) * self._size)
 
     def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
         """Return the names of its pages that are here, up to the first page of the pool that has to be copied."""
-        assert self._blocks is not None, "nothing is shared"
         if joining.kv.dropped:
             return ()
         names = self._name(joining, joining.prefix - 1)
@@ -130,7 +121,7 @@ class DevicePages:
 
     def publish(self, running: WorkerRequest) -> None:
         """Let others share the full pages of a request, which have KV now."""
-        if self._blocks is not None and running.blocks and not running.request.runs_whole:
+        if running.blocks and not running.request.runs_whole:
             names, kv = self._name(running, running.prefix), running.kv
             self._blocks.publish(names, kv.blocks, kv.dropped // self._size, kv.folded // self._size)
             if running.known:
@@ -139,13 +130,12 @@ class DevicePages:
 
     def note_in_pool(self, running: WorkerRequest) -> None:
         """Note that the pool gets the full pages of a request, which has them still."""
-        if self._blocks is not None and not running.num_lost:
+        if not running.num_lost:
             self._blocks.note_elsewhere(running.block_names)
 
     def forget(self, running: WorkerRequest) -> None:
         """Let no request share the pages of this one, whose KV may be wrong."""
-        if self._blocks is not None:
-            self._blocks.forget(running.block_names)
+        self._blocks.forget(running.block_names)
 
 
 def findable_tokens(running: WorkerRequest) -> int:

@@ -23,7 +23,7 @@ def test_a_prompt_is_fetched_whose_pages_were_evicted_after_it_was_looked_up() -
     """Else it counts as computed chunk by chunk while its memory is found, and is fetched as a whole when it gets that:
     a choice took more than there was (fuzz seed 99100412)."""
     asked = replace(request("a"), prompt=tuple(range(9)))
-    store = NamedBlocks(NUM_BLOCKS, 1)
+    store = NamedBlocks(NUM_BLOCKS)
     pages = DevicePages(store, SIZE, SIZE, names_of)
     waiting = WorkerRequest(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
     waiting.block_names = names_of(waiting, 8)
