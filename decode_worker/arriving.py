@@ -268,7 +268,7 @@ class Seats(CorePart):
         self._here, self._queue, self._memory, self._scheduler = here, here.queue, memory, memory.scheduler
         self._limits, self._policy = memory.limits, memory.pace.policy
         self._holds, self._notes, self._decisions = pool.holds, log.notes, log.decisions
-        self._fetching = fetching
+        self.fetching = fetching
 
     def step_done(self, event: StepDone, now: float) -> None:
         self._memory.step_ended()
@@ -284,13 +284,9 @@ class Seats(CorePart):
     def seat(self, prompt: WorkerRequest) -> None:
         """Give a prompt its seat, which has its blocks."""
         self._queue.waiting.remove(prompt)
-        self._fetching.seat(prompt)
+        self.fetching.seat(prompt)
         self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
-
-    def fetch(self, now: float) -> list[Command]:
-        """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
-        return self._fetching.fetch(now)
 
     def seat_prompts(self, now: float) -> list[Command]:
         """Seat waiting prompts in their order while there is room, where the plan of a step does not seat them."""
@@ -301,7 +297,7 @@ class Seats(CorePart):
             if not self._memory.seat_beside_others(prompt):
                 break
             self.seat(prompt)
-        return self._fetching.fetch(now)
+        return self.fetching.fetch(now)
 
     def _first_come(self) -> Iterator[WorkerRequest]:
         """Yield waiting prompts that are seated without being chosen, in their order.

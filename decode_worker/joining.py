@@ -9,10 +9,11 @@ from dataclasses import replace
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.leaving import Preempting
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, CopyIn, Send
-from alignedserve.protocol.events import CopiedIn, KvReceived, MemberLost, Received
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import KvReceived, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
 from alignedserve.scheduling.policy import Grouping
+from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
@@ -36,9 +37,8 @@ class Joining:
         self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
         self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
         self._scheduler, self._context = memory.scheduler, memory.context
-        self._pool, self._holds = pool, pool.holds
-        self._notes, self._faults, self._decisions, self._counts = log.notes, log.faults, log.decisions, log.counts
-        self._seats, self._preempting = seats, preempting
+        self._pool, self._notes, self._decisions, self._counts = pool, log.notes, log.decisions, log.counts
+        self._seats, self._fetching, self._preempting = seats, seats.fetching, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     # --- The next candidate
@@ -109,7 +109,7 @@ class Joining:
                 self._pace.coming.joined(running.request.slo.tbt_s, now)
             commands += self._here.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
-                commands += self.copy_in(running, first.entry.pages, running.fetched_from)
+                commands += self._fetching.copy_in(running, first.entry.pages, running.fetched_from)
             else:
                 commands += self._pull(first, running, first.source)
         return commands
@@ -136,41 +136,6 @@ class Joining:
             self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
         return [transfer.command, transfer.pull]
 
-    def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
-        """Copy the request's pages of the pool to its blocks, from the page that begins with token `start` on."""
-        assert self._pool.member is not None, "entries are lost with their pool"
-        number = self._here.begin_copy(running, State.JOINING)
-        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
-        # request now, and charges the death to it.
-        self._notes.note("joined", running.key)
-        holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
-        copy = CopyIn(number, holder, lacking, running.blocks, running.kept_tokens, start, self._memory.copies_beside)
-        return [*self._memory.orders(), copy]
-
-    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let a request run whose KV is here. Where the copy is not intact, the owner starts the next attempt, which
-        begins with the prompt."""
-        running = self._here.end_copy(event.number, State.JOINING)
-        if running is None:
-            return []
-        if event.intact:
-            self._here.move(running, State.RESIDENT)
-            self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
-            self._memory.pages.publish(running)
-            return self._holds.release(running.key) if running.num_lost else []  # the next copy is of other tokens
-        self._here.move(running, State.GONE)
-        self._memory.release(running)
-        self._notes.note("lost", running.key)
-        self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
-        refused = [] if event.number in self._here.from_lost_pool else self._refuse(running)
-        return [*refused, *self._holds.release(running.key)]
-
-    def _refuse(self, running: WorkerRequest) -> list[Command]:
-        """Have the pool forget its pages of a request: the next attempt could commit the same pages again, with the
-        rest from a device."""
-        self._faults.num_refused += 1
-        return self._pool.tell_spoiled(running.known)
-
 
 class KvReceiving(CorePart):
     """Ends a transfer of KV from a prefill worker's device, well or not."""
@@ -181,12 +146,12 @@ class KvReceiving(CorePart):
         memory: PlainMemory,
         pool: PoolLink,
         log: WorkerLog,
-        joining: Joining,
+        fetching: Fetching,
     ) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
         self._pool, self._holds = pool, pool.holds
         self._notes, self._faults, self._decisions, self._counts = log.notes, log.faults, log.decisions, log.counts
-        self._joining = joining
+        self._fetching = fetching
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
@@ -210,7 +175,7 @@ class KvReceiving(CorePart):
             self._queue.put_back(running)
             return []
         if transfer.is_wanted and has_pages:
-            return self._joining.copy_in(running, transfer.pages)
+            return self._fetching.copy_in(running, transfer.pages)
         is_wanted = transfer.is_wanted
         self._here.move(running, State.GONE)
         self._memory.release(running)

@@ -143,7 +143,7 @@ class Stepping:
                 self._scheduler.moved(request)
         before = [*self._handing_on.hand_on(now), *self._give_memory(now)]
         selection = self._next_step(before, now)
-        before += self._seats.fetch(now)
+        before += self._seats.fetching.fetch(now)
         if selection is None:
             return before
         self._counts.count_decodes(selection.decodes)

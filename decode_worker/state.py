@@ -103,7 +103,7 @@ def events(core: DecodeCore) -> Events:
         Pull: (core.leaving.pulled,),
         LeasePages: (core.writing.leased,),
         GiveBack: (core.writing.give_back,),
-        CopiedIn: (core.fetching.copied_in, core.joining.copied_in),
+        CopiedIn: (core.fetching.copied_in,),
         CopiedOut: (core.writing.copied_out,),
         KvReceived: (core.receiving.received,),
         KvSent: (core.leaving.sent,),
@@ -185,7 +185,7 @@ class DecodeCore:
         here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
         self.owners = Outputs(setup.energy_source)
         # Seats and memory of requests, and the ways to leave
-        self.fetching = Fetching(here, queue, memory, pool, log)
+        self.fetching = Fetching(here, memory, pool, log)
         self.seats = Seats(here, memory, pool, log, self.fetching)
         self.writing = PageWriting(here, memory, pool, log, self.owners)
         preempting = Preempting(here, memory, pool, log, self.writing)
@@ -194,7 +194,7 @@ class DecodeCore:
         self.intake = Intake(here, memory, pool, log, setup.direct)
         self.prefetching = Prefetching(here, memory, pool)
         self.joining = Joining(here, memory, pool, log, self.seats, preempting)
-        self.receiving = KvReceiving(here, memory, pool, log, self.joining)
+        self.receiving = KvReceiving(here, memory, pool, log, self.fetching)
         self.prefixes = Prefixes(here, pool, queue, policy.reuse)
         self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)

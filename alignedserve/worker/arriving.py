@@ -210,13 +210,15 @@ class Prefixes(CorePart):
 
 
 class Fetching:
-    """Copies what the pool has of a prompt to its blocks; the prompt runs from there on."""
+    """Copies KV of requests from the pool to their blocks: what it has of a prompt, which runs from there on, or all of
+    a candidate that joins."""
 
-    def __init__(self, here: Requests, queue: PromptQueue, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
-        self._here, self._queue, self._memory, self._pages = here, queue, memory, memory.pages
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
+        self._here, self._queue, self._memory, self._pages = here, here.queue, memory, memory.pages
         self._limits, self._policy, self._pace = memory.limits, memory.pace.policy, memory.pace
-        self._pool, self._holds, self._dropping, self._faults = pool, pool.holds, memory.dropping, log.faults
-        self._new: list[int] = []  # copies that are not ordered yet
+        self._pool, self._holds, self._dropping = pool, pool.holds, memory.dropping
+        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+        self._new: list[int] = []  # copies to prompts that are not ordered yet
         self.num_reused_tokens = 0  # that were not computed because the pool had their KV
         self.num_spoiled_pages = 0  # of the pool that were not intact
 
@@ -239,41 +241,70 @@ class Fetching:
     def fetch(self, now: float) -> list[Command]:
         """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
         new, self._new = self._new, []
-        return [*self._memory.orders(), *map(self._copy, new)] if new else []
+        return [*self._memory.orders(), *map(self._fetch, new)] if new else []
 
-    def _copy(self, number: int) -> Command:
+    def _fetch(self, number: int) -> Command:
         """Return the order to copy what the device lacks of a prompt."""
-        assert self._pool.member is not None, "known pages are forgotten with their pool"
-        prompt, limits = self._here.copies[number], self._limits
-        start = prompt.fetched_from
-        tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
-        blocks = prompt.blocks[: units_for(len(tokens), limits.block_size)]
-        return CopyIn(number, self._pool.member.holder, pages, blocks, tokens, start, self._memory.copies_beside)
+        prompt = self._here.copies[number]
+        blocks = prompt.blocks[: units_for(prompt.prefix, self._limits.block_size)]
+        return self._copy(number, prompt.known, blocks, prompt.tokens(0, prompt.prefix), prompt.fetched_from)
+
+    def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
+        """Copy all of a request to its blocks from these pages, from the one that begins with token `start` on."""
+        number = self._here.begin_copy(running, State.JOINING)
+        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
+        # request now, and charges the death to it.
+        self._notes.note("joined", running.key)
+        return [*self._memory.orders(), self._copy(number, pages, running.blocks, running.kept_tokens, start)]
+
+    def _copy(
+        self, number: int, pages: tuple[int, ...], blocks: tuple[int, ...], tokens: tuple[int, ...], start: int
+    ) -> CopyIn:
+        assert self._pool.member is not None, "pages and entries are lost with their pool"
+        lacking = pages[start // self._limits.page_size :]
+        return CopyIn(number, self._pool.member.holder, lacking, blocks, tokens, start, self._memory.copies_beside)
 
     def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let the prompt run. KV that is not intact is recomputed, and no other request gets it."""
-        if (unwanted := self._here.end_copy(event.number, State.ABANDONED)) is not None:
-            self._here.move(unwanted, State.GONE)
-            self._memory.release(unwanted)
-        prompt = self._here.end_copy(event.number, State.FETCHING)
-        if prompt is None:
+        """Let the request run that has its KV now.
+
+        KV that is not intact no other request gets: the pool forgets these pages, since the next attempt could commit
+        them again, with the rest from a device. A prompt is recomputed. The owner of a request that was to decode
+        starts the next attempt, which begins with the prompt."""
+        here, running = self._here, self._here.end_copy(event.number)
+        if running is None:  # the copy was to a buffer (prefill_worker/buffering.py)
             return []
-        prompt.end_fetch()
-        self._memory.reconsider()  # another prompt may have waited for these pages
+        if running.state is State.ABANDONED:
+            here.move(running, State.GONE)
+            self._memory.release(running)
+            return []
+        is_prompt, pages = running.state is State.FETCHING, running.known
+        if is_prompt:
+            running.end_fetch()
+            self._memory.reconsider()  # another prompt may have waited for these pages
         if event.intact:
-            self._here.move(prompt, State.PROMPT)
-            prompt.came_with(prompt.prefix)
-            self.num_reused_tokens += prompt.prefix - prompt.fetched_from
-            self._pages.publish(prompt)
-            return self._holds.release(prompt.key) if self._dropping.drop(prompt) else []
-        pages = prompt.known
-        prompt.forget_known()
-        self._queue.put_back(prompt)
-        if event.number in self._here.from_lost_pool:
-            return []
+            here.move(running, State.PROMPT if is_prompt else State.RESIDENT)
+            if is_prompt:
+                running.came_with(running.prefix)
+                self.num_reused_tokens += running.prefix - running.fetched_from
+            else:
+                self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
+            self._pages.publish(running)
+            # The next copy of a request that lacks its beginning is of other tokens.
+            is_let_go = self._dropping.drop(running) if is_prompt else running.num_lost > 0
+            return self._holds.release(running.key) if is_let_go else []
+        if is_prompt:
+            running.forget_known()
+            self._queue.put_back(running)
+        else:
+            here.move(running, State.GONE)
+            self._memory.release(running)
+            self._notes.note("lost", running.key)
+            self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
+        if event.number in here.from_lost_pool:
+            return [] if is_prompt else self._holds.release(running.key)
         self.num_spoiled_pages += len(pages)
         self._faults.num_refused += 1
-        return [*self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
+        return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]
 
 
 class Arrivals(CorePart):

@@ -177,10 +177,9 @@ class Requests:
         self.move(running, state)
         return number
 
-    def end_copy(self, number: int, state: State) -> WorkerRequest | None:
-        """Return the request whose copy has ended, if it is in this state."""
-        running = self.copies.get(number)
-        return self.copies.pop(number) if running is not None and running.state is state else None
+    def end_copy(self, number: int) -> WorkerRequest | None:
+        """Return the request whose copy has ended; None where the copy was no request's."""
+        return self.copies.pop(number, None)
 
     def pool_lost(self, *_: object) -> None:
         """Note that the copies under way come from a lost pool: the next pool is told nothing about them."""

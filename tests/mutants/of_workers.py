@@ -151,14 +151,14 @@ DECODE = (
     ),
     Mutant(
         "bad copy not released",
-        f"{_DECODE}/joining.py",
-        "[*refused, *self._holds.release(running.key)]",
-        "[*refused]",
+        f"{_WORKER}/arriving.py",
+        "[*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]",
+        "[*self._pool.tell_spoiled(pages)]",
         "The pool keeps the pages of a request whose copy was not intact.",
     ),
     Mutant(
         "blocks of a bad copy lost",
-        f"{_DECODE}/joining.py",
+        f"{_WORKER}/arriving.py",
         'self._memory.release(running)\nself._notes.note("lost", running.key)',
         'self._notes.note("lost", running.key)',
         "Blocks are never free again.",

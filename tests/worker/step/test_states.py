@@ -101,7 +101,7 @@ class TestRequests:
         assert here.drop_from((State.WAITING,), "a", 0) == [old]
         assert (old.state, here.of(State.WAITING)) == (State.GONE, [new])
 
-    def test_a_copy_ends_for_the_state_that_its_request_is_in(self) -> None:
+    def test_a_copy_ends_once_and_only_that_of_a_request(self) -> None:
         here, running = Requests(), made()
         here.move(running, State.WAITING)
         number = here.begin_copy(running, State.FETCHING)
@@ -109,7 +109,7 @@ class TestRequests:
         assert here.from_lost_pool == {number}
         here.move(running, State.ABANDONED)
         assert here.abandoned == [running]
-        assert here.end_copy(number, State.FETCHING) is None
-        assert here.end_copy(number, State.ABANDONED) is running
-        assert here.end_copy(number, State.ABANDONED) is None
+        assert here.end_copy(number + 1) is None
+        assert here.end_copy(number) is running
+        assert here.end_copy(number) is None
         assert here.abandoned == []
