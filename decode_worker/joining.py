@@ -38,7 +38,7 @@ class Joining:
         self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
         self._scheduler, self._context = memory.scheduler, memory.context
         self._pool, self._notes, self._decisions, self._counts = pool, log.notes, log.decisions, log.counts
-        self._seats, self._fetching, self._preempting = seats, seats.fetching, preempting
+        self.seats, self._fetching, self._preempting = seats, seats.fetching, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     # --- The next candidate
@@ -81,7 +81,7 @@ class Joining:
         self._here.forget_shortage()  # others may take the seats of requests that have ended
         commands = self._seat_candidates(now)
         if self.takes_prompts(now):
-            commands += self._seats.seat_prompts(now)
+            commands += self.seats.seat_prompts(now)
         return commands
 
     def _seat_candidates(self, now: float) -> list[Command]:
@@ -95,7 +95,7 @@ class Joining:
                 commands += self._preempting.yield_to(running, room, now)
             elif self._pace.policy.swaps:
                 commands += self._preempting.swap_for(running, room, now) or ()
-            if not self._seats.has_seat(running):
+            if not self.seats.has_seat(running):
                 break
             memory, is_pooled = self._memory, first.source is None
             if not (memory.seat_beside_others(running, has_kv=True) if is_pooled else memory.seat(running, room)):

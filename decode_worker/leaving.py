@@ -89,7 +89,7 @@ class Preempting:
 
         `free` gets the blocks that the copy does not need."""
         is_resident = running.state is State.RESIDENT
-        running.decode = ""  # it goes on where there is room first
+        running.goes_anywhere()
         self._here.move(running, State.LEAVING)
         if not (self._policy.evict and is_writable(running, self._page_size)):
             self._counts.count_preempted(running, cause)
@@ -168,7 +168,7 @@ class HandingOn:
         writing: PageWriting,
         prompts: PromptKeeping,
     ) -> None:
-        self._here, self._leaving, self._page_size = here, leaving, writing.page_size
+        self._here, self.leaving, self._page_size = here, leaving, writing.page_size
         self._hands_on_all, self._keeps = not memory.decodes, memory.pace.policy.handoff is Handoff.DEVICE
         self._writing, self._prompts, self._peers, self._pool = writing, prompts, here.candidates, pool
 
@@ -205,11 +205,11 @@ class HandingOn:
         commands: list[Command] = []
         waits_there = self.needs_no_pool
         for running in self.ready:
-            to = self._way_for(running) if waits_there else self._leaving.reached(running, now)
+            to = self._way_for(running) if waits_there else self.leaving.reached(running, now)
             if to is not None:
-                commands.append(self._leaving.offering.offer(running, to, waits_there))
+                commands.append(self.leaving.offering.offer(running, to, waits_there))
             elif self._writing.has_pages(running):
-                commands += self._leaving.preempting.hand_on(running)
+                commands += self.leaving.preempting.hand_on(running)
         return commands
 
     def lacks_pages(self) -> WorkerRequest | None:
@@ -222,7 +222,7 @@ class HandingOn:
         The worker from which a request came back last is taken only if there is no other: the way there may be broken.
         """
         offered = Counter(departure.to.name for departure in self._here.departures.wanted)
-        back = self._leaving.came_back_from
+        back = self.leaving.offering.came_back_from
         others = sorted(self._peers.peers, key=lambda peer: (peer.name == back, offered[peer.name], peer.name))
         return self._peers.peer(running.decode) or others[0]
 
@@ -254,13 +254,11 @@ class Leaving(CorePart):
     ) -> None:
         self._here, self._candidates, self._departures, self._queue = here, here.candidates, here.departures, here.queue
         self._memory, self._limits, self._steps, self._pool = memory, memory.limits, memory.steps, pool
-        self._order, self._pace, self._holds = memory.order, memory.pace, pool.holds
+        self._order, self._pace = memory.order, memory.pace
         self._scheduler, self._context = memory.scheduler, memory.context
         self._faults, self._notes, self._decisions, self.preempting = log.faults, log.notes, log.decisions, preempting
-        peer, left = here.candidates.peer, lambda running, to: self._holds.release(running.key, to)
-        self.offering = Offering(here, here.departures, memory, log, outputs, peer, self._stay, left)
+        self.offering = Offering(here, memory, pool, log, outputs)
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
-        self.came_back_from = ""  # the worker that a request did not go to in the end
         self.num_evicted_aside = 0  # requests that left, and whose KV lies on a prefill worker
 
     # --- Requests that are to leave
@@ -366,15 +364,6 @@ class Leaving(CorePart):
         self._candidates.add(
             JoinCandidate(entry, to, False, promise, promise.due_at(now), now, partner=to, evicted=running)
         )
-
-    def _stay(self, departure: Departure) -> None:
-        """Let the request run again."""
-        here, running = self._here.residents, departure.running
-        self._here.move(running, State.RESIDENT)
-        running.decode, self.came_back_from = "", departure.to.name
-        if departure.is_offered:
-            self._notes.note("joined", running.key)  # the other worker may have said that it has it
-        self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here))
 
     def let_go(self, message: LetGo, frame: Received, now: float) -> None:
         """Let requests stay that have not left, and recompute those whose KV is gone."""

@@ -20,9 +20,8 @@ from itertools import repeat
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
 from alignedserve.cost.model import Shape
-from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.joining import Joining
-from alignedserve.decode_worker.leaving import HandingOn, Leaving
+from alignedserve.decode_worker.leaving import HandingOn
 from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
@@ -112,21 +111,19 @@ class Stepping:
         memory: PlainMemory,
         log: WorkerLog,
         prefixes: Prefixes,
-        seats: Seats,
         joining: Joining,
-        leaving: Leaving,
         handing_on: HandingOn,
-        looks_ahead: bool,
     ) -> None:
         self._here, self._queue, self._memory = here, here.queue, memory
         self._scheduler, self._context = memory.scheduler, memory.context
         self._limits, self._steps, self._pace = memory.limits, memory.steps, memory.pace
-        self._prefixes, self._seats, self._joining = prefixes, seats, joining
-        self._leaving, self._preempting, self._looks_ahead = leaving, leaving.preempting, looks_ahead
+        self._counts, self._prefixes, self._joining, self._seats = log.counts, prefixes, joining, joining.seats
+        self._handing_on, self._leaving, self._preempting = (
+            handing_on,
+            handing_on.leaving,
+            handing_on.leaving.preempting,
+        )
         self._shares = CallerShares(memory.limits.max_batch, self._pace, here.queue.waiting)
-        self._counts, self._handing_on = log.counts, handing_on
-        why_not = self._pace.policy.why_not_ahead
-        assert not (looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_ahead_steps = 0  # planned while another ran
 
@@ -281,7 +278,7 @@ class Stepping:
 
     def _plan_ahead(self, running: StepPlan, now: float) -> list[Command]:
         """Plan the step after the one that runs, where no result of that one changes which requests run."""
-        if not self._looks_ahead or self._steps.has_next or not self._is_settled(running, now):
+        if not self._steps.takes_next or not self._is_settled(running, now):
             return []
         ahead = ahead_of(running, self._here.residents.values(), self._memory, self._limits.block_size)
         if ahead is None:

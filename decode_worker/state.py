@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from alignedserve.core import OWNERS, WORKERS, Role, WorkerLimits
+from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.decode_worker.arriving import Intake, Prefetching, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
 from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
@@ -165,7 +165,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
-MakeMemory: TypeAlias = Callable[[WorkerLimits, Pace, StepsInFlight, Requests, PageWriter, Scheduler], PlainMemory]
+MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]
 MakeFormPart: TypeAlias = Callable[[PoolLink, Pace, StepsInFlight, Requests], FormPart]
 
 
@@ -175,11 +175,11 @@ class DecodeCore:
     ) -> None:
         """`scheduler` plans the steps; by_policy.py has the three that a policy asks for."""
         limits, policy = setup.limits, setup.policy
-        self.pace, self.steps, self.log = Pace(setup), StepsInFlight(), WorkerLog()
+        self.pace, self.steps, self.log = Pace(setup), StepsInFlight(setup.look_ahead > 0), WorkerLog()
         self.pool_link = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
         pace, steps, log, pool = self.pace, self.steps, self.log, self.pool_link
         self.here = here = Requests()
-        self.memory = memory = make_memory(limits, pace, steps, here, pool.writer, scheduler)
+        self.memory = memory = make_memory(pace, steps, here, pool, scheduler)
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
@@ -201,8 +201,7 @@ class DecodeCore:
         # Steps
         self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
         self.handing_on = HandingOn(here, memory, pool, self.leaving, self.writing, self.prompt_keeping)
-        parts = self.prefixes, self.seats, self.joining, self.leaving, self.handing_on
-        self.stepping = Stepping(here, memory, log, *parts, looks_ahead=setup.look_ahead > 0)
+        self.stepping = Stepping(here, memory, log, self.prefixes, self.joining, self.handing_on)
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
         of_use = self.handing_on.has_use_for_pages
         self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping, of_use)

@@ -26,7 +26,9 @@ class Ended:
 
 
 class StepsInFlight:
-    def __init__(self) -> None:
+    def __init__(self, looks_ahead: bool = False) -> None:
+        """`looks_ahead` says whether a step is planned while the step before runs."""
+        self._looks_ahead = looks_ahead
         self.number = 0  # of the newest step that was ordered
         self.running: StepPlan | None = None
         self._shape = EMPTY  # of the step that runs
@@ -37,6 +39,11 @@ class StepsInFlight:
     @property
     def has_next(self) -> bool:
         return self._next is not None
+
+    @property
+    def takes_next(self) -> bool:
+        """Return whether the step after the one that runs may be planned."""
+        return self._looks_ahead and not self.has_next
 
     @property
     def runs_in_vain(self) -> bool:

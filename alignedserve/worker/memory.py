@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from alignedserve.core import WorkerLimits, units_for
+from alignedserve.core import units_for
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.lengths import room_for
@@ -25,7 +25,7 @@ from alignedserve.scheduling.policy import Room
 from alignedserve.worker.candidate_order import CandidateOrder
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.pool import PageWriter
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.seating import PackedSeating, RecentNeed
 from alignedserve.worker.step.blocks import Blocks, NamedBlocks, add_blocks, drop_beginning, lose_kv, take_blocks
@@ -37,18 +37,6 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 from alignedserve.worker.windows import Dropping, Folding
 
 
-def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
-    """Return the blocks of a device that keeps what requests have computed for others, if the policy reuses it."""
-    if not pace.policy.reuse:
-        return Blocks(limits.num_blocks)
-    size = limits.block_size
-
-    def cost_s(is_in_pool: bool) -> float:
-        return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
-
-    return NamedBlocks(limits.num_blocks, cost_s)
-
-
 class PlainMemory:
     weighs = False  # whether the memory, and not a scheduler, chooses which requests have memory: by their worth
     keeps_places = True  # whether the KV of a request stays where it is as long as the request has its blocks
@@ -56,18 +44,17 @@ class PlainMemory:
 
     def __init__(
         self,
-        limits: WorkerLimits,
         pace: Pace,
         steps: StepsInFlight,
         here: Requests,
-        writer: PageWriter,
+        pool: PoolLink,
         scheduler: Scheduler,
-        blocks: Blocks | None = None,
     ) -> None:
-        self.limits, self.pace, self.steps, self._here, self._writer = limits, pace, steps, here, writer
+        self.limits, self.pace, self.steps, self._here, self._writer = pace.limits, pace, steps, here, pool.writer
         self._policy, self.scheduler = pace.policy, scheduler
-        self.blocks = blocks_for(limits, pace) if blocks is None else blocks
+        self.blocks = self.make_blocks()
         # Requests share full pages by the names that the pool has for them.
+        limits, writer = pace.limits, pool.writer
         size, page_size = limits.block_size, limits.page_size
         self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
         self.order = CandidateOrder(pace, here, steps)
@@ -77,6 +64,15 @@ class PlainMemory:
         self.copies_beside = False  # whether copies from the pool go on beside steps
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
+
+    def make_blocks(self) -> Blocks:
+        """Return the blocks of a device that keeps what requests have computed for others, if the policy reuses it."""
+        num_blocks, size, pace = self.limits.num_blocks, self.limits.block_size, self.pace
+
+        def cost_s(is_in_pool: bool) -> float:
+            return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
+
+        return NamedBlocks(num_blocks, cost_s) if self._policy.reuse else Blocks(num_blocks)
 
     @property
     def copies_s(self) -> float:

@@ -11,7 +11,6 @@ A request is in no step while it departs, and keeps its blocks until nothing rea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, Send
@@ -21,10 +20,11 @@ from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import CorePart
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
-from alignedserve.worker.transfers import Departure, Departures
+from alignedserve.worker.transfers import Departure
 
 MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goes another way, if there is one
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
@@ -33,22 +33,11 @@ _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing cam
 class Offering(CorePart):
     """Offers requests to other workers, which go on with them, and ends the stay of what they have pulled."""
 
-    def __init__(
-        self,
-        here: Requests,
-        departures: Departures,
-        memory: PlainMemory,
-        log: WorkerLog,
-        outputs: Outputs,
-        peer: Callable[[str], Member | None],
-        goes_on: Callable[[Departure], None],
-        left: Callable[[WorkerRequest, str], list[Command]],
-    ) -> None:
-        """`peer` returns the worker of a name that is reached directly; `goes_on` has a request go on here; `left`
-        releases what is kept for one that is at the named worker now, or nowhere."""
-        self._here, self.departures, self._memory, self._outputs = here, departures, memory, outputs
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
+        self._here, self.departures, self._memory, self._outputs = here, here.departures, memory, outputs
         self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
-        self._peer, self._goes_on, self._left = peer, goes_on, left
+        self._peers, self._holds = here.candidates, pool.holds
+        self.came_back_from = ""  # the worker that a request did not go to in the end
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
         self._broken_at: dict[str, deque[float]] = {}  # worker -> when KV did not come there, of the last times
@@ -86,7 +75,13 @@ class Offering(CorePart):
             departure.is_declined = True
             return
         self.departures.remove(departure)
-        self._goes_on(departure)
+        running = departure.running
+        self._here.move(running, State.RESIDENT)
+        running.goes_anywhere()
+        self.came_back_from = departure.to.name
+        if departure.is_offered:
+            self._notes.note("joined", running.key)  # the other worker may have said that it has it
+        self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
 
     def sent(self, departure: Departure, is_ok: bool) -> list[Command]:
         """End the transfer of a request that was offered. Where it failed the request is offered again: the answer says
@@ -96,7 +91,7 @@ class Offering(CorePart):
             self.remove(departure)
             return []
         departure.number = None
-        if departure.is_declined or self._peer(departure.to.name) != departure.to:
+        if departure.is_declined or self._peers.peer(departure.to.name) != departure.to:
             self.stays(departure)
             return []
         if not is_ok:
@@ -107,7 +102,7 @@ class Offering(CorePart):
             del self._sent[next(iter(self._sent))]
         self._outputs.forget([running.request.id])  # that worker has the whole output
         self.remove(departure)
-        return self._left(running, departure.to.name)
+        return self._holds.release(running.key, departure.to.name)
 
     def remove(self, departure: Departure) -> None:
         """Free the blocks of a request that is here no more."""
@@ -133,7 +128,7 @@ class Offering(CorePart):
         self._notes.note("cut", departure.running.key)
         self._outputs.forget([request])
         self.remove(departure)
-        return self._left(departure.running, "")
+        return self._holds.release(departure.running.key)
 
     # --- Requests that depart
 
@@ -145,7 +140,7 @@ class Offering(CorePart):
                     self.remove(departure)
                 else:
                     self._here.move(departure.running, State.ABANDONED)
-                commands += self._left(departure.running, "")
+                commands += self._holds.release(departure.running.key)
         return commands
 
     def ask_again(self) -> None:

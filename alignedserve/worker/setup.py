@@ -29,6 +29,7 @@ class WorkerSetup:
 
     def __post_init__(self) -> None:
         assert self.limits.most_held is None or self.policy.drops, "by this policy requests keep all"
+        assert not (self.look_ahead and self.policy.why_not_ahead), self.policy.why_not_ahead
 
 
 def running_of(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import Chunk, KvForm, Slo, WorkerLimits, units_for
+from alignedserve.core import Chunk, KvForm, Slo, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.forms.memory.worth import CacheKind, MemoryWish, assign, pays_as_hidden
 from alignedserve.forms.orders import ProjectKv
@@ -27,7 +27,7 @@ from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.memory import PackedSeating, PlainMemory
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.pool import PageWriter
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
@@ -67,19 +67,21 @@ class WeighedMemory(PlainMemory):
 
     def __init__(
         self,
-        limits: WorkerLimits,
         pace: Pace,
         steps: StepsInFlight,
         here: Requests,
-        writer: PageWriter,
+        pool: PoolLink,
         scheduler: Scheduler,
     ) -> None:
-        super().__init__(limits, pace, steps, here, writer, scheduler, Blocks(limits.num_blocks))
+        super().__init__(pace, steps, here, pool, scheduler)
         self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so
         self.num_projected = 0  # that have become KV
+
+    def make_blocks(self) -> Blocks:
+        return Blocks(self.limits.num_blocks)
 
     def _begin(self, waiting: WaitingPrompts, now: float) -> None:
         """Note what a token costs all requests that a longer step delays, where it is kept as hidden."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import Chunk, WorkerLimits
+from alignedserve.core import Chunk
 from alignedserve.cost.model import Shape
 from alignedserve.forms.memory.block_ends import Side, TwoEndedBlocks
 from alignedserve.forms.orders import CopySlots
@@ -27,7 +27,7 @@ from alignedserve.scheduling.slo import Standing, by_standing
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.pool import PageWriter
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, Seating, StepContext
@@ -39,18 +39,20 @@ class TwoEndedMemory(PlainMemory):
 
     def __init__(
         self,
-        limits: WorkerLimits,
         pace: Pace,
         steps: StepsInFlight,
         here: Requests,
-        writer: PageWriter,
+        pool: PoolLink,
         scheduler: Scheduler,
     ) -> None:
-        num_places = pace.policy.block_use.num_on_host(limits.num_blocks * limits.block_size)
-        self.slots = TwoEndedBlocks(limits.num_blocks, limits.block_size, num_places)
-        super().__init__(limits, pace, steps, here, writer, scheduler, self.slots)
+        super().__init__(pace, steps, here, pool, scheduler)
         self._short: set[WorkerRequest] = set()  # they found no slot for their next token when they last claimed one
         self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their blocks
+
+    def make_blocks(self) -> TwoEndedBlocks:
+        num_blocks, size = self.limits.num_blocks, self.limits.block_size
+        self.slots = TwoEndedBlocks(num_blocks, size, self._policy.block_use.num_on_host(num_blocks * size))
+        return self.slots
 
     # --- Seats
 

@@ -35,8 +35,8 @@ class WorkerRequest:
     Until then the device may have its beginning for others, who would share it (device_pages.py).
 
     One module writes each field. It is this one, by methods that say what happened, but for `kv` (memory alone:
-    blocks.py and forms/memory/), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py),
-    `decode` (leaving.py) and `batch` (joining.py).
+    blocks.py and forms/memory/), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and
+    `batch` (joining.py).
     """
 
     request: Request
@@ -178,6 +178,10 @@ class WorkerRequest:
         """Take names of its first full pages, and return them."""
         self.names = names
         return names
+
+    def goes_anywhere(self) -> None:
+        """Note that it goes on where there is room first, and not at the worker that the router named."""
+        self.decode = ""
 
     # --- What runs
 
