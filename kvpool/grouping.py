@@ -27,9 +27,9 @@ from alignedserve.core import Entry, Estimate, Request, ServiceClass, units_for
 from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.scheduling.policy import Grouping, Policy
-from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Rank, Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # most of a worker's blocks that a batch may take, so that the next batch can arrive while it ends

@@ -22,7 +22,7 @@ from math import inf
 from alignedserve.schedulers.near_lengths import NearLengths
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.scheduling.policy import Chunking, Grouping, Policy
-from alignedserve.scheduling.slo import Late, step_room_s
+from alignedserve.scheduling.slo import Late
 from alignedserve.worker.step.ranks import DecodeOrder, RankedRequests, in_turn, last_of_old
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds, StepBuilder
@@ -168,12 +168,12 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
     It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
     once, and a block at a time once for each block.
     """
-    dues, now = prompt.promise.dues, step.at.now
-    if dues is None or most < prompt.num_ahead or step.decodes_s == inf:
+    promise, now = prompt.promise, step.at.now
+    if not promise.is_rt or most < prompt.num_ahead or step.decodes_s == inf:
         return False
-    if step.policy.late is Late.DROP_LAST and dues.is_late(now):
+    if step.policy.late is Late.DROP_LAST and promise.is_late(now):
         return False
-    left_s, prefix, remade = dues.due_at(now) - now, prompt.num_held, prompt.num_remade
+    left_s, prefix, remade = promise.due_at(now) - now, prompt.num_held, prompt.num_remade
     if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
         return False  # it is in time a piece at a time
     if step.estimate.with_chunk(most, prefix, remade) > left_s:
@@ -188,8 +188,9 @@ def are_few_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
 
     Gain: in a rush on a machine where a prompt takes twice as long as a gap may, 75 % of first tokens are in time in
     place of 47 %."""
-    in_time = [dues for running in decodes if (dues := running.promise.dues) is not None and not dues.is_late(now)]
-    return len(in_time) <= MOST_GAPS and sum(not dues.has_missed for dues in in_time) <= GAPS_FOR_FIRST
+    chats = [running.promise for running in decodes if running.promise.is_rt]
+    in_time = [promise for promise in chats if not promise.is_late(now)]
+    return len(in_time) <= MOST_GAPS and sum(not promise.has_missed for promise in in_time) <= GAPS_FOR_FIRST
 
 
 def prompt_budget(at: StepContext) -> int:
@@ -301,12 +302,12 @@ def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple
     bound, late_s, now, mean_s = inf, inf, at.now, at.times.mean_s
     (least_s, prefix_s), remade_s = at.cost.one_decode, at.cost.remade_token_s
     for running in decodes:
-        if (dues := running.promise.dues) is not None:
+        if (promise := running.promise).is_rt:
             alone_s = least_s + (prefix_s + remade_s if running.kv.form else prefix_s) * running.prefix
-            room_s = step_room_s(dues, now, 1, mean_s, alone_s)
+            room_s = promise.step_room_s(now, 1, mean_s, alone_s)
             if room_s < bound:
                 bound = room_s
-            if dues.num_missed:
+            if promise.num_missed:
                 late_s = min(late_s, running.request.slo.tbt_s)
     return bound, late_s
 
@@ -332,10 +333,10 @@ def _prompts_bound_s(
     bound, now, most_s = inf, at.now, at.times.most_s
     beside = estimate_of((running for running in decodes if running.promise.is_rt), at)
     for running in prompts:
-        if (dues := running.promise.dues) is not None:
+        if running.promise.is_rt:
             chunks = -(-running.num_ahead // at.chunk)
             with_it_s = beside.with_chunk(min(running.num_ahead, at.chunk), running.prefix, running.num_remade)
-            bound = min(bound, step_room_s(dues, now, chunks, most_s, with_it_s))
+            bound = min(bound, running.promise.step_room_s(now, chunks, most_s, with_it_s))
     if waiting:
         bound = min(bound, waiting.bound_s(now, lambda tokens: beside.with_chunk(tokens, 0)))
     return bound

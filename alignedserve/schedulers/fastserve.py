@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alignedserve.schedulers.fcfs import FirstCome
-from alignedserve.scheduling.levels import STEP_PROMPT, level_served
+from alignedserve.scheduling.levels import FIRST_BOUND, LEVELS, STEP_PROMPT
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepContext, StepView
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+
+
+def level_served(tokens: int) -> int:
+    """Return the level of a request that got `tokens`: it leaves a level when it has used up its bound."""
+    return sum(tokens >= (FIRST_BOUND << bound + 1) - FIRST_BOUND for bound in range(LEVELS - 1))
 
 
 class Mlfq(FirstCome):

@@ -29,7 +29,7 @@ def mean_and_upper(request: Request, policy: Policy) -> tuple[int, int]:
 
 
 def planned(request: Request, policy: Policy) -> int:
-    """Return the length that the plan of a best-effort request has, without a prediction (promise.py)."""
+    """Return the length that the plan of a best-effort request has, without a prediction (dues.py)."""
     least, most = bounds(request)
     return max(least, min(_prior(policy, most)[0], most))
 
@@ -65,6 +65,11 @@ def outlived(estimate: int, most: int, num_output: int) -> int:
 def num_outlived(estimate: int, num_output: int) -> int:
     """Return how often the prediction has doubled for a request with `num_output` tokens of output."""
     return (num_output // max(1, estimate)).bit_length()
+
+
+def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
+    """Return how many more tokens a request with `num_output` tokens is expected to produce."""
+    return outlived(expected(request, policy).mean, request.max_tokens, num_output) - num_output
 
 
 def room_for(request: Request, num_output: int, policy: Policy, most: int) -> int:

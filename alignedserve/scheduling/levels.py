@@ -31,25 +31,17 @@ def level_of(steps: int) -> int:
     return min(LEVELS - 1, ((max(1, steps) - 1) // FIRST_BOUND).bit_length())  # called for many requests at every step
 
 
-def level_served(tokens: int) -> int:
-    """Return the level of a request that got `tokens`: it leaves a level when it has used up its bound."""
-    return sum(tokens >= (FIRST_BOUND << bound + 1) - FIRST_BOUND for bound in range(LEVELS - 1))
-
-
 class Level:
     """The level of one best-effort request, while it is served and while it waits."""
 
-    __slots__ = ("_age_s", "_num_outlived", "_served_at")
+    __slots__ = ("_age_s", "_served_at", "num_outlived")
 
     def __init__(self, served_at: float, age_s: float) -> None:
-        self._served_at, self._age_s, self._num_outlived = served_at, age_s, 0
+        self._served_at, self._age_s = served_at, age_s
+        self.num_outlived = 0  # predictions that were too low: each drops it by a level, whatever is predicted now
 
     def served(self, now: float) -> None:
         self._served_at = now
-
-    def outlived(self) -> None:
-        """Drop a level, since the prediction was too low, whatever is predicted now."""
-        self._num_outlived += 1
 
     def at(self, now: float, steps: int, has_begun: bool = False) -> int:
         """Return the level of a request that needs `steps` more; it rises by one for each age that it has waited.
@@ -60,7 +52,7 @@ class Level:
         rises = self._rises(now)
         if has_begun and rises:
             return TOP
-        return max(TOP, min(LEVELS - 1, level_of(steps) + self._num_outlived) - rises)
+        return max(TOP, min(LEVELS - 1, level_of(steps) + self.num_outlived) - rises)
 
     def rises_at(self, now: float) -> float:
         """Return when the request rises next."""
@@ -76,20 +68,6 @@ class Level:
         while self._served_at + (rises + 1) * self._age_s < now:
             rises += 1
         return rises
-
-
-class AgedLevel(Level):
-    """The level of a request where all requests have levels (ALISE §3.1): it ages from its arrival on, served or not.
-
-    So a request that has risen stays there: it does not leave again after its first step. Each part reckons the level
-    from the arrival, so that no message carries it.
-    """
-
-    __slots__ = ()
-
-    def risen(self, now: float, steps: int, num_outlived: int) -> int:
-        """Return the level of a request that needs `steps` more, and has outlived `num_outlived` predictions."""
-        return max(TOP, min(LEVELS - 1, level_of(steps) + num_outlived) - self._rises(now))
 
 
 T = TypeVar("T")

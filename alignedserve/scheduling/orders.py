@@ -30,50 +30,36 @@ class Order(str, Enum):
     LEVELS = "levels"  # by five levels of predicted steps, in which requests rise with age (ALISE)
 
 
-class Ordering(ABC):
+class Ordering:
+    """An order; as it stands, by promises (slo.Standing.key)."""
+
     is_by_arrival = False  # requests are served as they came: nothing has to be sorted
     goes_by_promises = False  # places change with time: an urgent request overtakes others
     counts_chunks = True  # a prompt has less slack by all of its chunks, and not by its next one alone
     has_levels = False  # all requests have levels, whatever their class
 
-    @abstractmethod
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
     ) -> Iterable[_T]:
         """Return the requests, which are given by arrival, as they are to be served."""
+        return requests if self.is_by_arrival else by_standing(requests, standing_of, times, late)
 
-    def line(
-        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
-    ) -> Iterable[_T]:
-        """Return the requests as they are served, for expected waits (ALISE §3.2)."""
-        return by_standing(requests, standing_of, times, late)
+    @property
+    def of_waits(self) -> Ordering:
+        """Return the order by which expected waits are reckoned (ALISE §3.2)."""
+        return self if self.is_by_arrival or self.has_levels else ORDERINGS[Order.SLACK]
 
     def puts_first(self, service: ServiceClass) -> bool:
         """Return whether requests of this class are served before those of the other."""
-        return False
+        return self.goes_by_promises and service is ServiceClass.RT
 
 
 class ByArrival(Ordering):
     is_by_arrival = True
 
-    def sort(
-        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
-    ) -> Iterable[_T]:
-        return requests
-
-    line = sort
-
 
 class ByPromises(Ordering):
     goes_by_promises = True
-
-    def sort(
-        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
-    ) -> Iterable[_T]:
-        return by_standing(requests, standing_of, times, late)
-
-    def puts_first(self, service: ServiceClass) -> bool:
-        return service is ServiceClass.RT
 
 
 class ByDue(ByPromises):
@@ -86,7 +72,7 @@ class ByDue(ByPromises):
     counts_chunks = False
 
 
-class ByKey(Ordering):
+class ByKey(Ordering, ABC):
     """An order by a key of each request, which changes only when its promise says so (Promise.changes_at)."""
 
     @abstractmethod
@@ -117,11 +103,6 @@ class ByLevels(ByKey):
 
     def key(self, standing: Standing) -> tuple[float, ...]:
         return standing.level, standing.remaining if standing.level > TOP else 0.0
-
-    def line(
-        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
-    ) -> Iterable[_T]:
-        return self.sort(requests, standing_of, times, late)
 
 
 class ByOwnPolicy(ByKey):

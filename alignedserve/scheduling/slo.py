@@ -1,17 +1,4 @@
-"""Deadlines: when the next token is due, how much time is left until then, and which request goes first.
-
-A real-time request (RT) has a due for its first token and one for every token after it:
-
-    arrival ── ttft ──▶ due ·· first token ── tbt ──▶ due ·· next token ── tbt ──▶ due ··
-
-A best-effort request (BE) has a completion window, cut into as many equal allowances as it has steps. Its dues do not
-move, whenever its steps end:
-
-    arrival ─ jct/n ─▶ due 1 ─ jct/n ─▶ due 2 ─ ... ─▶ due n = arrival + jct
-
-So a step that ends late leaves less time to the next step, a step that ends early leaves more, and the whole never
-takes longer than was promised (AccelGen §4.3). Slack is the time until the due less the work before it (BROS §4.1).
-"""
+"""The order of service by slack, which is the time until a due less the work before it, and the time of steps."""
 
 from __future__ import annotations
 
@@ -19,15 +6,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from math import ceil, inf
+from math import ceil
 from typing import TypeVar
 
-from alignedserve.core import Due, Request, ServiceClass
+from alignedserve.core import ServiceClass
 
 _T = TypeVar("_T")
-
-DECAY = 0.4  # factor of a request's value, and of how soon its next token is due, at each miss (Apt-Serve §5)
-MOST_MISSES = 4  # misses in a row that count
 
 
 class Late(str, Enum):
@@ -71,100 +55,6 @@ class RecentSteps:
         return StepTimes(self._mean_s, self._most[0][1])
 
 
-class TokenDues:
-    """The times at which the tokens of an RT request are due. Preemptions move none: only emitted tokens do."""
-
-    __slots__ = ("_allowance_s", "_late", "_next_s", "has_missed", "next_due_at", "num_missed")
-
-    def __init__(self, request: Request, late: Late = Late.DECAY, due: Due | None = None) -> None:
-        """Go on from the `due` of another worker; without it, the last token of an earlier attempt counts."""
-        slo = request.slo
-        self._late = late
-        self._next_s = self._allowance_s = slo.tbt_s
-        if due is None:
-            last_at = request.emitted_at
-            if last_at is None:
-                last_at, self._allowance_s = request.arrival_at, slo.ttft_s
-            due = Due(last_at + self._allowance_s)
-        self.next_due_at = due.at  # `due_at` moves it once it has passed
-        self.num_missed = due.num_missed  # misses in a row
-        self.has_missed = due.num_missed > 0  # whether this worker knows of any miss
-
-    @property
-    def due(self) -> Due:
-        """Return the state that another worker goes on from."""
-        return Due(self.next_due_at, self.num_missed)
-
-    def due_at(self, now: float) -> float:
-        """Return when the next token is due; a due that has passed counts as a miss here."""
-        if now > self.next_due_at and self._late is Late.DECAY:
-            self._miss(now)
-        return self.next_due_at
-
-    def is_late(self, now: float) -> bool:
-        return self.num_missed > 0 or now > self.next_due_at
-
-    @property
-    def worth(self) -> float:
-        """Return the factor of the request's value (Apt-Serve §5)."""
-        return DECAY**self.num_missed if self._late is Late.DECAY else 1.0
-
-    def emitted(self, now: float) -> None:
-        """Count a token that reached the client: it sets the next due."""
-        self._allowance_s = self._next_s
-        if now <= self.next_due_at:
-            self.num_missed, self.next_due_at = 0, now + self._next_s
-        elif self._late is Late.DECAY:
-            self._miss(now)
-        else:
-            self.num_missed, self.next_due_at, self.has_missed = self.num_missed + 1, now + self._next_s, True
-
-    def _miss(self, now: float) -> None:
-        self.num_missed, self.has_missed = min(self.num_missed + 1, MOST_MISSES), True
-        self.next_due_at = now + self._allowance_s / DECAY**self.num_missed
-
-
-class StepDues:
-    """The times at which the steps of a BE request are due: a plan of n steps over its completion window.
-
-    The last due is the end of the window and never moves. A new prediction of the length spaces the remaining steps
-    over the remaining time.
-    """
-
-    def __init__(self, request: Request, steps: int) -> None:
-        self._from_at, self._end_at = request.arrival_at, request.arrival_at + request.slo.jct_s
-        self._from_step, self._steps = 0, max(1, steps)
-        self.num_done = 0
-
-    @property
-    def num_left(self) -> int:
-        return max(1, self._steps - self.num_done)
-
-    def due_at(self) -> float:
-        """Return when the next step is due; once the plan has run out, the end of the window."""
-        steps, ahead = self._steps - self._from_step, self.num_done + 1 - self._from_step
-        if ahead > steps:
-            ahead = steps
-        return self._from_at + ahead * (self._end_at - self._from_at) / steps
-
-    @property
-    def end_at(self) -> float:
-        return self._end_at
-
-    def is_late(self, now: float) -> bool:
-        return now > self._end_at
-
-    def done(self, steps: int = 1) -> None:
-        self.num_done += steps
-
-    def replan(self, now: float, steps_left: int) -> None:
-        left = max(1, steps_left)
-        if left == self._steps - self.num_done:
-            return
-        self._from_at, self._from_step = min(now, self._end_at), self.num_done
-        self._steps = self.num_done + left
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work before the next due: the rest of a prompt in chunks, or a token to decode."""
@@ -182,19 +72,6 @@ class Work:
     @property
     def num_chunks(self) -> int:
         return ceil(self.prompt / self.chunk)
-
-
-def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes, counts_chunks: bool = True) -> float:
-    """Return the slack of an RT request."""
-    return due_at - now - work.seconds(times, counts_chunks)
-
-
-def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:
-    """Return the slack of a BE request: at 0 or below, the request is behind its plan.
-
-    Preemptions take too little of the slack to count (docs/how/deadlines.md).
-    """
-    return due_at - now - times.most_s
 
 
 class Rank(IntEnum):
@@ -258,17 +135,3 @@ def by_standing(
         return standing.key(times, late), standing.arrival_at, standing.id
 
     return sorted(items, key=place)
-
-
-def step_room_s(dues: TokenDues, now: float, steps: int, step_s: float, alone_s: float) -> float:
-    """Return how long the coming step may take so that the request, which needs `steps` steps, is in time.
-
-    R, the bound of a step, is the least over all real-time requests. The coming step itself is not subtracted: the
-    question is whether it fits. A request that is late, or would be late even in a step of its own, sets no
-    bound (AccelGen §4.2).
-    """
-    due_at = dues.next_due_at
-    if now > due_at:
-        due_at = dues.due_at(now)
-    room_s = due_at - now - (steps - 1) * step_s
-    return inf if dues.num_missed or room_s < alone_s else room_s

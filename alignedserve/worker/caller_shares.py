@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
-from alignedserve.scheduling.promise import TokenPromise, Yielding
+from alignedserve.scheduling.dues import TokenPromise, Yielding
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.protocol.messages import Attempt
+from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
-from alignedserve.scheduling.promise import tokens_left
 from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.in_flight import StepsInFlight
@@ -34,7 +34,7 @@ class CandidateOrder:
         def standing_of(candidate: JoinCandidate) -> Standing:
             return self._standing(candidate, now)
 
-        return list(policy.ordering.line(requests, standing_of, times, policy.late))
+        return list(policy.ordering.of_waits.sort(requests, standing_of, times, policy.late))
 
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role, units_for
 from alignedserve.protocol.messages import Attempt, Expect, Member
+from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.blocks import resume
 from alignedserve.worker.step.request import WorkerRequest

@@ -11,7 +11,7 @@ from alignedserve.protocol.commands import Command, End, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost, Received
 from alignedserve.protocol.figures import MOST_LENGTHS, ByClass, DecodeLengths, DecodeSteps, Lengths, WorkerLoad
 from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Report, Reserve, Retire
-from alignedserve.scheduling.promise import Promise
+from alignedserve.scheduling.dues import Promise
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs

@@ -9,7 +9,7 @@ from alignedserve.core import Entry
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import AskBatch
-from alignedserve.scheduling.promise import Promise
+from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.slo import Standing
 
 

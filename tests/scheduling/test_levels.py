@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
-from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, AgedLevel, Level, level_of, level_served
+from alignedserve.schedulers.fastserve import level_served
+from alignedserve.scheduling.dues import Promise
+from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, Level, level_of
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import Promise, promise
+from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
 
@@ -43,8 +45,7 @@ def test_a_waiting_request_rises_one_level_at_a_time_and_drops_when_it_outlives_
     served_at: float, age_s: float, steps: int, outlived: int, later: list[float]
 ) -> None:
     level = Level(served_at, age_s)
-    for _ in range(outlived):
-        level.outlived()
+    level.num_outlived = outlived
     assert level.at(served_at, steps) == min(LEVELS - 1, level_of(steps) + outlived)
     seen = [level.at(served_at + after, steps) for after in sorted(later)]
     assert seen == sorted(seen, reverse=True)
@@ -56,7 +57,9 @@ def test_a_waiting_request_rises_one_level_at_a_time_and_drops_when_it_outlives_
 
 
 def test_in_the_last_level_a_request_falls_no_further() -> None:
-    assert AgedLevel(0.0, 10.0).risen(0.0, 10_000, num_outlived=3) == LEVELS - 1
+    level = Level(0.0, 10.0)
+    level.num_outlived = 3
+    assert level.at(0.0, 10_000) == LEVELS - 1
 
 
 def test_a_request_that_has_begun_rises_to_the_top_after_an_age() -> None:

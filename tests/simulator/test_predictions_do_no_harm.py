@@ -7,7 +7,7 @@
     whose pages become int8 (expected waits)                          the same with a small pool and compression
     admission by memory, and the worker with fewest tokens (uppers)   chats that attain
 
-The plan of a best-effort request reads no prediction any more (scheduling/promise.py): the last test is of that. Lines
+The plan of a best-effort request reads no prediction any more (scheduling/dues.py): the last test is of that. Lines
 of batch jobs are predicted by other lines of their job.
 
 The predictor has learnt lengths that have nothing to do with the prompts, or those of the opposite prompts, and has to

@@ -22,6 +22,7 @@ from alignedserve.forms.orders import ProjectKv
 from alignedserve.forms.rules import HIDDEN
 from alignedserve.protocol.commands import Command
 from alignedserve.schedulers.scheduler import Scheduler
+from alignedserve.scheduling.dues import TokenPromise
 from alignedserve.scheduling.policy import Cache, SchedulerName
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
@@ -112,8 +113,8 @@ class WeighedMemory(PlainMemory):
         pending_s, promise = self._pending_s(running), running.promise
         if self._policy.late is Late.DROP_LAST and promise.is_late(self._now):
             return _LATE_WORTH * pending_s
-        if promise.dues is not None:
-            return pending_s * promise.dues.worth
+        if isinstance(promise, TokenPromise):
+            return pending_s * promise.worth
         return min(pending_s, Slo().tbt_s) if self._policy.is_rt_first else pending_s
 
     @property

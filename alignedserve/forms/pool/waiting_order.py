@@ -1,6 +1,6 @@
 """The order in which requests wait in the pool: the request with the longest expected wait is compressed first.
 
-scheduling/levels.py has the formula (ALISE §3.2), promise.py the predicted lengths of answers.
+scheduling/levels.py has the formula (ALISE §3.2), lengths.py the predicted lengths of answers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from alignedserve.core import Entry
 from alignedserve.kvpool.memory.rewriting import WaitsInPool
 from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, level_of, shortest_wait_first
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import tokens_left
 
 _WEIGHT = 0.1  # weight of the newest ask in the mean batch
 
@@ -37,8 +37,8 @@ class WaitingOrder:
         return shortest_wait_first(line, lambda entry: self._in_line(entry, now), self._mean_batch, age_s)[::-1]
 
     def _as_served(self, waiting: Sequence[WaitsInPool], now: float) -> Sequence[WaitsInPool]:
-        ask, policy = self._ask, self._policy
-        return list(policy.ordering.line(waiting, lambda entry: entry.standing(ask, now), ask.times, policy.late))
+        ask, order = self._ask, self._policy.ordering.of_waits
+        return list(order.sort(waiting, lambda entry: entry.standing(ask, now), ask.times, self._policy.late))
 
     def _in_line(self, waiting: WaitsInPool, now: float) -> InLine:
         tokens = self._tokens_left(waiting.entry)

@@ -249,13 +249,12 @@ class DecodeOrder:
         self._num_filed += 1
         end = (standing.remaining, standing.arrival_at, standing.id, self._num_filed, running)
         place: Place = (until, *end)
-        dues = promise.dues
         if standing.is_late and self._late is Late.DROP_LAST:
             into.dropped.append(place)
-        elif dues is not None:
+        elif promise.is_rt:
             into.rt.append(place)
             self._has_priorities |= standing.priority != 0
-            if dues.num_missed:
+            if promise.num_missed:
                 missed_s = running.request.slo.tbt_s
                 self._missed[missed_s] += 1
             else:
@@ -265,7 +264,7 @@ class DecodeOrder:
             into.be_later.append((standing.priority, standing.level, standing.restore_s, *end))
         if (changes_at := promise.changes_at(now)) < now:
             changes_at = inf
-        elif dues is None:
+        elif not promise.is_rt:
             self._changes.add(changes_at, self._num_filed, running)
         self._filed[running] = _FiledDecode(self._num_filed, until, missed_s, changes_at)
 

@@ -20,8 +20,8 @@ from alignedserve.core import (
     Spent,
 )
 from alignedserve.protocol.messages import Attempt
+from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Work
 from alignedserve.worker.step.states import TRANSITIONS, IllegalTransition, State
 

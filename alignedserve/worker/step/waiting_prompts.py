@@ -28,9 +28,9 @@ from math import inf
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from alignedserve.core import ServiceClass
+from alignedserve.scheduling.dues import BEHIND, Promise, StepPromise
 from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import BEHIND, Promise, StepPromise, TokenPromise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes
 from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.request import WorkerRequest
@@ -419,7 +419,7 @@ class WaitingPrompts:
         end = (standing.arrival_at, standing.id, self._serial, running)
         by_slack = (until, standing.remaining, *end)
         places = self.line.file(standing, by_slack, end)
-        if isinstance(running.promise, TokenPromise) and not running.promise.dues.num_missed:
+        if running.promise.is_rt and not running.promise.num_missed:
             places.append((self._in_time, by_slack))
         for among, place in places:
             insort(among, place)
@@ -429,7 +429,7 @@ class WaitingPrompts:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
-        """Return the most time that the prompts that wait leave for a step (slo.step_room_s).
+        """Return the most time that the prompts that wait leave for a step (dues.step_room_s).
 
         A prompt that could not even run its next chunk in time, which takes `chunk_s`, does not bind. Such prompts are
         at the front, and where there are more than a few, those behind them will hardly make it either.

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from alignedserve.core import KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.schedulers.table import scheduler_of
+from alignedserve.scheduling.dues import TokenPromise
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
-from alignedserve.scheduling.promise import TokenPromise, promise
+from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest
@@ -204,8 +205,8 @@ class TestTheBound:
     def test_chats_that_were_late_before_have_less_to_lose(self, num: int, size: int) -> None:
         decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
         for decode in decodes[2:]:
-            assert decode.promise.dues is not None
-            decode.promise.dues.has_missed = True
+            assert isinstance(decode.promise, TokenPromise)
+            decode.promise.has_missed = True
         found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
         assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
 
@@ -381,8 +382,8 @@ def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(
     )
     assert found.predicted_s == pytest.approx(COST.seconds(shape))
     ran_be = [name for name, _ in ran(found) if set(name) & set("def")]
-    promises = [running.promise for running in all_ if isinstance(running.promise, TokenPromise)]
-    in_time = [promise.dues.due_at(NOW) for promise in promises if not promise.dues.num_missed]
+    promises = [running.promise for running in all_ if running.promise.is_rt]
+    in_time = [promise.due_at(NOW) for promise in promises if not promise.num_missed]
     reachable = [due_at for due_at in in_time if due_at - NOW >= TIMES.most_s * 2]
     if ran_be and reachable and len(sizes) > 1:
         assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))

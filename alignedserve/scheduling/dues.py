@@ -1,0 +1,304 @@
+"""What a request was promised: when its next token is due, how much slack that leaves, and its place in the order.
+
+A real-time request (RT) has a due for its first token and one for every token after it:
+
+    arrival ── ttft ──▶ due ·· first token ── tbt ──▶ due ·· next token ── tbt ──▶ due ··
+
+A best-effort request (BE) has a completion window, cut into as many equal allowances as it has steps. Its dues do not
+move, whenever its steps end:
+
+    arrival ─ jct/n ─▶ due 1 ─ jct/n ─▶ due 2 ─ ... ─▶ due n = arrival + jct
+
+So a step that ends late leaves less time to the next step, a step that ends early leaves more, and the whole never
+takes longer than was promised (AccelGen §4.3). Slack is the time until the due less the work before it (BROS §4.1).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from math import ceil, inf
+from typing import ClassVar
+
+from alignedserve.core import Due, Request, ServiceClass
+from alignedserve.scheduling.lengths import expected, outlived, planned
+from alignedserve.scheduling.levels import INTERRUPTED, Level
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.slo import Late, Standing, StepTimes, Work
+
+DECAY = 0.4  # factor of a request's value, and of how soon its next token is due, at each miss (Apt-Serve §5)
+MOST_MISSES = 4  # misses in a row that count
+BEHIND = 1 << 80  # more than the priorities of requests differ by
+
+
+class Promise(ABC):
+    """The promise of one request. The part that has the request tells it what has happened."""
+
+    __slots__ = ("request",)
+    # Plain attributes, because the step selection reads them of many requests at every step:
+    is_rt: ClassVar[bool] = False
+    num_missed: int = 0  # dues that a real-time request has missed in a row
+    has_missed: bool = False  # whether this worker knows of any
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @abstractmethod
+    def is_late(self, now: float) -> bool: ...
+
+    @abstractmethod
+    def due_at(self, now: float) -> float:
+        """Return when the next token is due."""
+
+    @abstractmethod
+    def late_at(self, now: float) -> float:
+        """Return when the request will have missed its promise, if it emits nothing until then."""
+
+    @property
+    def due(self) -> Due | None:
+        """Return the state that goes with the request to another part."""
+        return None
+
+    @abstractmethod
+    def emitted(self, now: float, num_output: int) -> None:
+        """Count a token, the `num_output`-th of the output."""
+
+    @abstractmethod
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        """Take over the same request with a new estimate."""
+
+    def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
+        """Note that a step with this request has ended."""
+
+    def changes_at(self, now: float) -> float:
+        """Return when the request's place among others changes by itself."""
+        return self.late_at(now)
+
+    def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
+        """Count a chunk of the prompt that was not the last one."""
+
+    @abstractmethod
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        """Return all that the request's place in the order depends on."""
+
+    def step_room_s(self, now: float, steps: int, step_s: float, alone_s: float) -> float:
+        """Return how long the coming step may take so that the request, which needs `steps` steps, is in time.
+
+        R, the bound of a step, is the least over all real-time requests. The coming step itself is not subtracted: the
+        question is whether it fits. A request that is late, or would be late even in a step of its own, sets no
+        bound (AccelGen §4.2).
+        """
+        return inf
+
+
+class TokenPromise(Promise):
+    """The promise of a real-time request: every token has a due. Preemptions move none: only emitted tokens do."""
+
+    __slots__ = (
+        *("_allowance_s", "_counts_chunks", "_expected", "_late", "_num_output"),
+        *("has_missed", "is_behind", "next_due_at", "num_missed"),
+    )
+    is_rt = True
+    is_behind: bool  # whether it comes behind all other real-time requests: its prompt is beyond its caller's part
+
+    def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None = None) -> None:
+        """Go on from the `due` of another worker; without it, the last token of an earlier attempt counts."""
+        super().__init__(request)
+        self._expected, self._num_output = expected(request, policy).mean, num_output
+        self._late, self._counts_chunks = policy.late, policy.ordering.counts_chunks
+        self._allowance_s = request.slo.tbt_s
+        if due is None:
+            last_at = request.emitted_at
+            if last_at is None:
+                last_at, self._allowance_s = request.arrival_at, request.slo.ttft_s
+            due = Due(last_at + self._allowance_s)
+        self.next_due_at, self.num_missed = due.at, due.num_missed  # `due_at` moves the due once it has passed
+        self.has_missed = due.num_missed > 0
+        self.is_behind = False
+
+    @property
+    def due(self) -> Due:
+        return Due(self.next_due_at, self.num_missed)
+
+    def due_at(self, now: float) -> float:
+        """Return when the next token is due; a due that has passed counts as a miss here."""
+        if now > self.next_due_at and self._late is Late.DECAY:
+            self._miss(now)
+        return self.next_due_at
+
+    def late_at(self, now: float) -> float:
+        return self.due_at(now)
+
+    def is_late(self, now: float) -> bool:
+        return self.num_missed > 0 or now > self.next_due_at
+
+    @property
+    def worth(self) -> float:
+        """Return the factor of the request's value (Apt-Serve §5)."""
+        return DECAY**self.num_missed if self._late is Late.DECAY else 1.0
+
+    def emitted(self, now: float, num_output: int) -> None:
+        """Count a token that reached the client: it sets the next due."""
+        self._num_output = num_output
+        self._allowance_s = next_s = self.request.slo.tbt_s
+        if now <= self.next_due_at:
+            self.num_missed, self.next_due_at = 0, now + next_s
+        elif self._late is Late.DECAY:
+            self._miss(now)
+        else:
+            self.num_missed, self.next_due_at, self.has_missed = self.num_missed + 1, now + next_s, True
+
+    def _miss(self, now: float) -> None:
+        self.num_missed, self.has_missed = min(self.num_missed + 1, MOST_MISSES), True
+        self.next_due_at = now + self._allowance_s / DECAY**self.num_missed
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.request, self._expected = request, expected(request, policy).mean
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        slack_s = self.due_at(now) - now - work.seconds(times, self._counts_chunks)
+        request, behind = self.request, 0
+        if self.is_behind:
+            slack_s, behind = inf, BEHIND
+        whole = outlived(self._expected, request.max_tokens, self._num_output)
+        return Standing(
+            request.id,
+            request.service,
+            slack_s,
+            request.arrival_at,
+            self.is_late(now),
+            request.priority + behind,
+            0,
+            0.0,
+            work.prompt + max(1, whole - self._num_output),
+            work.prompt > 0,
+            now,
+        )
+
+    def step_room_s(self, now: float, steps: int, step_s: float, alone_s: float) -> float:
+        due_at = self.next_due_at
+        if now > due_at:
+            due_at = self.due_at(now)
+        room_s = due_at - now - (steps - 1) * step_s
+        return inf if self.num_missed or room_s < alone_s else room_s
+
+
+class Yielding(Promise):
+    """The promise of a real-time request that is beyond its caller's part of the seats (caller_shares.py).
+
+    Until it is within that part, it is served as best-effort requests are. Its dues pass meanwhile."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Promise) -> None:
+        super().__init__(kept.request)
+        self.kept = kept
+
+    @property
+    def due(self) -> Due | None:
+        return self.kept.due
+
+    def due_at(self, now: float) -> float:
+        return self.kept.due_at(now)
+
+    def late_at(self, now: float) -> float:
+        return inf
+
+    def is_late(self, now: float) -> bool:
+        return False
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self.kept.emitted(now, num_output)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.kept.expect(request, policy, now)
+        self.request = request
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        standing = self.kept.standing(now, work, times)
+        standing.service, standing.slack_s, standing.is_late = ServiceClass.BE, inf, False
+        return standing
+
+
+class StepPromise(Promise):
+    """The promise of a best-effort request: a plan of n steps over its completion window, whose end never moves.
+
+    The plan has as many tokens as the prior says: by its predicted length a long request would be urgent from the
+    start, and all others would wait for it. A request that outlives the plan has its remaining steps spaced over the
+    remaining time.
+    """
+
+    def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
+        super().__init__(request)
+        self._expected = outlived(expected(request, policy).mean, request.max_tokens, num_output)
+        self._planned = outlived(planned(request, policy), request.max_tokens, num_output)
+        self._num_output = num_output
+        self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last chunk samples a token
+        self._from_at, self._end_at = request.arrival_at, request.arrival_at + request.slo.jct_s
+        self._from_step, self._steps = 0, max(1, self._early_chunks + self._planned)
+        self._num_done = self._early_chunks + num_output if num_output else 0
+        self._level = Level(request.arrival_at, policy.age_s)
+
+    def due_at(self, now: float) -> float:
+        """Return when the next step is due; once the plan has run out, the end of the window."""
+        steps, ahead = self._steps - self._from_step, self._num_done + 1 - self._from_step
+        if ahead > steps:
+            ahead = steps
+        return self._from_at + ahead * (self._end_at - self._from_at) / steps
+
+    def emitted(self, now: float, num_output: int) -> None:
+        self._num_done, self._num_output = self._early_chunks + num_output, num_output
+        self._level.served(now)
+        most = self.request.max_tokens
+        if (whole := outlived(self._expected, most, num_output)) != self._expected:
+            self._expected = whole
+            self._level.num_outlived += 1
+        if (whole := outlived(self._planned, most, num_output)) != self._planned:
+            self._planned = whole
+            self._replan(now)
+
+    def _replan(self, now: float) -> None:
+        left = max(1, self._planned - self._num_output)
+        if left != self._steps - self._num_done:
+            self._from_at, self._from_step = min(now, self._end_at), self._num_done
+            self._steps = self._num_done + left
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        self.request = request
+        self._expected = outlived(expected(request, policy).mean, request.max_tokens, self._num_output)
+
+    def served(self, now: float) -> None:
+        self._level.served(now)
+
+    def changes_at(self, now: float) -> float:
+        rises_at = self._level.rises_at(now)
+        return rises_at if now > self._end_at else min(self._end_at, rises_at)
+
+    def chunk_ran(self) -> None:
+        if self._num_done < self._early_chunks:  # recomputed chunks were counted before
+            self._num_done += 1
+
+    def late_at(self, now: float) -> float:
+        return self._end_at
+
+    def is_late(self, now: float) -> bool:
+        return now > self._end_at
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        """Preemptions take too little of the slack to count (docs/how/deadlines.md)."""
+        request = self.request
+        remaining = work.prompt + max(1, self._early_chunks + self._expected - self._num_done)
+        has_begun = self._num_output > 0
+        is_interrupted = has_begun and work.prompt > 0
+        return Standing(
+            request.id,
+            request.service,
+            self.due_at(now) - now - times.most_s,
+            request.arrival_at,
+            now > self._end_at,
+            request.priority,
+            INTERRUPTED if is_interrupted else self._level.at(now, remaining, has_begun),
+            work.transfer_s,
+            remaining,
+            work.prompt > 0,
+            now,
+        )
