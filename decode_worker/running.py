@@ -262,7 +262,7 @@ class Stepping:
         at, copies_s = self._context(now), self._memory.copies_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
         begins = self._context(now + copies_s) if copies_s else at
-        selection = scheduler.plan(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
+        selection = scheduler.next_step(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
         for running in selection.displaced:
             before += self._preempting.preempt_replaced(running, next(iter(selection.admitted), None))
         num_fetching = self._here.num_fetching

@@ -12,6 +12,6 @@ fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, FastGen; Al
 tgi.py          Text Generation Inference: prompts interrupt decodes once enough of them wait.
 round_robin.py  Chats and documents in alternate steps, which BROS compares with.
 fastserve.py    By levels of service, without predictions: MLFQ, and FastServe.
-custom.py       A scheduler whose requests a custom policy chooses.
+custom.py       A custom policy chooses among the requests of a step.
 apt_serve.py    Apt-Serve: before each step it is chosen which requests have memory.
 """

@@ -1,4 +1,4 @@
-"""A scheduler whose requests a custom policy chooses; the scheduler decides all else.
+"""A custom policy chooses among the requests of a step; the scheduler decides all else.
 
     the policy names some    these may run, and those that it has left out of MOST_LEFT_OUT steps in a row
     none of them can run     for lack of memory, say: the scheduler chooses among all
@@ -9,47 +9,37 @@ So whatever the policy says, each request with memory runs sooner or later, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from alignedserve.policies.kinds import PolicyKind, SeatedRequest
-from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
-from alignedserve.scheduling.policy import Policy
+from alignedserve.policies.guard import Guard
+from alignedserve.policies.kinds import SeatedRequest
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepView
 
 MOST_LEFT_OUT = 64  # steps in a row that a request with memory is left out of
 
 
-class CustomChoice(Scheduler):
-    """Stands before another scheduler among the bases of a class (table.py)."""
-
-    def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
-        super().__init__(policy, most)
-        self._guard = policy.own.guard(PolicyKind.PACKING)
+class CustomChoice:
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
         self._left_out: dict[str, int] = {}  # request -> steps in a row without it
         self._here: Sequence[WorkerRequest] = ()
 
-    def plan(self, view: StepView) -> PlannedStep:
-        """Return a step of the requests that the policy names; of all where it names none that can run."""
+    def plan(self, view: StepView, plan: Callable[[StepView], PlannedStep]) -> PlannedStep:
+        """Return the scheduler's `plan` for the requests that the policy names; for all where none of those can run."""
         self._here = view.here
-        answer = self._answer((*view.decodes, *view.prompts))
+        requests = (*view.decodes, *view.prompts)
+        answer: Sequence[str] | None = self._guard.ask(tuple(map(_facts_of, requests))) if requests else None
         if answer is not None:
             names = {*answer, *(name for name, number in self._left_out.items() if number >= MOST_LEFT_OUT)}
             decodes, prompts = _named(view.decodes, names), _named(view.prompts, names)
-            # pyrefly: ignore[abstract-method-call]
-            found = super().plan(view._replace(decodes=decodes, prompts=prompts))
+            found = plan(view._replace(decodes=decodes, prompts=prompts))
             if not found.is_empty:
                 return found
-        return super().plan(view)  # pyrefly: ignore[abstract-method-call]
-
-    def _answer(self, requests: Sequence[WorkerRequest]) -> Sequence[str] | None:
-        assert self._guard is not None, "a policy chooses"
-        answer: Sequence[str] | None = self._guard.ask(tuple(map(_facts_of, requests))) if requests else None
-        return answer
+        return plan(view)
 
     def planned(self, selection: PlannedStep) -> None:
         """Count the steps that requests are left out of."""
-        super().planned(selection)
         ran = {running.request.id for running in selection.decodes} | {chunk.request for chunk in selection.chunks}
         if ran:
             here = (running.request.id for running in (*self._here, *selection.admitted))

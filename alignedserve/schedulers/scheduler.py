@@ -1,7 +1,7 @@
 """The interface of a scheduler: an object that plans the steps of one worker.
 
-A worker asks `plan` for its next step, and gives it a view: the requests that may run, the prompts that wait, and the
-memory that a step may take. The other methods answer what comes before a step: how many requests it takes, which
+A worker asks for its next step, which `plan` returns for a view: the requests that may run, the prompts that wait, and
+the memory that a step may take. The other methods answer what comes before a step: how many requests it takes, which
 prompt gets a seat where `plan` does not give seats, and which request leaves where memory is short. As they stand they
 are first come, first served. A method is given all that it needs to know of its worker: a scheduler asks no other part.
 
@@ -14,7 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from alignedserve.cost.model import Kind
-from alignedserve.scheduling.policy import Policy
+from alignedserve.policies.kinds import PolicyKind
+from alignedserve.schedulers.custom import CustomChoice
+from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBounds
@@ -30,10 +32,33 @@ class Scheduler(ABC):
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         """`most` requests run in a step; on a prefill worker there is no limit."""
         self.policy, self.most = policy, most
+        guard = policy.own.guard(PolicyKind.PACKING) if most < NO_LIMIT else None
+        self._choice = None if guard is None else CustomChoice(guard)
+        self._runs_whole = policy.chunking is Chunking.NONE and not policy.is_plain
+
+    def next_step(self, view: StepView) -> PlannedStep:
+        """Return what the next step runs: what `plan` says of the requests that a custom policy chooses."""
+        plan = self._plan_whole if self._runs_whole else self.plan
+        return plan(view) if self._choice is None else self._choice.plan(view, plan)
 
     @abstractmethod
     def plan(self, view: StepView) -> PlannedStep:
-        """Return what the next step runs."""
+        """Return a step of these requests."""
+
+    def _plan_whole(self, view: StepView) -> PlannedStep:
+        """Return a step of prompts that are not cut; one of decodes where no prompt can run.
+
+        This is an ablation of the schedulers that fill steps."""
+        is_full = len(view.decodes) > self.batch
+        if not is_full:
+            self.forget_order()
+        if view.prompts or view.waiting:
+            found = self.plan(view._replace(decodes=()))
+            if not found.is_empty:
+                return found
+        if is_full:
+            return self.plan(view._replace(prompts=(), waiting=WaitingPrompts(self.policy)))
+        return all_of(view.decodes[: view.at.room], (), view.at)
 
     def bounds(self, view: StepView) -> StepBounds:
         """Return the most time that the next step may take."""
@@ -57,8 +82,10 @@ class Scheduler(ABC):
         """Return whether the next step has the decodes of the last one, but for those that end."""
         return True
 
-    def planned(self, selection: PlannedStep) -> None:  # noqa: B027  (most schedulers keep nothing)
+    def planned(self, selection: PlannedStep) -> None:
         """Note what runs next on a decode worker."""
+        if self._choice is not None:
+            self._choice.planned(selection)
 
     def goes_on(
         self,

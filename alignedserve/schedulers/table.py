@@ -11,16 +11,13 @@ from alignedserve.schedulers.aligned import Aligned
 from alignedserve.schedulers.alise import Alise
 from alignedserve.schedulers.apt_serve import AptServe
 from alignedserve.schedulers.best_fit import BestFit
-from alignedserve.schedulers.custom import CustomChoice
 from alignedserve.schedulers.fastserve import FastServe, Mlfq
 from alignedserve.schedulers.fcfs import FirstCome, LongestLeaves
 from alignedserve.schedulers.in_order import InOrder
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.scheduler import NO_LIMIT, Scheduler
 from alignedserve.schedulers.tgi import Tgi
-from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
-from alignedserve.worker.step.view import PlannedStep, StepView, all_of
-from alignedserve.worker.step.waiting_prompts import WaitingPrompts
+from alignedserve.scheduling.policy import Policy, SchedulerName
 
 SCHEDULERS: Mapping[SchedulerName, type[Scheduler]] = MappingProxyType(
     {
@@ -52,27 +49,4 @@ def scheduler_of(policy: Policy, most: int = NO_LIMIT) -> Scheduler:
         kind = InOrder
     elif most == NO_LIMIT and policy.ordering.is_by_arrival and not policy.scheduler.is_accelgen:
         kind = FirstCome
-    if policy.chunking is Chunking.NONE and not policy.is_plain:
-        kind = type(f"Whole{kind.__name__}", (WholePrompts, kind), {})
-    if policy.own.decides(PolicyKind.PACKING) and most < NO_LIMIT:
-        kind = type(f"Custom{kind.__name__}", (CustomChoice, kind), {})
     return kind(policy, most)
-
-
-class WholePrompts(Scheduler):
-    """An ablation of a scheduler that fills steps: prompts are not cut, and run in steps of their own."""
-
-    def plan(self, view: StepView) -> PlannedStep:
-        """Return a step of whole prompts; one of decodes where no prompt can run."""
-        at, decodes = view.at, view.decodes
-        is_full = len(decodes) > self.batch
-        if not is_full:
-            self.forget_order()
-        if view.prompts or view.waiting:
-            found = super().plan(view._replace(decodes=()))  # pyrefly: ignore[abstract-method-call]
-            if not found.is_empty:
-                return found
-        if is_full:
-            # pyrefly: ignore[abstract-method-call]
-            return super().plan(view._replace(prompts=(), waiting=WaitingPrompts(at.policy)))
-        return all_of(decodes[: at.room], (), at)

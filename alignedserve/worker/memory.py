@@ -184,11 +184,6 @@ class PlainMemory:
         tokens = room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
         return self.to_hold(running, tokens)
 
-    def has_long(self) -> bool:
-        """Return whether a long request is here: it holds up other long prompts until it ends (AccelGen §4.2)."""
-        here = (*self._here.prompts.values(), *self._here.residents.values())
-        return any(running.num_tokens >= self._policy.long_prompt for running in here)
-
     def seat(self, running: WorkerRequest, tokens: int) -> bool:
         """Give the request memory for `tokens`; return whether there was enough."""
         seated = self.take_for(running, max(0, units_for(tokens, self.limits.block_size) - len(running.blocks)))
@@ -218,7 +213,6 @@ class PlainMemory:
             seats,
             self.by_chunk,
             self.room_for,
-            self.has_long,
             self.pages,
             self.next_pages(waiting),
         )

@@ -53,13 +53,13 @@ def choice(
     policy = scheduler.policy
     at = StepContext(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
     by_chunk = policy.room is Room.CHUNKS
-    seating = Seating(blocks, BLOCKS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, bool)
+    seating = Seating(blocks, BLOCKS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens)
     prompts: list[WorkerRequest] = []
     for prompt in list(islice(waiting if policy.is_plain else (), 8)):  # the worker seats them in the order of arrival
         prompt.kv = KvForm(blocks.take(-(-prompt.num_tokens // BLOCK)) or ())
         waiting.remove(prompt)
         prompts.append(prompt)
-    found = scheduler.plan(StepView(decodes, prompts, waiting, at, seating))
+    found = scheduler.next_step(StepView(decodes, prompts, waiting, at, seating))
     for prompt in found.admitted:
         waiting.remove(prompt)
     for prompt in (*prompts, *found.admitted):

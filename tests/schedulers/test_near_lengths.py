@@ -57,7 +57,7 @@ def view(
     model = CostModel({kind: replace(cost, token=(PROMPT if kind is Kind.MIXED else 0.0,)) for kind in Kind})
     at = StepContext(NOW, model, TIMES, 4096, 16, 256, policy, 512)
     waiting = waits([document(f"prompt{number}") for number in range(num_waiting)], at)
-    return StepView(decodes, prompts, waiting, at, seating(free, at, [*decodes, *prompts], seats))
+    return StepView(decodes, prompts, waiting, at, seating(free, at, seats))
 
 
 def ran(selection: PlannedStep) -> set[str]:

@@ -22,7 +22,7 @@ ROUND = Policy(SchedulerName.ROUND_ROBIN, chunking=Chunking.FIXED)
         ("bros", "Aligned"),
         ("shortest", "InOrder"),
         ("accelgen", "AccelGen"),
-        ("accelgen-no-chunk", "WholeAccelGen"),
+        ("accelgen-no-chunk", "AccelGen"),
         ("alise", "Alise"),
         ("alise-defer", "Alise"),
         ("sarathi", "FirstCome"),

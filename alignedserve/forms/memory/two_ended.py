@@ -69,7 +69,6 @@ class TwoEndedMemory(PlainMemory):
             seats,
             False,
             self.room_for,
-            self.has_long,
             slots=self.slots,
             is_open=self._policy.is_rt_first and not self.is_crowded,
             takes_any=not self.owes_best_effort,

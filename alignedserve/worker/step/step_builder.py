@@ -64,7 +64,8 @@ class StepBuilder:
         self._cuts = at.policy.chunking is not Chunking.NONE
         # One long prompt at a time (ERA, AccelGen §4.2).
         self._long_prompt = at.policy.long_prompt if at.policy.runs_one_long_prompt else inf
-        self._has_long: bool | None = None  # whether one is unfinished
+        self._has_long: bool | None = None  # whether one is unfinished here
+        self._here = view.here
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
@@ -247,7 +248,7 @@ class StepBuilder:
         if is_urgent or running.num_tokens < self._long_prompt:
             return False
         if self._has_long is None:
-            self._has_long = self.seating.has_long()
+            self._has_long = any(seated.num_tokens >= self._long_prompt for seated in self._here)
         return self._has_long
 
     def _most_in_step(self, running: WorkerRequest) -> int:

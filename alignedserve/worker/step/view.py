@@ -31,7 +31,6 @@ class Seating:
     seats: int  # requests that may be seated
     by_chunk: bool  # whether a prompt gets blocks for the chunk that runs, or at once what it will need
     room_for: Callable[[WorkerRequest], int]  # tokens that a request which is seated as a whole gets memory for
-    has_long: Callable[[], bool]  # whether a long prompt is unfinished here (Policy.long_prompt)
     pages: DevicePages = NOTHING_SHARED  # what requests share
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
     admitted: list[WorkerRequest] = field(default_factory=list)  # by this choice

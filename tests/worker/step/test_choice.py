@@ -351,7 +351,7 @@ def chosen(
     prompts: Sequence[WorkerRequest], waiting: WaitingPrompts, blocks: Blocks, policy: Policy, now: float
 ) -> PlannedStep:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
-    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, bool)
+    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens)
     found = choose((), prompts, waiting, at, room)
     for running in (*prompts, *found.admitted):
         running.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == running.request.id)

@@ -43,7 +43,7 @@ def select(
     most: int = 1000,
 ) -> PlannedStep:
     """Choose a step of at most `most` requests on a device with this many free blocks; waiting prompts have none."""
-    return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]), most)
+    return choose(decodes, prompts, waits(waiting, at), at, seating(free, at), most)
 
 
 def choose(
@@ -55,7 +55,8 @@ def choose(
     most: int = 1000,
 ) -> PlannedStep:
     """Return the plan of a new scheduler of the context's policy."""
-    return scheduler_of(at.policy, most).plan(StepView(decodes, prompts, waiting, at, room))
+    view = StepView(decodes, prompts, waiting, at, room, [*decodes, *prompts])
+    return scheduler_of(at.policy, most).next_step(view)
 
 
 def waits(these: Sequence[WorkerRequest], at: StepContext) -> WaitingPrompts:
@@ -66,12 +67,9 @@ def waits(these: Sequence[WorkerRequest], at: StepContext) -> WaitingPrompts:
     return found
 
 
-def seating(free: int, at: StepContext, seated: Sequence[WorkerRequest] = (), seats: int = 1000) -> Seating:
-    def has_long() -> bool:
-        return any(running.num_tokens >= at.policy.long_prompt for running in seated if not running.decodes)
-
+def seating(free: int, at: StepContext, seats: int = 1000) -> Seating:
     by_chunk = at.policy.room is Room.CHUNKS
-    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, has_long)
+    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens)
 
 
 def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: Any) -> WorkerRequest:
@@ -229,7 +227,7 @@ class TestTheBound:
         at = moment()
         at.calm_s = 0.001
         seated = [document(f"d{number}", prompt=200) for number in range(3)]
-        found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seated, seats=0))
+        found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seats=0))
         assert ran(found) == [("d0", 16)]
 
     def test_a_request_that_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
