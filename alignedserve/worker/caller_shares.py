@@ -11,6 +11,8 @@ a caller with 1 request takes 1, and one with 160 requests has 63: its other 97 
 
 Of best-effort requests a caller that has its part of the seats which such requests have now, and of one more, comes
 behind the others. For example, if one caller has all 10 and the next document of another waits, that comes first.
+
+Gain: not weighed alone; docs/notebook/gateway.md has first tokens beside the floods of another key.
 """
 
 from __future__ import annotations

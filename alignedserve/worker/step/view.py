@@ -137,7 +137,7 @@ class StepContext:
 
         A step whose predicted time fills its bound would be late every other time. The 99th percentile of the few
         dozen gaps of a chat is the longest of them, and all chats share their steps: one step in some thousands is to
-        be late. Gain: 14 to 76 points on a CPU with tight promises.
+        be late. Gain: 14 to 85 points on five loads, for 2 to 6 % of the tokens of documents.
         """
         return bound_s / (1.0 + self.cost.uncertainty[kind].beyond(USUAL * bound_s))
 
