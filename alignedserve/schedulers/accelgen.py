@@ -18,6 +18,7 @@ from alignedserve.schedulers.in_order import InOrderStep
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.step.ranks import in_turn, ranked_by_arrival
+from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.step_builder import UNBOUNDED, StepBuilder
 from alignedserve.worker.step.view import PlannedStep, StepView
 from alignedserve.worker.step.waiting_prompts import Ranked
@@ -33,7 +34,7 @@ class AccelGen(Scheduler):
         if (decodes := self.all_decodes(view)) is not None:
             return decodes
         line, waiting = view.waiting.line, waiting_in_order(view)
-        step = EqualStep(view, UNBOUNDED, paper_budget(view), self.most)
+        step = EqualStep(view, self.most)
         step.add_together(first_decodes(view, None))
         ranks = ranks_of(view, None, step)
         for is_rt in BOTH:
@@ -73,7 +74,7 @@ class AccelGenNoOrder(Scheduler):
         if (decodes := self.all_decodes(view)) is not None:
             return decodes
         waiting, again = waiting_in_order(view), waiting_in_order(view)
-        step = InOrderStep(view, UNBOUNDED, paper_budget(view), self.most)
+        step = ArrivalStep(view, self.most)
         step.add_together(view.decodes)
         ranks = ranked_by_arrival((*step.others_of(view.decodes), *view.prompts))
         step.add(found for found in ranks if found[1].decodes)
@@ -85,10 +86,34 @@ class AccelGenNoOrder(Scheduler):
         return step.selection
 
 
-class EqualStep(AlignedStep):
+class OneLongPrompt(StepBuilder):
+    """A step with which only one prompt of `Policy.long_prompt` tokens or more is unfinished (ERA, §4.2)."""
+
+    def __init__(self, view: StepView, most: int) -> None:
+        super().__init__(view, UNBOUNDED, paper_budget(view), most)
+        self._long = self.policy.long_prompt if self.policy.chunking is Chunking.SLO else inf
+        self._has_long = any(seated.num_tokens >= self._long for seated in view.here)
+
+    def must_wait(self, running: WorkerRequest, is_urgent: bool = False) -> bool:
+        if super().must_wait(running, is_urgent):
+            return True
+        return self._has_long and not (running.blocks or is_urgent) and running.num_tokens >= self._long
+
+    def add_chunk(self, running: WorkerRequest, most: int) -> int:
+        begins_long = not running.blocks and running.num_tokens >= self._long
+        size = super().add_chunk(running, most)
+        self._has_long |= begins_long and size > 0
+        return size
+
+
+class EqualStep(OneLongPrompt, AlignedStep):
     """A step in which chats and documents are equal, but for the block of tokens that a chat's prompt gets."""
 
     blocks_all = StepBuilder.blocks_all
+
+
+class ArrivalStep(OneLongPrompt, InOrderStep):
+    """A step by arrival."""
 
 
 def paper_budget(view: StepView) -> int:
@@ -98,7 +123,8 @@ def paper_budget(view: StepView) -> int:
         return at.room
     tbts = (running.request.slo.tbt_s for running in view.decodes if running.promise.is_rt)
     ttfts = (running.request.slo.ttft_s for running in view.prompts if running.promise.is_rt)
-    least_s = min(chain(tbts, ttfts, (view.waiting.least_ttft_s,)))
+    waiting = (prompt.request.slo.ttft_s for prompt in view.waiting.real_time)
+    least_s = min(chain(tbts, ttfts, waiting), default=inf)
     pivot_s = at.cost.seconds(Shape.build([(at.pivot, 0)]))
     if least_s == inf or not pivot_s:
         return at.room

@@ -45,7 +45,10 @@ class SchedulerName(str, Enum):
 
     @property
     def is_accelgen(self) -> bool:
-        """Return whether AccelGen's own rules hold: T_max for all times, documents by slack, long requests alone."""
+        """Return whether AccelGen's own rules hold: T_max for all times, and prompts of documents by slack.
+
+        Their slack is spread over their steps: the longest have the least. So ours take those first that are soonest
+        through (ALISE §3.1)."""
         return self in _ACCELGEN
 
 
@@ -193,20 +196,6 @@ class Policy:
     def is_rt_first(self) -> bool:
         """Return whether real-time requests take seats and memory of best-effort ones; else both are equal."""
         return self.scheduler in _RT_FIRST and self.ordering.goes_by_promises
-
-    @cached_property  # read at every step
-    def ranks_be_by_slack(self) -> bool:
-        """Return whether best-effort prompts that are not urgent go by slack.
-
-        Their slack is spread over their steps: the longest have the least. So only AccelGen's own rules go by it; ours
-        take those first that are soonest through (ALISE §3.1).
-        """
-        return self.scheduler.is_accelgen
-
-    @cached_property  # read at every step
-    def runs_one_long_prompt(self) -> bool:
-        """Return whether only one prompt of `long_prompt` tokens or more is unfinished at a time (AccelGen §4.2)."""
-        return self.scheduler.is_accelgen and self.chunking is Chunking.SLO
 
     @cached_property  # read at every step
     def block_use(self) -> PlainUse:

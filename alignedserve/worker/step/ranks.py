@@ -76,7 +76,7 @@ class RankedRequests:
 
     def __init__(self, seated: Iterable[WorkerRequest], at: StepContext, kept: DecodeOrder | None = None) -> None:
         self._kept, self._now, self._most_s = kept, at.now, at.times.most_s
-        late, by_slack = at.policy.late, at.policy.ranks_be_by_slack
+        late, by_slack = at.policy.late, at.policy.scheduler.is_accelgen
         self._lists: dict[float, list[Ranked]] = {rank: [] for rank in Rank}
         for running in seated:
             standing = running.promise.standing(at.now, running.work(at.chunk), at.times)

@@ -62,10 +62,6 @@ class StepBuilder:
         self.has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
         self._look = view.waiting.look
         self._cuts = at.policy.chunking is not Chunking.NONE
-        # One long prompt at a time (ERA, AccelGen §4.2).
-        self._long_prompt = at.policy.long_prompt if at.policy.runs_one_long_prompt else inf
-        self._has_long: bool | None = None  # whether one is unfinished here
-        self._here = view.here
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
@@ -209,8 +205,6 @@ class StepBuilder:
             size = min(most, self.at.block_size)
         self.has_cut |= size < most
         if size:
-            if not running.blocks and running.num_tokens >= self._long_prompt:
-                self._has_long = True
             self.seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
             self.estimate.add_chunk(size, running.num_held)
@@ -240,16 +234,8 @@ class StepBuilder:
         return self._cuts or not self.chunks
 
     def must_wait(self, running: WorkerRequest, is_urgent: bool = False) -> bool:
-        """Return whether a prompt waits for its seat: for memory, pages, or the end of another long prompt."""
-        if running.blocks:
-            return False
-        if self._lacks_memory(running) or not self.seating.may_seat(running):
-            return True
-        if is_urgent or running.num_tokens < self._long_prompt:
-            return False
-        if self._has_long is None:
-            self._has_long = any(seated.num_tokens >= self._long_prompt for seated in self._here)
-        return self._has_long
+        """Return whether a prompt waits for its seat: for memory or pages, whether it is urgent or not."""
+        return not running.blocks and (self._lacks_memory(running) or not self.seating.may_seat(running))
 
     def _most_in_step(self, running: WorkerRequest) -> int:
         """Return how many tokens of a prompt the step has places for. A prompt that runs whole takes as many as it has,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from math import inf
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.dues import BEHIND, Promise, StepPromise
@@ -112,7 +112,7 @@ class PromiseLine(WaitingLine):
     def __init__(self, policy: Policy, filed: Mapping[WorkerRequest, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
         self._drops_late = policy.late is Late.DROP_LAST
-        self._ranks_be_by_slack = policy.ranks_be_by_slack
+        self._ranks_be_by_slack = policy.scheduler.is_accelgen
         self._filed = filed
         self._rt: list[Place] = []
         self._rt_later: list[Place] = []
@@ -178,9 +178,6 @@ def _classes(only_rt: bool) -> tuple[bool, ...]:
     return (True,) if only_rt else (True, False)
 
 
-T = TypeVar("T", float, str)
-
-
 class Serial(Protocol):
     serial: int  # no two that were ever filed have the same
 
@@ -226,10 +223,9 @@ class WaitingPrompts:
         self.callers: Counter[str] = Counter()  # of real-time prompts, also of those that yield (caller_shares.py)
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
         self._behind: frozenset[str] = frozenset()  # callers whose documents come behind those of others
-        self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
         self.num_pooled = 0  # prompts that ask for a vector
-        self._ranks_be_by_slack = policy.ranks_be_by_slack
+        self._ranks_be_by_slack = policy.scheduler.is_accelgen
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[WorkerRequest, FiledPrompt] = {}
         self._unfiled: dict[WorkerRequest, None] = {}
@@ -291,8 +287,6 @@ class WaitingPrompts:
             self.callers[running.request.caller] += 1
         elif isinstance(running.promise, StepPromise):
             self.documents.setdefault(running.request.caller, {})[running] = None
-        if running.promise.is_rt:
-            self._ttfts[running.request.slo.ttft_s] += 1
         self._unfiled[running] = None
 
     def _count(self, running: WorkerRequest, tokens: int) -> None:
@@ -339,15 +333,15 @@ class WaitingPrompts:
         same.remove(running)
         if not same:
             del self._named[running.request.id]
+        caller = running.request.caller
         if running.request.service is ServiceClass.RT:
-            _forget(self.callers, running.request.caller)
+            self.callers[caller] -= 1
+            if not self.callers[caller]:
+                del self.callers[caller]
         elif isinstance(running.promise, StepPromise):
-            of_caller = self.documents[running.request.caller]
-            del of_caller[running]
-            if not of_caller:
-                del self.documents[running.request.caller]
-        if running.promise.is_rt:
-            _forget(self._ttfts, running.request.slo.ttft_s)
+            del self.documents[caller][running]
+            if not self.documents[caller]:
+                del self.documents[caller]
         self._unfiled.pop(running, None)
         self._moved.pop(running, None)
         self._take_out(running)
@@ -441,17 +435,6 @@ class WaitingPrompts:
             if room_s >= chunk_s(min(place[-1].num_ahead, self._chunk)):
                 return room_s
         return inf
-
-    @property
-    def least_ttft_s(self) -> float:
-        """Return the least time to the first token that was promised to a real-time prompt, for AccelGen's budget."""
-        return min(self._ttfts, default=inf)
-
-
-def _forget(counted: Counter[T], one: T) -> None:
-    counted[one] -= 1
-    if not counted[one]:
-        del counted[one]
 
 
 def has_moved(before: float, value: float) -> bool:
