@@ -4,7 +4,7 @@ state.py         The decode worker's core: which part hears which event, and the
 arriving.py      Requests that come: batches of the pool, offers of prefill workers, prompts and their seats.
 joining.py       Candidates that become residents: copied from the pool, or pulled from a prefill worker.
 running.py       The next step: memory, the choice, a step ahead, and what a step that has ended brings.
-leaving.py       Requests that leave for lack of memory: to the pool, to a prefill worker, or to wait.
+leaving.py       Requests that leave: for lack of memory to the pool or to wait, or to go on at another worker.
 pool_traffic.py  What goes to the pool: requests that leave, prompts, answers, prompts of other nodes; pages for that.
 by_policy.py     The core with the scheduler and the memory that a policy names.
 actor.py         The decode worker as a process.

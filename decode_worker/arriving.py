@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alignedserve.core import Entry, WorkerLimits, units_for
+from alignedserve.core import Entry, units_for
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, PrepareSyntax, Send
@@ -20,14 +20,11 @@ from alignedserve.protocol.messages import (
     Decline,
     Expect,
     Kept,
-    LetGo,
     Member,
     Offer,
-    Prefetch,
-    Prefetched,
     Release,
 )
-from alignedserve.scheduling.policy import Policy, Room
+from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
@@ -63,7 +60,6 @@ class Intake(CorePart):
             self._candidates.met(event.member)
 
     def peer_lost(self, event: MemberLost, now: float) -> None:
-        self._candidates.buffers_lost(event.member)
         self._note_lost(self._candidates.lost(event.member))
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
@@ -129,7 +125,7 @@ class Intake(CorePart):
         attempt = (kept.request, kept.attempt)
         if attempt not in self._here.attempts():
             return self._holds.decline(attempt, now)
-        having = (*self._here.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
+        having = (*self._here.occupants(), *self._here.among(State.CANDIDATE), *self._queue.waiting.named(kept.request))
         running = next((running for running in having if running.key == attempt), None)
         self._holds.add(attempt)  # let go of too where what is on its way there is wanted no more
         if running is not None and running.num_lost:
@@ -189,76 +185,6 @@ class Intake(CorePart):
         self._here.drop_from((State.CANDIDATE,), request, attempt)
         dropped = self._candidates.drop(request, attempt)
         return [command for key in dropped for command in self._holds.release(key)]
-
-
-class Prefetching:
-    """Has prefill workers fetch the KV of candidates from the pool ahead of need.
-
-        waits here ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled when it joins
-            └── room before that, or LetGo: it joins from the pool, as it would without
-
-    What is prefetched is only a copy: nothing waits for it, and a prefill worker that dies loses nothing else.
-    """
-
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink) -> None:
-        self._limits, self._policy, self._pool = memory.limits, memory.pace.policy, pool
-        self._here, self._candidates, self._line = here, here.candidates, memory.order
-
-    def prefetched(self, message: Prefetched, frame: Received, now: float) -> list[Command]:
-        """Tell the sender which of these are not wanted any more: an earlier word may have been lost.
-
-        The answer to an Evict may be heard before, or after, its transfer is known to have been sent."""
-        sender, leaving = frame.sender, self._here.departures.attempts_to(frame.sender)
-        unwanted = [key for key in message.attempts if key not in leaving and not self._can_be_pulled(sender, key)]
-        return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
-
-    def let_go(self, message: LetGo, frame: Received, now: float) -> None:
-        for attempt in message.attempts:
-            self._candidates.let_go(frame.sender, attempt)
-
-    def _can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
-        is_candidate = self._candidates.can_be_pulled(partner, attempt)
-        return is_candidate or self._here.transfers.is_under_way(partner, attempt)
-
-    def prefetch(self, now: float) -> list[Command]:
-        """Ask prefill workers for the KV of candidates that could not join at once, in the order in which they join: as
-        many as there may be room for."""
-        wanted = self._assigned() if self._policy.prefetch else {}
-        if not wanted:
-            return []
-        waits = self._line.expected_waits(now)
-        return [
-            Send(name, Prefetch(tuple(c.entry for c in chosen), tuple(waits[c.key] for c in chosen)))
-            for name, chosen in wanted.items()
-        ]
-
-    def _assigned(self) -> dict[str, list[JoinCandidate]]:
-        """Give candidates a partner of the pool's node while there is room; return them by their partners."""
-        pool = self._pool.member
-        peers = [] if pool is None else [peer for peer in self._candidates.holders if peer.node == pool.node]
-        if not peers:
-            return {}
-        used = self._candidates.prefetched_blocks(self._limits.block_size)
-        most = most_ahead(self._limits, self._policy)
-        wanted: dict[str, list[JoinCandidate]] = {}
-        for candidate in self._candidates.without_buffer:
-            blocks = units_for(candidate.entry.num_held, self._limits.block_size)
-            partner = min(peers, key=lambda peer: (used[peer.name], peer.name))
-            if used[partner.name] + blocks > most:
-                break
-            used[partner.name] += blocks
-            candidate.partner = partner
-            wanted.setdefault(partner.name, []).append(candidate)
-        return wanted
-
-    def cancel(self, now: float) -> list[Command]:
-        """Tell partners about copies of candidates that have joined from the pool, or are not wanted any more."""
-        return [Send(name, Cancel(*attempt)) for name, attempt in self._candidates.take_in_vain()]
-
-
-def most_ahead(limits: WorkerLimits, policy: Policy) -> int:
-    """Return how many blocks a prefill worker is expected to give this worker."""
-    return int(policy.candidate_share * limits.num_blocks)
 
 
 class Seats(CorePart):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.table import memory_for
-from alignedserve.forms.pool.worker_part import PageRewriting
+from alignedserve.forms.parts.table import parts_of
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.worker.setup import WorkerSetup
 
 
 def decode_core(setup: WorkerSetup) -> DecodeCore:
     policy = setup.policy
-    return DecodeCore(setup, scheduler_of(policy, setup.limits.max_batch), memory_for(policy), PageRewriting)
+    return DecodeCore(setup, scheduler_of(policy, setup.limits.max_batch), memory_for(policy), parts_of)

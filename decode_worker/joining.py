@@ -38,7 +38,7 @@ class Joining:
         self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
         self._scheduler, self._context = memory.scheduler, memory.context
         self._pool, self._notes, self._decisions, self._counts = pool, log.notes, log.decisions, log.counts
-        self.seats, self._fetching, self._preempting = seats, seats.fetching, preempting
+        self.seats, self._fetching, self.preempting = seats, seats.fetching, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     # --- The next candidate
@@ -92,9 +92,9 @@ class Joining:
             running = self._as_running(first)
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
-                commands += self._preempting.yield_to(running, room, now)
+                commands += self.preempting.yield_to(running, room, now)
             elif self._pace.policy.swaps:
-                commands += self._preempting.swap_for(running, room, now) or ()
+                commands += self.preempting.swap_for(running, room, now) or ()
             if not self.seats.has_seat(running):
                 break
             memory, is_pooled = self._memory, first.source is None
@@ -150,7 +150,7 @@ class KvReceiving(CorePart):
     ) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
         self._pool, self._holds = pool, pool.holds
-        self._notes, self._faults, self._decisions, self._counts = log.notes, log.faults, log.decisions, log.counts
+        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
         self._fetching = fetching
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
@@ -161,7 +161,6 @@ class KvReceiving(CorePart):
         if not (transfer.is_wanted and intact):
             self._faults.num_failed_transfers += not intact
             return self._go_without(transfer)
-        self._counts.num_prefetched += transfer.is_prefetched
         self._here.move(running, State.RESIDENT)
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
         self._memory.pages.publish(running)
@@ -171,7 +170,7 @@ class KvReceiving(CorePart):
         """Recompute the request, copy it from the pool, or leave it to its sender or its owner."""
         running, attempt = transfer.running, transfer.running.key
         has_pages = bool(transfer.pages) and self._pool.member is not None
-        if transfer.is_wanted and transfer.was_evicted:
+        if transfer.is_wanted and transfer.candidate.evicted is not None:
             self._queue.put_back(running)
             return []
         if transfer.is_wanted and has_pages:
@@ -183,7 +182,7 @@ class KvReceiving(CorePart):
             return []
         released = self._holds.release(attempt)
         is_sender_lost = self._candidates.peer(transfer.source.name) != transfer.source
-        if transfer.is_prefetched or is_sender_lost:
+        if transfer.candidate.is_copied or is_sender_lost:
             self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
             # The router knows the request to be here, so it does not charge the end of the sender to it.
             self._notes.note("cut" if is_sender_lost else "lost", attempt)

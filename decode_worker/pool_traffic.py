@@ -33,7 +33,7 @@ class PageWriting(CorePart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
 
     def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
-        self._here, self._candidates, self._queue = here, here.candidates, here.queue
+        self._here, self._queue = here, here.queue
         self._policy, self.page_size = memory.pace.policy, memory.limits.page_size
         self.writer, self._names, self._pages = pool.writer, pool.writer.names, memory.pages
         self._pool, self._holds, self._outputs = pool, pool.holds, outputs
@@ -139,7 +139,7 @@ class PageWriting(CorePart):
         for running in self.writer.lose_pool():
             running.forget_known()
             self._queue.put_back(running)
-        for running in self._candidates.evicted:
+        for running in self._here.among(State.CANDIDATE):
             running.forget_known()
         self._holds.clear()
         self._awaited.clear()

@@ -32,8 +32,9 @@ from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
+from alignedserve.worker.part import FormPart
 from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import AHEAD_STEPS, Requests
+from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.view import PlannedStep, StepView
@@ -113,16 +114,13 @@ class Stepping:
         prefixes: Prefixes,
         joining: Joining,
         handing_on: HandingOn,
+        elsewhere: FormPart,
     ) -> None:
         self._here, self._queue, self._memory = here, here.queue, memory
         self._scheduler, self._context = memory.scheduler, memory.context
         self._limits, self._steps, self._pace = memory.limits, memory.steps, memory.pace
         self._counts, self._prefixes, self._joining, self._seats = log.counts, prefixes, joining, joining.seats
-        self._handing_on, self._leaving, self._preempting = (
-            handing_on,
-            handing_on.leaving,
-            handing_on.leaving.preempting,
-        )
+        self._handing_on, self._preempting, self._elsewhere = handing_on, joining.preempting, elsewhere
         self._shares = CallerShares(memory.limits.max_batch, self._pace, here.queue.waiting)
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_ahead_steps = 0  # planned while another ran
@@ -178,7 +176,7 @@ class Stepping:
         if self._memory.weighs:
             return self._give_by_worth(now)
         commands = self._grow(now) if policy.grows else []
-        commands += self._leaving.evict_ahead(now)
+        commands += self._elsewhere.make_room(now)
         return [*commands, *self._swap(now)] if policy.swaps else commands
 
     def _grow(self, now: float) -> list[Command]:
@@ -302,7 +300,7 @@ class Stepping:
         first = self._joining.next_candidate(now)
         if first is not None and self._joining.cannot_wait(first, now):
             return False  # other requests leave for it before the next step
-        return self._leaving.has_room_for(AHEAD_STEPS + 1)
+        return self._elsewhere.has_room_ahead
 
 
 class StepEnd:

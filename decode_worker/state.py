@@ -3,13 +3,13 @@
     Batch ───▶ candidate ─▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              blocks)        │
-    Offer ───▶ candidate ─▶ receiving ─────┤  (a request that has to leave becomes a candidate: leaving.py)
+    Offer ───▶ candidate ─▶ receiving ─────┤  (a request that has to leave becomes a candidate: forms/)
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then its chunks)
 
-`events` says which part hears which event, in which order, and `turn` what follows each event. Which requests are here
-is in worker/requests.py, what they may take of the device in worker/memory.py; a scheduler plans their steps
-(alignedserve/schedulers/).
+`events` says which part hears which event, in which order, and `turn` what follows each event; forms add parts of
+their own (forms/parts/). Which requests are here is in worker/requests.py, what they may take of the device in
+worker/memory.py; a scheduler plans their steps (alignedserve/schedulers/).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role
-from alignedserve.decode_worker.arriving import Intake, Prefetching, Seats
+from alignedserve.decode_worker.arriving import Intake, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
-from alignedserve.decode_worker.leaving import HandingOn, Leaving, Preempting
+from alignedserve.decode_worker.leaving import HandingOn, Preempting
 from alignedserve.decode_worker.pool_traffic import (
     AnswerKeeping,
     PageAsks,
@@ -57,10 +57,8 @@ from alignedserve.protocol.messages import (
     Inquire,
     Kept,
     LeasePages,
-    LetGo,
     Missed,
     Offer,
-    Prefetched,
     Prefill,
     Prefix,
     Pull,
@@ -73,9 +71,10 @@ from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefi
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.offering import Offering
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.part import Act, Events, FormPart
+from alignedserve.worker.part import Act, Events, FormPart, with_forms
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import Reporting, RouterLink
@@ -86,7 +85,6 @@ from alignedserve.worker.steps import IdleTrials
 
 
 def events(core: DecodeCore) -> Events:
-    added = core.rewriting.events  # by a form of KV
     return {
         AskDecisions: (core.tell_decisions,),
         Prefill: (core.arrivals.prefill,),
@@ -96,24 +94,21 @@ def events(core: DecodeCore) -> Events:
         Prefix: (core.prefixes.answered,),
         Batch: (core.intake.take_batch, core.asking.answered),
         Offer: (core.intake.consider,),
-        Decline: (core.leaving.offering.declined,),
+        Decline: (core.offering.declined,),
         Kept: (core.writing.kept, core.intake.note_copy),
-        Prefetched: (core.prefetching.prefetched,),
-        LetGo: (core.prefetching.let_go, core.leaving.let_go),
-        Pull: (core.leaving.pulled,),
+        Pull: (core.offering.pulled,),
         LeasePages: (core.writing.leased,),
         GiveBack: (core.writing.give_back,),
         CopiedIn: (core.fetching.copied_in,),
         CopiedOut: (core.writing.copied_out,),
         KvReceived: (core.receiving.received,),
-        KvSent: (core.leaving.sent,),
+        KvSent: (core.offering.sent,),
         StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
             core.seats.step_done,  # before the step's end: memory that was left until then comes free first
             core.step_end.step_done,
         ),
-        **added,
         Resend: (core.owners.resend,),
         Acknowledge: (core.owners.acknowledged,),
         Retire: (core.router.retire, core.figures.retire),
@@ -125,9 +120,9 @@ def events(core: DecodeCore) -> Events:
         (MemberJoined, Role.ROUTER): (core.router.router_joined, core.figures.router_joined),
         (MemberLost, Role.ROUTER): (core.router.router_lost,),
         **{(MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
-        (MemberJoined, Role.POOL): (*added.get((MemberJoined, Role.POOL), ()), core.pool_link.joined),
+        (MemberJoined, Role.POOL): (core.pool_link.joined,),
         **{(MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
-        **{(MemberLost, role): (core.intake.peer_lost, core.leaving.peer_lost) for role in WORKERS},
+        **{(MemberLost, role): (core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
         (MemberLost, Role.POOL): (
             core.prefixes.pool_lost,
             core.here.pool_lost,
@@ -143,7 +138,7 @@ def events(core: DecodeCore) -> Events:
 def turn(core: DecodeCore) -> tuple[Act, ...]:
     """Return what the core does after each event, in this order."""
     return (
-        core.leaving.offering.ask_pending,
+        core.offering.ask_pending,
         core.joining.seat,
         core.stepping.plan,
         core.keep_answers,
@@ -152,8 +147,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
         # left where a request had to leave.
         core.asking.ask,
-        core.prefetching.prefetch,
-        core.prefetching.cancel,
+        core.elsewhere.act,
         core.pages.ask,
         core.rewriting.act,
         core.repeats.set_timer,
@@ -166,12 +160,12 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
 
 
 MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]
-MakeFormPart: TypeAlias = Callable[[PoolLink, Pace, StepsInFlight, Requests], FormPart]
+MakeParts: TypeAlias = Callable[[Requests, PlainMemory, PoolLink, WorkerLog, Offering], tuple[FormPart, FormPart]]
 
 
 class DecodeCore:
     def __init__(
-        self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_form_part: MakeFormPart
+        self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_parts: MakeParts
     ) -> None:
         """`scheduler` plans the steps; by_policy.py has the three that a policy asks for."""
         limits, policy = setup.limits, setup.policy
@@ -189,10 +183,10 @@ class DecodeCore:
         self.seats = Seats(here, memory, pool, log, self.fetching)
         self.writing = PageWriting(here, memory, pool, log, self.owners)
         preempting = Preempting(here, memory, pool, log, self.writing)
-        self.leaving = Leaving(here, memory, pool, log, preempting, self.owners)
+        self.offering = Offering(here, memory, pool, log, self.owners)
+        self.rewriting, self.elsewhere = make_parts(here, memory, pool, log, self.offering)
         # Ways for requests to come
         self.intake = Intake(here, memory, pool, log, setup.direct)
-        self.prefetching = Prefetching(here, memory, pool)
         self.joining = Joining(here, memory, pool, log, self.seats, preempting)
         self.receiving = KvReceiving(here, memory, pool, log, self.fetching)
         self.prefixes = Prefixes(here, pool, queue, policy.reuse)
@@ -200,8 +194,8 @@ class DecodeCore:
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
         self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
-        self.handing_on = HandingOn(here, memory, pool, self.leaving, self.writing, self.prompt_keeping)
-        self.stepping = Stepping(here, memory, log, self.prefixes, self.joining, self.handing_on)
+        self.handing_on = HandingOn(here, memory, pool, self.offering, preempting, self.prompt_keeping)
+        self.stepping = Stepping(here, memory, log, self.prefixes, self.joining, self.handing_on, self.elsewhere)
         self._answers = AnswerKeeping(here, memory, pool, self.writing)
         of_use = self.handing_on.has_use_for_pages
         self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping, of_use)
@@ -210,12 +204,15 @@ class DecodeCore:
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
         self.pages = PageAsks(here, memory, self.writing, self.prompt_keeping, self.handing_on.lacks_pages, of_use)
-        self.rewriting, self.repeats = make_form_part(pool, pace, steps, here), Repeats(here, pool)
-        self.figures = Reporting(here, memory, log)
+        self.repeats = Repeats(here, pool)
+        self.figures = Reporting(here, memory, log, self.elsewhere)
         self.router = RouterLink(here, memory, pool, log, self.owners)
         coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
-        here.enlist(*coming_parts, self.leaving, self.leaving.offering, self.asking, self.owners, self.router)
-        self._events, self._turn = events(self), turn(self)
+        here.enlist(*coming_parts, self.offering, self.asking, self.owners, self.router, self.elsewhere)
+        self._listen(events(self), turn(self))
+
+    def _listen(self, heard: Events, acts: tuple[Act, ...]) -> None:
+        self._events, self._turn = with_forms(heard, self.rewriting, self.elsewhere), acts
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Let the parts hear the event, then do what there is to do in each turn."""
@@ -282,4 +279,4 @@ class DecodeCore:
             "pages": len(self.pool_link.holds),
             "outputs": self.owners.num_kept,
         }
-        return {**held, **self.memory.held}
+        return {**held, **self.memory.held, **self.elsewhere.held}

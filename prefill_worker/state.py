@@ -3,10 +3,9 @@
     Prefill ─▶ waiting ─▶ prompt ─▶ resident ─┬─▶ Commit: the pool has it, and batches it
                (no room)            (first    └─▶ Offer, Pull: a decode worker has it (HandingOn in leaving.py)
                                      token)
-    Prefetch, Evict ─▶ a buffer ─▶ Prefetched, Pull: a decode worker has it (buffering.py)
 
 So it is where prefill workers do not decode (`schedule.helps` is off); a prefill worker that decodes runs the decode
-worker's core as it is.
+worker's core as it is. A form adds buffers, which hold KV for decode workers (forms/).
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from collections.abc import Callable, Sequence
 from alignedserve.core import Role
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.decode_worker.state import events as events_where_requests_decode
-from alignedserve.forms.pool.worker_part import PageRewriting
-from alignedserve.prefill_worker.buffering import Buffers, Pulls
+from alignedserve.forms.parts.table import parts_of
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberJoined, MemberLost, StepDone
-from alignedserve.protocol.messages import Cancel, Evict, Prefetch, Pull
+from alignedserve.protocol.events import KvReceived, MemberJoined, StepDone
+from alignedserve.protocol.messages import Cancel
 from alignedserve.schedulers.table import scheduler_of
 from alignedserve.worker.arriving import Expectations
 from alignedserve.worker.memory import PlainMemory
@@ -30,29 +28,22 @@ from alignedserve.worker.step.request import WorkerRequest
 
 
 def events(core: PrefillCore) -> Events:
-    """Return which part hears which event: a decode worker's table, and what comes and goes by buffers."""
+    """Return which part hears which event: a decode worker's table, where no KV of requests comes."""
     heard = events_where_requests_decode(core)
     return {
         **heard,
         Cancel: (*heard[Cancel], core.note_less_to_run),
         StepDone: (*heard[StepDone], core.note_less_to_run),
-        Prefetch: (core.buffers.prefetch,),
-        Evict: (core.buffers.evict,),
-        Pull: (core.pulls.pulled,),
-        CopiedIn: (core.fetching.copied_in, core.buffers.copied_in),
-        KvReceived: (core.buffers.received, core.pulls.received),
-        KvSent: (core.pulls.sent,),
+        KvReceived: (),  # no request joins here
         (MemberJoined, Role.PREFILL): (),  # another one, or this one: neither takes anything
-        (MemberLost, Role.DECODE): (core.pulls.lost, *heard[MemberLost, Role.DECODE]),
     }
 
 
 def turn(core: PrefillCore) -> tuple[Act, ...]:
     """Return what the core does after each event, in this order."""
     return (
-        core.buffers.make_place,
-        core.buffers.announce_again,
-        core.leaving.offering.ask_pending,
+        core.elsewhere.act,
+        core.offering.ask_pending,
         core.joining.seat,
         core.handing_on.hand_on,
         core.stepping.plan,
@@ -88,19 +79,12 @@ class PromptMemory(PlainMemory):
 
 class PrefillCore(DecodeCore):
     def __init__(self, setup: WorkerSetup) -> None:
-        super().__init__(setup, scheduler_of(setup.policy), PromptMemory, PageRewriting)
-        self.buffers = Buffers(self.here, self.memory, self.pool_link, self.log)
-        self.pulls = Pulls(self.here, self.leaving, self.buffers)
-        self.here.enlist(*self.here.parts, self.buffers)
+        super().__init__(setup, scheduler_of(setup.policy), PromptMemory, parts_of)
         # The pool is told of requests that have gone on to it.
         expectations = setup.policy, self.here.queue, self._named, lambda told, _now: self.pool_link.send(told)
         self.expectations = Expectations(*expectations)
-        self._events, self._turn = events(self), turn(self)
+        self._listen(events(self), turn(self))
 
     def note_less_to_run(self, *_: object) -> None:
         """Have the router hear what is left to run: it sends the next prompts here by that."""
         self.log.notes.has_less_to_run = True
-
-    @property
-    def held(self) -> dict[str, int]:
-        return {**super().held, "buffers": len(self.buffers)}

@@ -81,7 +81,7 @@ class InLine:
                    age x (level + 1) - waited )                   or once it is so old that it comes first
 
     The request that waits longest can do without its pages for longest: the pool compresses its pages first, and a
-    prefill worker first gives up what it has prefetched for it.
+    prefill worker first gives up what it holds for it.
     """
 
     predicted_s: float  # how long the request runs by itself

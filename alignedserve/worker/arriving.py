@@ -271,7 +271,7 @@ class Fetching:
         them again, with the rest from a device. A prompt is recomputed. The owner of a request that was to decode
         starts the next attempt, which begins with the prompt."""
         here, running = self._here, self._here.end_copy(event.number)
-        if running is None:  # the copy was to a buffer (prefill_worker/buffering.py)
+        if running is None:  # the copy was to a buffer of a form
             return []
         if running.state is State.ABANDONED:
             here.move(running, State.GONE)

@@ -1,12 +1,9 @@
-"""The order in which candidates join, and how long each has to wait."""
+"""The order in which candidates join."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.protocol.messages import Attempt
-from alignedserve.scheduling.lengths import tokens_left
-from alignedserve.scheduling.levels import InLine, expected_waits, level_of
 from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.in_flight import StepsInFlight
@@ -44,19 +41,3 @@ class CandidateOrder:
     def is_urgent(self, candidate: JoinCandidate, now: float) -> bool:
         """Return whether the candidate is real-time and its slack has run out."""
         return self._standing(candidate, now).rank(self.pace.times, self.policy.late) is Rank.URGENT_RT
-
-    def tokens_left(self, candidate: JoinCandidate) -> int:
-        """Return how many more tokens of output are expected."""
-        return tokens_left(candidate.entry.request, self.policy, len(candidate.entry.output))
-
-    def expected_waits(self, now: float) -> dict[Attempt, float]:
-        """Return how long each candidate waits (ALISE §3.2) if those before it join first and as many run as now."""
-
-        def in_line(candidate: JoinCandidate) -> InLine:
-            tokens = self.tokens_left(candidate)
-            level = None if candidate.is_rt else level_of(tokens)
-            return InLine(tokens * self.pace.times.mean_s, now - candidate.since, level)
-
-        waiting = list(self._candidates.waiting)
-        waits = expected_waits(map(in_line, waiting), max(1, self._here.num_seated), self.policy.age_s)
-        return dict(zip((candidate.key for candidate in waiting), waits, strict=True))

@@ -8,7 +8,7 @@ The order in which they join (AlignedServe §3.4, and our pinning):
 
     1. pinned requests, by slack: they are taken whatever room there is
     2. other candidate requests: they are about as long as those that run, and belong to their batch, or have run here
-       and had to leave (leaving.py). They join in the order in which they are served
+       and had to leave. They join in the order in which they are served
     3. the candidate batch, as the pool has it: the first member that joins begins a batch switch
 
 Real-time members of the candidate batch overtake best-effort candidate requests. A batch that has waited for half of
@@ -18,11 +18,10 @@ filled up would never end. The worker alone decides which requests are resident:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from alignedserve.core import Entry, Role, units_for
+from alignedserve.core import Entry
 from alignedserve.protocol.messages import Attempt, Expect, Member
 from alignedserve.scheduling.dues import Promise
 from alignedserve.scheduling.policy import Policy
@@ -45,7 +44,7 @@ class JoinCandidate:
     since: float
     batch: int = 0  # the tag of its candidate batch; 0 of a candidate request
     found_for: int = 0  # the running batch, of about this length, that the pool found the candidate for
-    partner: Member | None = None  # the prefill worker that is to prefetch its KV; once it has, also the source
+    partner: Member | None = None  # the worker that is to hold its KV for this one; once it does, also the source
     is_refused: bool = False  # the partner had no room for its KV
     awaits_syntax: bool = False  # its syntax is being compiled, which a step with it would wait for
     evicted: WorkerRequest | None = None  # the request as it was when it had to leave; its source has the KV alone
@@ -53,6 +52,11 @@ class JoinCandidate:
     @property
     def is_rt(self) -> bool:
         return self.promise.is_rt
+
+    @property
+    def is_copied(self) -> bool:
+        """Return whether the partner's KV is, or is to be, a copy of what the pool has."""
+        return self.partner is not None and self.evicted is None
 
     @property
     def key(self) -> Attempt:
@@ -80,8 +84,7 @@ class CandidateLists:
         self.requests: list[JoinCandidate] = []  # candidate requests
         self.batch: list[JoinCandidate] = []  # members of the candidate batch that have not joined
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
-        self.num_in_vain = 0  # prefetched copies that partners were told to drop
-        self._in_vain: list[tuple[str, Attempt]] = []  # (partner, attempt): prefetched, not pulled, and not told yet
+        self.unwanted: list[tuple[str, Attempt]] = []  # (partner, attempt): KV that the partner need not hold any more
 
     def __len__(self) -> int:
         return len(self.requests) + len(self.batch)
@@ -109,11 +112,6 @@ class CandidateLists:
         self._peers[peer.name] = peer
 
     @property
-    def holders(self) -> list[Member]:
-        """Return the prefill workers that can hold KV for this one: those that decode too have no memory for that."""
-        return [peer for peer in self._peers.values() if peer.role is Role.PREFILL]
-
-    @property
     def peers(self) -> list[Member]:
         return [*self._peers.values()]
 
@@ -123,7 +121,7 @@ class CandidateLists:
     def lost(self, peer: Member) -> list[Attempt]:
         """Forget this worker, and return the candidates whose KV is lost with it.
 
-        Requests that had to leave are not among them: they are recomputed (leaving.py). A transfer from this worker
+        Requests that had to leave are not among them: they are recomputed. A transfer from this worker
         ends by an event of its own."""
         self._peers.pop(peer.name, None)
         return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
@@ -145,7 +143,7 @@ class CandidateLists:
 
     def take(self, candidate: JoinCandidate) -> None:
         """Remove a candidate that joins."""
-        self._note_in_vain([candidate] if candidate.source is None else [])
+        self._note_unwanted([candidate] if candidate.source is None else [])
         (self.batch if candidate.batch else self.requests).remove(candidate)
 
     def syntax_ready(self, attempt: Attempt) -> None:
@@ -185,87 +183,15 @@ class CandidateLists:
     def _remove(self, leaves: Callable[[JoinCandidate], bool]) -> list[Attempt]:
         leaving = [candidate for candidate in self.waiting if leaves(candidate)]
         if leaving:
-            self._note_in_vain(leaving)
+            self._note_unwanted(leaving)
             self.requests = [candidate for candidate in self.requests if not leaves(candidate)]
             self.batch = [candidate for candidate in self.batch if not leaves(candidate)]
         return [candidate.key for candidate in leaving]
 
-    # --- Candidates that have run here and had to leave
-
-    @property
-    def evicted(self) -> list[WorkerRequest]:
-        return [candidate.evicted for candidate in self.requests if candidate.evicted is not None]
-
-    def take_evicted(self, source: str, attempts: Iterable[Attempt] | None = None) -> list[WorkerRequest]:
-        """Remove and return the evicted requests, named or all, whose KV was at this member and is lost."""
-        named = None if attempts is None else set(attempts)
-        gone = [
-            candidate
-            for candidate in self.requests
-            if candidate.evicted is not None
-            and candidate.source is not None
-            and candidate.source.name == source
-            and (named is None or candidate.key in named)
-        ]
-        self.requests = [candidate for candidate in self.requests if candidate not in gone]
-        return [candidate.evicted for candidate in gone if candidate.evicted is not None]
-
-    # --- Copies that prefill workers prefetch
-
-    @property
-    def without_buffer(self) -> list[JoinCandidate]:
-        """Return the candidates whose KV is in the pool alone, so that it might be prefetched."""
-        return [
-            candidate
-            for candidate in self.waiting
-            if candidate.source is None and candidate.partner is None and not candidate.is_refused
-        ]
-
-    def prefetched_blocks(self, block_size: int) -> Counter[str]:
-        """Return the blocks that candidates have, or are to have, on each partner."""
-        blocks: Counter[str] = Counter()
-        for candidate in self.waiting:
-            if candidate.partner is not None:
-                blocks[candidate.partner.name] += units_for(candidate.entry.num_held, block_size)
-        return blocks
-
-    def can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
-        """Note that the partner has the KV of this attempt, and return whether it waits here."""
-        for candidate in self.waiting:
-            held_by = candidate.partner
-            if candidate.key == attempt and held_by is not None and held_by == self._peers.get(partner):
-                candidate.source = held_by
-                return True
-        return False
-
-    def let_go(self, partner: str, attempt: Attempt) -> None:
-        """Note that the partner has no room for this attempt: it joins from the pool."""
-        for candidate in self.waiting:
-            held_by = candidate.partner
-            is_buffered = candidate.key == attempt and held_by is not None and held_by.name == partner
-            if is_buffered and candidate.evicted is None:
-                candidate.source, candidate.partner, candidate.is_refused = None, None, True
-
-    def buffers_lost(self, peer: Member) -> None:
-        """Let candidates that this member had prefetched join from the pool, which still has their KV."""
-        for candidate in self.waiting:
-            if candidate.partner == peer and candidate.entry.pages:
-                candidate.source = candidate.partner = None
-
-    def note_unwanted(self, partner: str, attempt: Attempt) -> None:
-        """Note that the partner is to be told that its copy of this attempt is not wanted."""
-        self._in_vain.append((partner, attempt))
-
-    def _note_in_vain(self, candidates: Iterable[JoinCandidate]) -> None:
-        self._in_vain += [
+    def _note_unwanted(self, candidates: Iterable[JoinCandidate]) -> None:
+        self.unwanted += [
             (candidate.partner.name, candidate.key) for candidate in candidates if candidate.partner is not None
         ]
-
-    def take_in_vain(self) -> list[tuple[str, Attempt]]:
-        """Return, once, the copies whose partners have not been told that they are not wanted."""
-        in_vain, self._in_vain = self._in_vain, []
-        self.num_in_vain += len(in_vain)
-        return in_vain
 
 
 def _first_ready(candidates: Iterable[JoinCandidate]) -> JoinCandidate | None:

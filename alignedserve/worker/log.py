@@ -39,7 +39,6 @@ class WorkerCounts:
         self.spread = Buckets(SPREADS)  # of the prefixes of a step's decodes
         self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time ones
         self.num_switches = 0  # batches with a member that has joined
-        self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
         self.step_tokens, self.step_s = Buckets(STEP_TOKENS), Buckets(STEP_S)
         self.step_ratio, self.length_ratio = Buckets(RATIOS), Buckets(RATIOS)
         self._preempted: Counter[tuple[PreemptionCause, ServiceClass, bool]] = Counter()  # ... and whether KV is kept

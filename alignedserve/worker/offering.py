@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import deque
 
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import Received
-from alignedserve.protocol.messages import Attempt, Decline, Evict, Member, Offer
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import KvSent, MemberLost, Received
+from alignedserve.protocol.messages import Attempt, Decline, Member, Pull, holder
+from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
@@ -34,36 +35,38 @@ class Offering(CorePart):
     """Offers requests to other workers, which go on with them, and ends the stay of what they have pulled."""
 
     def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
-        self._here, self.departures, self._memory, self._outputs = here, here.departures, memory, outputs
+        self._here, self._departures, self._candidates = here, here.departures, here.candidates
+        self._memory, self._pool, self._outputs = memory, pool, outputs
         self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
-        self._peers, self._holds = here.candidates, pool.holds
         self.came_back_from = ""  # the worker that a request did not go to in the end
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
         self._broken_at: dict[str, deque[float]] = {}  # worker -> when KV did not come there, of the last times
 
-    def is_broken(self, worker: str, now: float) -> bool:
-        """Return whether the road to a worker has failed again and again: each time costs a request its time-out."""
-        failed = self._broken_at.get(worker, ())
-        return len(failed) == MOST_BROKEN and now - failed[0] < BROKEN_S
+    def reached(self, running: WorkerRequest, now: float) -> Member | None:
+        """Return the worker that the request is to go on to, if its KV can go there directly."""
+        failed = self._broken_at.get(running.decode, ())  # each time costs a request its time-out
+        is_broken = len(failed) == MOST_BROKEN and now - failed[0] < BROKEN_S
+        by_pool = (is_broken and self._pool.member is not None) or self._memory.pace.policy.handoff is Handoff.POOL
+        return self._candidates.peer(running.decode) if running.kv.can_move and not by_pool else None
 
     def offer(self, running: WorkerRequest, to: Member, waits_there: bool = False) -> Command:
         """Offer the request to that worker; until it answers the request is in no step."""
         self._decisions.note(Kind.OFFERED, running.request, to.name)
-        return self.begin(Departure(running, to, is_offered=True, waits_there=waits_there))
+        return self.begin(Departure(running, to, waits_there=waits_there))
 
     def begin(self, departure: Departure) -> Command:
         """Let a request depart."""
         self._here.move(departure.running, State.DEPARTING)
-        self.departures.add(departure)
-        return self._asks(departure)
+        self._departures.add(departure)
+        return departure.ask
 
     def declined(self, message: Decline, frame: Received, now: float) -> None:
         """Let a request go on here that was offered. One that is gone is lost if its KV has not come."""
         attempt = message.request, message.attempt
         if message.is_failed:
             self._broken_at.setdefault(frame.sender, deque(maxlen=MOST_BROKEN)).append(now)
-        departure = self.departures.find(attempt)
+        departure = self._departures.find(attempt)
         if departure is not None:
             self.stays(departure)
         elif message.is_failed and attempt in self._sent:
@@ -74,49 +77,59 @@ class Offering(CorePart):
         if departure.number is not None:
             departure.is_declined = True
             return
-        self.departures.remove(departure)
+        self._departures.remove(departure)
         running = departure.running
         self._here.move(running, State.RESIDENT)
         running.goes_anywhere()
         self.came_back_from = departure.to.name
-        if departure.is_offered:
+        if departure.goes_on_there:
             self._notes.note("joined", running.key)  # the other worker may have said that it has it
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
 
-    def sent(self, departure: Departure, is_ok: bool) -> list[Command]:
+    def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
+        """Send the KV that another worker pulls; send nothing where the request has gone on."""
+        receiver = holder(frame.sender, frame.incarnation)
+        if self._departures.is_late(receiver, pull.number):
+            return []
+        return [self._departures.send(receiver, pull.number, (pull.request, pull.attempt))]
+
+    def sent(self, event: KvSent, now: float) -> list[Command]:
         """End the transfer of a request that was offered. Where it failed the request is offered again: the answer says
         whether it came, since two workers must not go on with it."""
-        self._faults.num_failed_transfers += not is_ok
+        departure = self._departures.pulled_as(event.to, event.number)
+        if departure is None:
+            return []
+        self._faults.num_failed_transfers += not event.ok
         if not departure.is_wanted:
             self.remove(departure)
             return []
         departure.number = None
-        if departure.is_declined or self._peers.peer(departure.to.name) != departure.to:
+        if departure.is_declined or self._candidates.peer(departure.to.name) != departure.to:
             self.stays(departure)
             return []
-        if not is_ok:
-            return [self._asks(departure)]
+        if not event.ok:
+            return [departure.ask]
         running = departure.running
         self._sent[running.key] = None
         if len(self._sent) > _MOST_SENT:
             del self._sent[next(iter(self._sent))]
         self._outputs.forget([running.request.id])  # that worker has the whole output
         self.remove(departure)
-        return self._holds.release(running.key, departure.to.name)
+        return self._pool.holds.release(running.key, departure.to.name)
 
     def remove(self, departure: Departure) -> None:
         """Free the blocks of a request that is here no more."""
-        self.departures.remove(departure)
+        self._departures.remove(departure)
         self._here.move(departure.running, State.GONE)
         self._memory.give(departure.running.blocks)
 
-    def peer_lost(self, peer: Member) -> list[Command]:
+    def peer_lost(self, event: MemberLost, now: float) -> list[Command]:
         """Let requests go on here that were to go to a worker that is lost, but for the first one that it had to answer
         at once, and did not: it may have ended at this offer, as the next worker would. A transfer's end is heard in
         any case."""
-        self._broken_at.pop(peer.name, None)
-        lost = [departure for departure in self.departures.unpulled if departure.to == peer]
-        first = next((departure for departure in lost if departure.is_offered and not departure.waits_there), None)
+        self._broken_at.pop(event.member.name, None)
+        lost = [departure for departure in self._departures.unpulled if departure.to == event.member]
+        first = next((departure for departure in lost if departure.goes_on_there and not departure.waits_there), None)
         for departure in lost:
             if departure is not first:
                 self.stays(departure)
@@ -128,19 +141,21 @@ class Offering(CorePart):
         self._notes.note("cut", departure.running.key)
         self._outputs.forget([request])
         self.remove(departure)
-        return self._holds.release(departure.running.key)
+        return self._pool.holds.release(departure.running.key)
 
     # --- Requests that depart
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         commands: list[Command] = []
-        for departure in self.departures.wanted:
+        for departure in self._departures.wanted:
             if departure.running.is_of(request, attempt):
+                if not departure.goes_on_there:
+                    self._candidates.unwanted.append((departure.to.name, departure.running.key))
                 if departure.number is None:
                     self.remove(departure)
                 else:
                     self._here.move(departure.running, State.ABANDONED)
-                commands += self._holds.release(departure.running.key)
+                commands += self._pool.holds.release(departure.running.key)
         return commands
 
     def ask_again(self) -> None:
@@ -149,17 +164,11 @@ class Offering(CorePart):
     def ask_pending(self, now: float) -> list[Command]:
         """Tell workers again of requests that they have not pulled: the order or its answer may be lost."""
         again, self._asks_again = self._asks_again, False
-        return [self._asks(departure) for departure in self.departures.unpulled] if again else []
+        return [departure.ask for departure in self._departures.unpulled] if again else []
 
     def repeat(self, to: str) -> list[Command]:
-        return [self._asks(departure) for departure in self.departures.unpulled if departure.to.name == to]
+        return [departure.ask for departure in self._departures.unpulled if departure.to.name == to]
 
     @property
     def awaits_answer(self) -> bool:
-        return len(self.departures) > 0
-
-    def _asks(self, departure: Departure) -> Command:
-        """Ask the other worker to pull the KV."""
-        entry = departure.running.entry((), departure.running.names)
-        offer = Offer(entry, not departure.waits_there) if departure.is_offered else Evict(entry, departure.wait_s)
-        return Send(departure.to.name, offer)
+        return len(self._departures) > 0

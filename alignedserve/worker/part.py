@@ -7,9 +7,10 @@ Events are not among these verbs: a core's file has one table that says which pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from alignedserve.protocol.commands import Command
+from alignedserve.protocol.figures import DecodeSteps
 
 REFRESH_S = 5.0  # after which a worker repeats what was not answered
 REFRESH = "refresh"  # name of the timer
@@ -19,15 +20,6 @@ Act: TypeAlias = Callable[[float], list[Command]]  # what a core does in each tu
 Handler: TypeAlias = Callable[..., list[Command] | None]
 # The handlers of each message and of each event by its class; of members that come and go by (class, role), too.
 Events: TypeAlias = Mapping[object, tuple[Handler, ...]]
-
-
-class FormPart(Protocol):
-    """A part that a form of KV adds to a core: what it hears of, and what it does in each turn."""
-
-    @property
-    def events(self) -> Events: ...
-
-    def act(self, now: float) -> list[Command]: ...
 
 
 class CorePart:
@@ -48,3 +40,46 @@ class CorePart:
     def awaits_answer(self) -> bool:
         """Return whether this part may have to repeat something later, so that the refresh timer has to run."""
         return False
+
+
+class FormPart(CorePart):
+    """A part that a form of KV adds to a core (alignedserve/forms/). What a form does not override does nothing."""
+
+    @property
+    def events(self) -> Events:
+        """Return the handlers of the form, which come before the core's own."""
+        return {}
+
+    def act(self, now: float) -> list[Command]:
+        """Do what there is to do in each turn."""
+        return []
+
+    def make_room(self, now: float) -> list[Command]:
+        """Let decodes leave ahead of need, before a step is planned."""
+        return []
+
+    @property
+    def has_room_ahead(self) -> bool:
+        """Return whether no decode is about to leave ahead of need, so that a step may be planned ahead."""
+        return True
+
+    @property
+    def blocks(self) -> list[int]:
+        """Return the blocks of the device that the form has beside those of requests."""
+        return []
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Return what is taken beside blocks, by name; nothing when no request is open."""
+        return {}
+
+    def counted(self, steps: DecodeSteps) -> DecodeSteps:
+        """Add to the figures of a worker's steps what the form has counted."""
+        return steps
+
+
+def with_forms(events: Events, *forms: FormPart) -> Events:
+    """Return a core's table of events with the handlers of these forms."""
+    added = [form.events for form in forms]
+    kinds = {**events, **{kind: () for heard in added for kind in heard}}
+    return {kind: tuple(h for heard in (*added, events) for h in heard.get(kind, ())) for kind in kinds}

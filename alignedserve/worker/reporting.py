@@ -15,7 +15,7 @@ from alignedserve.scheduling.dues import Promise
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.part import CorePart
+from alignedserve.worker.part import CorePart, FormPart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
@@ -96,10 +96,10 @@ class Reporting(CorePart):
     """Tells the router the load of this worker every few steps, and the gateways, by way of the router, what metrics
     show."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, log: WorkerLog) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, log: WorkerLog, elsewhere: FormPart) -> None:
         self._here, self._batch, self._candidates, self._queue = here, here.batch, here.candidates, here.queue.waiting
         self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
-        self._counts, self._faults = log.counts, log.faults
+        self._counts, self._faults, self._elsewhere = log.counts, log.faults, elsewhere
         self._reported = 0  # the newest step when the router got a report
         self._told: Figures | None = None
         self._told_at = 0.0
@@ -144,17 +144,12 @@ class Reporting(CorePart):
         if now - self._told_at < _COUNTS_S:
             return []
         counts, self._told_at = self._counts, now
+        by_batches, switches = tuple(counts.by_batches), counts.num_switches
+        steps = DecodeSteps(by_batches, counts.spread.tally, switches, held_back=counts.num_held_back)
         figures = Figures(
             num_refused=self._faults.num_refused,
             num_failed_transfers=self._faults.num_failed_transfers,
-            steps=DecodeSteps(
-                tuple(counts.by_batches),
-                counts.spread.tally,
-                switches=counts.num_switches,
-                prefetched=counts.num_prefetched,
-                in_vain=self._candidates.num_in_vain,
-                held_back=counts.num_held_back,
-            ),
+            steps=self._elsewhere.counted(steps),
             lengths=self._lengths(),
             slowdown=self._pace.slowdown,
             worker=self._load(now),

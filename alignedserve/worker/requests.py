@@ -22,9 +22,6 @@ from alignedserve.worker.transfers import Departures, IncomingTransfers
 if TYPE_CHECKING:
     from alignedserve.worker.arriving import PromptQueue  # which takes requests from here
 
-# Until the blocks of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
-AHEAD_STEPS = 4
-
 _ABSENT = (State.NEW, State.CANDIDATE, State.KEPT, State.ABANDONED, State.GONE)
 PRESENT = tuple(state for state in State if state not in _ABSENT)
 

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from alignedserve.core import Entry
 from alignedserve.protocol.commands import Command, ReceiveKv, Send, SendKv
-from alignedserve.protocol.messages import Attempt, Member, Pull
+from alignedserve.protocol.messages import Attempt, Member, Offer, Pull
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
@@ -26,9 +27,8 @@ class IncomingTransfer:
     running: WorkerRequest
     number: int
     source: Member
-    pages: tuple[int, ...] = ()  # of the pool, where the pool has its KV too
-    is_prefetched: bool = False
-    was_evicted: bool = False
+    candidate: JoinCandidate  # that it was
+    pages: tuple[int, ...]  # of the pool, where the pool has its KV too
 
     @property
     def is_wanted(self) -> bool:
@@ -67,9 +67,8 @@ class IncomingTransfers:
     def begin(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> IncomingTransfer:
         """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
         self._numbers[source.holder] += 1
-        transfer = IncomingTransfer(running, self._numbers[source.holder], source)
-        transfer.pages, transfer.was_evicted = candidate.entry.pages, candidate.evicted is not None
-        transfer.is_prefetched = candidate.partner is not None and not transfer.was_evicted
+        number = self._numbers[source.holder]
+        transfer = IncomingTransfer(running, number, source, candidate, candidate.entry.pages)
         self._transfers[source.holder, transfer.number] = transfer
         return transfer
 
@@ -81,6 +80,9 @@ class IncomingTransfers:
             if len(self._had) > _MOST_RECEIVED:
                 del self._had[next(iter(self._had))]
         return transfer
+
+    def find(self, source: str, number: int) -> IncomingTransfer:
+        return self._transfers[source, number]
 
     def has_come(self, attempt: Attempt) -> bool:
         """Return whether this attempt was received at any time."""
@@ -109,15 +111,24 @@ class IncomingTransfers:
 
 @dataclass(eq=False)
 class Departure:
-    """A request whose KV is to leave for another worker: for good where it is offered, or until there is room again."""
+    """A request whose KV is to leave for another worker, where the request goes on."""
+
+    goes_on_there = True  # else it comes back
 
     running: WorkerRequest  # with its blocks
     to: Member
-    wait_s: float = 0.0  # until it is back, as was expected
     number: int | None = None  # of the transfer, once it is pulled
-    is_offered: bool = False  # it goes on at that worker
     waits_there: bool = False  # for room, which may be long: it has no other way, and is not declined
     is_declined: bool = False  # that worker goes on without it, while a transfer still reads its blocks
+
+    @property
+    def entry(self) -> Entry:
+        return self.running.entry((), self.running.names)
+
+    @property
+    def ask(self) -> Command:
+        """Ask the other worker to pull the KV."""
+        return Send(self.to.name, Offer(self.entry, not self.waits_there))
 
     @property
     def is_wanted(self) -> bool:

@@ -47,13 +47,13 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.forms.memory.two_ended import slots_of
 from alignedserve.forms.orders import CompressPage
 from alignedserve.forms.pool.compression import lease_to_compress
+from alignedserve.forms.prefetch.buffers import Buffers
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.fuzzing.scenario import Scenario
 from alignedserve.lab.fuzzing.waste import WasteWatch
 from alignedserve.lab.fuzzing.worker_views import blocks_of, kept_blocks
 from alignedserve.loads.records.records import RequestOutcome
 from alignedserve.policies.kinds import PolicyKind
-from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import (
     Command,
     CopyIn,
@@ -182,8 +182,9 @@ class InvariantWatch(Witness):
     def _check_blocks(self, process: Process, core: DecodeCore) -> None:
         if (blocks := sorted(blocks_of(core))) != self._all_blocks:
             self._break(Rule.BLOCKS, f"of {process.member.name} {_difference(blocks, self._all_blocks)}")
-        if isinstance(core, PrefillCore) and core.buffers.num_blocks > core.buffers.most_blocks:
-            self._break(Rule.BLOCKS, f"{process.member.name} has {core.buffers.num_blocks} blocks of prefetched KV")
+        buffers = core.elsewhere
+        if isinstance(buffers, Buffers) and buffers.num_blocks > buffers.most_blocks:
+            self._break(Rule.BLOCKS, f"{process.member.name} has {buffers.num_blocks} blocks of prefetched KV")
         if len(held := core.here.attempts()) != len(set(held)):
             self._break(Rule.PLACES, f"{process.member.name} has twice {_difference(sorted(held), sorted(set(held)))}")
         shared = slots_of(core.memory)

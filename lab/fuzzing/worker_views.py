@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.messages import Attempt
 
 
 def blocks_of(core: DecodeCore) -> list[int]:
     """Return each block of the device once, as long as all is well."""
-    buffered = core.buffers.blocks if isinstance(core, PrefillCore) else ()
-    return [*core.memory.blocks_with(core.here.occupants()), *buffered]
+    return [*core.memory.blocks_with(core.here.occupants()), *core.elsewhere.blocks]
 
 
 def kept_blocks(core: DecodeCore) -> Collection[int]:

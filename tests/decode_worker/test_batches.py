@@ -33,6 +33,7 @@ from alignedserve.worker.candidates import LEAST_WIDTH
 from alignedserve.worker.reporting import some_of
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+from tests.worker.cores import prefetching_of
 
 PREFILL = replace(member("prefill-0"), transport="there")
 ONE_SEAT = replace(LIMITS, max_batch=1)
@@ -300,7 +301,7 @@ class TestPrefetching:
             "its place is another's"
         )
         assert any(isinstance(command, RunStep) for command in waiting.hears(KvReceived(1, "prefill-0.1", True)))
-        assert waiting.core.log.counts.num_prefetched == 1
+        assert prefetching_of(waiting.core).num_prefetched == 1
 
     def test_what_has_not_come_joins_from_the_pool(self, waiting: Worker) -> None:
         commands = waiting.next_joins()

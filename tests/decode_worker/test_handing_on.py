@@ -38,6 +38,7 @@ from alignedserve.scheduling.policy import Handoff, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.decode_worker.test_own_pool import FIRST, pair
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
+from tests.worker.cores import prefetching_of
 
 A = request("a", max_tokens=20)
 A0 = ("a", 0)
@@ -276,4 +277,4 @@ class TestTheOtherWorker:
 
     def test_it_asks_one_that_decodes_for_no_room(self, worker: Worker) -> None:
         """Its memory is for requests of its own: nothing is prefetched there, and nothing leaves for there."""
-        assert worker.core.here.candidates.holders == []
+        assert prefetching_of(worker.core).holders == []

@@ -28,6 +28,7 @@ from alignedserve.scheduling.policy import Cache, Handoff, Layout, Policy
 from tests.engine.deployment import PAGES, asked, deployed
 from tests.rare import rarely
 from tests.reference import Tally, compare
+from tests.worker.cores import prefetching_of
 
 PLAIN = Policy(candidate_share=1.0)
 BATCHED = replace(PLAIN, handoff=Handoff.POOL)  # the pool searches batches of about one length
@@ -49,10 +50,11 @@ class Believed(OnlineCost):
 
 
 def happened(core: DecodeCore) -> set[str]:
+    aside = prefetching_of(core).num_evicted
     counts: dict[str, int] = {
         "preemption": num_preemptions(core),
-        "eviction to the pool": num_evictions(core) - core.leaving.num_evicted_aside,
-        "eviction to candidate requests": core.leaving.num_evicted_aside,
+        "eviction to the pool": num_evictions(core) - aside,
+        "eviction to candidate requests": aside,
         "batch switch": core.log.counts.num_switches > 1,
         "fetched": core.fetching.num_reused_tokens,
         "kept": core.writing.num_kept_pages,

@@ -23,6 +23,7 @@ from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
 from alignedserve.forms.memory.two_ended import slots_of
+from alignedserve.forms.prefetch.decode_part import Prefetching
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.lab.cli import fuzz as fuzz_command
 from alignedserve.lab.cli.simulating import WhatIsFuzzed
@@ -136,9 +137,8 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
         simulation.run()
         for process in simulation.world.processes:
             if isinstance(process.core, DecodeCore):
-                counts.update(
-                    aside=process.core.leaving.num_evicted_aside, prefetched=process.core.log.counts.num_prefetched
-                )
+                if isinstance(part := process.core.elsewhere, Prefetching):
+                    counts.update(aside=part.num_evicted, prefetched=part.num_prefetched)
                 counts.update(failed=process.core.log.faults.num_failed_transfers)
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 _PLAIN_SIZE = "the kernels of fewer vectors do the same work: only time differs"
 
 EQUIVALENT: dict[str, str] = {
-    "prefill_worker/buffering.py | Buffers._prefetch | argument strict left out | zip(entries, waits_s, strict=True)": (
+    "alignedserve/forms/prefetch/buffers.py | Buffers._prefetch | argument strict left out | "
+    "zip(message.entries, message.waits_s, strict=True)": (
         "an assertion: the sender makes both from the same requests"
     ),
-    "alignedserve/worker/candidate_order.py | CandidateOrder.expected_waits | argument strict left out | "
-    "zip((candidate.key for candidate in waiting), waits, strict=True)": (
-        "an assertion: a wait is computed for each that waits"
-    ),
+    "alignedserve/forms/prefetch/decode_part.py | Prefetching._expected_waits | argument strict left out | "
+    "zip(waiting, waits, strict=True)": ("an assertion: a wait is computed for each that waits"),
     "router/prediction/fitting.py | NewestPrompts.__init__ | constant +1 | 0": (
         "a row that counts nothing: any new one is so, and no fit comes before the first entry"
     ),

@@ -79,7 +79,7 @@ PREFILL = (
     Mutant(
         "failed transfer counts as sent",
         _OFFERING,
-        "if not is_ok:\n    return [self._asks(departure)]",
+        "if not event.ok:\n    return [departure.ask]",
         "",
         "A request whose transfer failed is forgotten.",
     ),
@@ -113,23 +113,23 @@ PREFILL = (
     ),
     Mutant(
         "buffer freed while it is read",
-        "prefill_worker/buffering.py",
+        "alignedserve/forms/prefetch/buffers.py",
         "buffer.is_over",
         "buffer in self._buffers",
         "Blocks of prefetched KV are free while a copy or a transfer uses them.",
     ),
     Mutant(
         "an early pull finds nothing",
-        "prefill_worker/buffering.py",
-        "pulls and (not self._buffers.is_coming(pulls[0][1], receiver))",
+        "alignedserve/forms/prefetch/buffers.py",
+        "pulls and (not self._is_coming(pulls[0][1], receiver))",
         "pulls",
         "KV that its worker pulls back before its arrival is known is recomputed.",
     ),
     Mutant(
         "an early pull is not answered",
-        "prefill_worker/buffering.py",
-        "return self._answer(event.source)",
-        "return []",
+        "alignedserve/forms/prefetch/buffers.py",
+        "*self._answer(event.source)",
+        "",
         "A worker waits until its time-out for KV that it pulled back before its arrival was known.",
     ),
 )

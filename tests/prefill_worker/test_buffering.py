@@ -297,7 +297,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def buffers_have_no_more_than_their_share(self) -> None:
-        assert self.core.buffers.num_blocks <= LIMITS.num_blocks // 2
+        assert len(self.core.elsewhere.blocks) <= LIMITS.num_blocks // 2
 
     def teardown(self) -> None:
         for name in self.names:

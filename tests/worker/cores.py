@@ -6,6 +6,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.forms.prefetch.decode_part import Prefetching
 from alignedserve.worker.setup import WorkerSetup
 
 MakeCore: TypeAlias = Callable[[WorkerSetup], DecodeCore]
+
+
+def prefetching_of(core: DecodeCore) -> Prefetching:
+    """Return the part of a decode worker that has prefill workers hold KV for it."""
+    assert isinstance(core.elsewhere, Prefetching)
+    return core.elsewhere

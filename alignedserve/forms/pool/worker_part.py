@@ -7,9 +7,8 @@ from alignedserve.forms.orders import CompressPage
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import MemberJoined, PageCompressed, Received
 from alignedserve.protocol.messages import Compress, Compressed
-from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.pace import Pace
-from alignedserve.worker.part import Events
+from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.part import Events, FormPart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 
@@ -68,13 +67,16 @@ class Compressing:
         return Compressed(order.number, tuple(self._done)) if order and len(self._done) == len(order.pages) else None
 
 
-class PageRewriting:
-    """Compresses pages for the pool, beside the steps; `events` and `act` are for the worker's core."""
+class PageRewriting(FormPart):
+    """Compresses pages for the pool, beside the steps."""
 
-    def __init__(self, pool: PoolLink, pace: Pace, steps: StepsInFlight, here: Requests) -> None:
-        self._pool, self._pace, self._steps, self._here = pool, pace, steps, here
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink) -> None:
+        self._here, self._pace, self._steps, self._pool = here, memory.pace, memory.steps, pool
         self._orders = Compressing()
-        self.events: Events = {
+
+    @property
+    def events(self) -> Events:
+        return {
             Compress: (self._ordered,),
             PageCompressed: (self._page_done,),
             (MemberJoined, Role.POOL): (self._pool_joined,),

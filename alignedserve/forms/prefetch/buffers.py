@@ -9,17 +9,16 @@ pull.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from alignedserve.core import Entry, units_for
-from alignedserve.decode_worker.leaving import Leaving
+from alignedserve.core import Entry, Role, units_for
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull, holder
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.part import CorePart
+from alignedserve.worker.part import Events, FormPart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import running_of
@@ -58,31 +57,50 @@ class Buffer:
         return self.copy is None and self.receiving is None and self.transfer is None
 
 
-class Buffers(CorePart):
+class Buffers(FormPart):
     """Copies of candidates, prefetched from the pool, and the KV of requests that had to leave their devices.
 
     No worker depends on a buffer. A prefetched one is only a copy of what the pool has; what was evicted can be
     recomputed by its decode worker. So buffers have blocks that no prompt needs, and at most a share of them. Copies
     are given up before what would have to be computed, and of both first the one that has longest to wait (ALISE §3.2).
     Blocks stay taken while a copy or a transfer writes or reads there.
+
+    A decode worker may pull KV that it has just sent here before this worker hears that the KV has come: a Pull is a
+    message, and the end of a transfer is an event. Such a Pull waits for the event. Those behind it wait too, since
+    transfers between two workers run in order.
     """
 
     def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
         self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
-        self._here, self._faults = here, log.faults
+        self._here, self._departures, self._faults = here, here.departures, log.faults
         self._queue, self._peers = here.queue, here.candidates
+        self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> its Pulls that wait
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
         self.most_blocks = int(self._policy.candidate_share * memory.limits.num_blocks)
-        self.num_prefetched = 0
 
-    def __len__(self) -> int:
-        return len(self._buffers)
+    @property
+    def events(self) -> Events:
+        return {
+            Prefetch: (self._prefetch,),
+            Evict: (self._evict,),
+            CopiedIn: (self._copied_in,),
+            KvReceived: (self._received,),
+            Pull: (self._pulled,),  # all of them: for the core's own part each is late then
+            KvSent: (self._sent,),
+            (MemberLost, Role.DECODE): (self._decode_lost,),
+        }
+
+    def act(self, now: float) -> list[Command]:
+        return [*self._make_place(), *self._announce_again()]
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        return {"buffers": len(self._buffers)}
 
     @property
     def blocks(self) -> list[int]:
-        """Return the blocks that all buffers have."""
         return [block for buffer in self._buffers for block in buffer.blocks]
 
     @property
@@ -91,7 +109,7 @@ class Buffers(CorePart):
 
     # --- From the pool
 
-    def prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
+    def _prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
         sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
         decode = self._peers.peer(sender)
         for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
@@ -127,15 +145,13 @@ class Buffers(CorePart):
         self._buffers.append(buffer)
         return buffer
 
-    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+    def _copied_in(self, event: CopiedIn, now: float) -> list[Command]:
         """Right or not at all: a decode worker that joins the request from the pool finds what is wrong there."""
-        intact = event.intact
         buffer = next((buffer for buffer in self._buffers if buffer.copy == event.number), None)
         if buffer is None:
             return []
         buffer.copy = None
-        self.num_prefetched += intact and buffer.is_wanted
-        return self._announce(buffer, intact)
+        return self._announce(buffer, event.intact)
 
     def _announce(self, buffer: Buffer, intact: bool) -> list[Command]:
         """Tell the decode worker that KV is here, or that it is not."""
@@ -148,7 +164,7 @@ class Buffers(CorePart):
     def ask_again(self) -> None:
         self._is_to_repeat = True
 
-    def announce_again(self, now: float) -> list[Command]:
+    def _announce_again(self) -> list[Command]:
         """Tell all decode workers again what is here, where the word of it may have been lost."""
         if not self._is_to_repeat:
             return []
@@ -167,7 +183,7 @@ class Buffers(CorePart):
 
     # --- From a decode worker
 
-    def evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
+    def _evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
         sender, entry = frame.sender, message.entry
         decode, attempt = self._peers.peer(sender), attempt_of(entry.request)
         here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
@@ -186,43 +202,56 @@ class Buffers(CorePart):
         buffer.receiving = (holder, number)
         return [ReceiveKv(number, holder, buffer.blocks, buffer.tokens), Send(sender, Pull(number, *attempt))]
 
-    def received(self, event: KvReceived, now: float) -> list[Command]:
+    def _received(self, event: KvReceived, now: float) -> list[Command]:
         intact, transfer = event.intact, (event.source, event.number)
         buffer = next((buffer for buffer in self._buffers if buffer.receiving == transfer), None)
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
         self._faults.num_failed_transfers += not intact
-        return self._announce(buffer, intact)
+        return [*self._announce(buffer, intact), *self._answer(event.source)]
 
     # --- To a decode worker
 
-    def find(self, attempt: Attempt) -> Buffer | None:
-        """Return the buffer of this attempt that can be pulled."""
-        return next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_here), None)
+    def _pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
+        receiver = holder(frame.sender, frame.incarnation)
+        if self._departures.is_late(receiver, pull.number):
+            return []
+        self._waiting.setdefault(receiver, deque()).append((pull.number, (pull.request, pull.attempt)))
+        return self._answer(receiver)
 
-    def is_coming(self, attempt: Attempt, sender: str) -> bool:
+    def _answer(self, receiver: str) -> list[Command]:
+        """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""
+        commands, pulls = list[Command](), self._waiting.get(receiver, deque())
+        while pulls and not self._is_coming(pulls[0][1], receiver):
+            commands.append(self._send(receiver, *pulls.popleft()))
+        return commands
+
+    def _is_coming(self, attempt: Attempt, sender: str) -> bool:
         """Return whether this attempt is on its way here, as far as this worker has heard."""
         same = (buffer.receiving for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted)
         return any(receiving is not None and receiving[0] == sender for receiving in same)
 
-    def send(self, buffer: Buffer, receiver: str, number: int) -> list[Command]:
+    def _send(self, receiver: str, number: int, attempt: Attempt) -> Command:
+        """Send the KV of a buffer, or else of a request that was offered."""
+        buffer = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_here), None)
+        if buffer is None:
+            return self._departures.send(receiver, number, attempt)
         buffer.transfer = (receiver, number)
-        return [SendKv(number, receiver, buffer.blocks, buffer.tokens)]
+        return SendKv(number, receiver, buffer.blocks, buffer.tokens)
 
-    def find_sending(self, receiver: str, number: int) -> Buffer | None:
-        """Return the buffer whose blocks this transfer reads."""
-        return next((buffer for buffer in self._buffers if buffer.transfer == (receiver, number)), None)
-
-    def end_sending(self, buffer: Buffer, ok: bool) -> None:
-        buffer.transfer = None
-        self._forget([buffer])
-        self._faults.num_failed_transfers += not ok
+    def _sent(self, event: KvSent, now: float) -> None:
+        buffer = next((buffer for buffer in self._buffers if buffer.transfer == (event.to, event.number)), None)
+        if buffer is not None:
+            buffer.transfer = None
+            self._forget([buffer])
+            self._faults.num_failed_transfers += not event.ok
 
     # --- Buffers that leave
 
-    def lose_decode(self, decode: Member) -> None:
-        """Forget the buffers that were for a decode worker."""
-        self._forget(buffer for buffer in self._buffers if buffer.decode == decode)
+    def _decode_lost(self, event: MemberLost, now: float) -> None:
+        """Forget the Pulls of a decode worker, and the buffers that were for it."""
+        self._waiting.pop(event.member.holder, None)
+        self._forget(buffer for buffer in self._buffers if buffer.decode == event.member)
 
     def _forget(self, leaving: Iterable[Buffer]) -> None:
         for buffer in list(leaving):
@@ -236,7 +265,7 @@ class Buffers(CorePart):
         self._forget(buffer for buffer in same if buffer.key[1] <= attempt)
         return []
 
-    def make_place(self, now: float) -> list[Command]:
+    def _make_place(self) -> list[Command]:
         """Free buffers until the prompt that has waited longest finds memory: copies first, those with the longest wait
         before others."""
         blocks = self._queue.blocks_for_first if self._queue.waiting else 0
@@ -252,50 +281,3 @@ class Buffers(CorePart):
     @property
     def awaits_answer(self) -> bool:
         return bool(self._buffers)
-
-
-class Pulls:
-    """Passes each Pull, and the end of each transfer, to the part that has the KV: a buffer, or else an offer.
-
-    A decode worker may pull KV that it has just sent here before this worker hears that the KV has come: a Pull is a
-    message, and the end of a transfer is an event. Such a Pull waits for the event. Those behind it wait too, since
-    transfers between two workers run in order.
-    """
-
-    def __init__(self, here: Requests, leaving: Leaving, buffers: Buffers) -> None:
-        self._departures, self._leaving, self._buffers = here.departures, leaving, buffers
-        self._pulls: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of the receiver -> Pulls that wait
-
-    def lost(self, event: MemberLost, now: float) -> None:
-        self._pulls.pop(event.member.holder, None)
-        self._buffers.lose_decode(event.member)
-
-    def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
-        receiver = holder(frame.sender, frame.incarnation)
-        if self._departures.is_late(receiver, pull.number):
-            return []
-        self._pulls.setdefault(receiver, deque()).append((pull.number, (pull.request, pull.attempt)))
-        return self._answer(receiver)
-
-    def received(self, event: KvReceived, now: float) -> list[Command]:
-        return self._answer(event.source)
-
-    def sent(self, event: KvSent, now: float) -> list[Command]:
-        buffer = self._buffers.find_sending(event.to, event.number)
-        if buffer is None:
-            return self._leaving.sent(event, now)
-        self._buffers.end_sending(buffer, event.ok)
-        return []
-
-    def _answer(self, receiver: str) -> list[Command]:
-        """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""
-        commands, pulls = list[Command](), self._pulls.get(receiver, deque())
-        while pulls and not self._buffers.is_coming(pulls[0][1], receiver):
-            commands += self._send(receiver, *pulls.popleft())
-        return commands
-
-    def _send(self, receiver: str, number: int, attempt: Attempt) -> list[Command]:
-        buffer = self._buffers.find(attempt)
-        if buffer is not None:
-            return self._buffers.send(buffer, receiver, number)
-        return [self._departures.send(receiver, number, attempt)]

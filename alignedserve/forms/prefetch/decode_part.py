@@ -1,0 +1,287 @@
+"""A decode worker's part in having prefill workers hold KV: that of candidates, and of requests that have to leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from alignedserve.core import WORKERS, PreemptionCause, Role, units_for
+from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import KvReceived, KvSent, MemberLost, Received
+from alignedserve.protocol.figures import DecodeSteps
+from alignedserve.protocol.messages import Attempt, Cancel, Evict, LetGo, Member, Prefetch, Prefetched
+from alignedserve.scheduling.lengths import tokens_left
+from alignedserve.scheduling.levels import InLine, expected_waits, level_of
+from alignedserve.worker.candidates import JoinCandidate
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.offering import Offering
+from alignedserve.worker.part import Events, FormPart
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import Requests
+from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
+from alignedserve.worker.transfers import Departure
+
+# Until the blocks of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
+_AHEAD_STEPS = 4
+_REFUSED_STEPS = 64  # steps for which a prefill worker that had no room is sent no request
+
+
+@dataclass(eq=False)
+class Eviction(Departure):
+    """A request whose KV goes to a prefill worker until there is room here again."""
+
+    wait_s: float = 0.0  # until then, as was expected
+    goes_on_there = False
+
+    @property
+    def ask(self) -> Command:
+        return Send(self.to.name, Evict(self.entry, self.wait_s))
+
+
+class Prefetching(FormPart):
+    """Has prefill workers hold the KV of candidates that wait in the pool, and of requests that have to leave.
+
+        candidate ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled when it joins
+            └── room before that, or LetGo: it joins from the pool, as it would without
+
+        resident ── hardly a block is free: Evict ──▶ departing ── Pull: SendKv ──▶ sent ──▶ candidate (its KV there)
+            ▲                                          │            └── failed ──┐                │ Pull, ReceiveKv
+            ├──────────────── LetGo: no room there ◀───┘                         │                ▼
+            └────────────────────────────────────────────────────────────────────┘              resident
+                                            given up, lost, or not intact: waiting ── recomputed ──▶
+
+    What is prefetched is only a copy: nothing waits for it, and a prefill worker that dies loses nothing else. The
+    transfer of a request that leaves goes beside the steps and takes a few of them. So such a request is chosen a
+    little ahead of need. Other members notice nothing: this worker keeps the request, its output and the pool's pages.
+    """
+
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, offering: Offering) -> None:
+        self._here, self._candidates, self._queue = here, here.candidates, here.queue
+        self._transfers, self._departures, self._offering = here.transfers, here.departures, offering
+        self._memory, self._limits, self._steps, self._pace = memory, memory.limits, memory.steps, memory.pace
+        self._policy, self._scheduler, self._pool = memory.pace.policy, memory.scheduler, pool
+        self._counts, self._faults, self._decisions = log.counts, log.faults, log.decisions
+        self._most = int(self._policy.candidate_share * memory.limits.num_blocks)  # that a partner is expected to have
+        self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
+        self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
+        self.num_in_vain = 0  # copies that partners were told to drop
+        self.num_evicted = 0  # requests that left, and whose KV lies on a prefill worker
+
+    @property
+    def events(self) -> Events:
+        return {
+            Prefetched: (self._prefetched,),
+            LetGo: (self._let_go,),
+            KvReceived: (self._received,),
+            KvSent: (self._sent,),
+            **{(MemberLost, role): (self._peer_lost,) for role in WORKERS},
+        }
+
+    def act(self, now: float) -> list[Command]:
+        """Ask for the KV of candidates, and tell partners about copies of candidates that have joined from the pool, or
+        are not wanted any more."""
+        asked = self._prefetch(now)
+        unwanted, self._candidates.unwanted = self._candidates.unwanted, []
+        self.num_in_vain += len(unwanted)
+        return [*asked, *(Send(name, Cancel(*attempt)) for name, attempt in unwanted)]
+
+    def counted(self, steps: DecodeSteps) -> DecodeSteps:
+        return replace(steps, prefetched=self.num_prefetched, in_vain=self.num_in_vain)
+
+    # --- Prefill workers that hold KV for this one
+
+    @property
+    def holders(self) -> list[Member]:
+        """Return the prefill workers that can hold KV: those that decode too have no memory for that."""
+        return [peer for peer in self._candidates.peers if peer.role is Role.PREFILL]
+
+    def _partner_for(self, blocks: int, peers: Sequence[Member], used: Counter[str]) -> Member | None:
+        """Return the peer that holds least for this worker, if it probably has room for these blocks."""
+        best = min(peers, key=lambda peer: (used[peer.name], peer.name), default=None)
+        return best if best is not None and used[best.name] + blocks <= self._most else None
+
+    @property
+    def _used(self) -> Counter[str]:
+        """Return the blocks that candidates have, or are to have, on each partner."""
+        used: Counter[str] = Counter()
+        for candidate in self._candidates.waiting:
+            if candidate.partner is not None:
+                used[candidate.partner.name] += self._blocks_of(candidate)
+        return used
+
+    def _blocks_of(self, candidate: JoinCandidate) -> int:
+        return units_for(candidate.entry.num_held, self._limits.block_size)
+
+    # --- Copies of candidates
+
+    def _prefetch(self, now: float) -> list[Command]:
+        """Ask prefill workers for the KV of candidates that could not join at once, in the order in which they join:
+        as many as there may be room for, at partners of the pool's node."""
+        pool = self._pool.member
+        peers = [] if pool is None else [peer for peer in self.holders if peer.node == pool.node]
+        if not peers:
+            return []
+        used, chosen = self._used, dict[str, list[JoinCandidate]]()
+        for candidate in self._candidates.waiting:
+            if candidate.source is not None or candidate.partner is not None or candidate.is_refused:
+                continue  # its KV is not in the pool alone
+            blocks = self._blocks_of(candidate)
+            if (partner := self._partner_for(blocks, peers, used)) is None:
+                break
+            used[partner.name] += blocks
+            candidate.partner = partner
+            chosen.setdefault(partner.name, []).append(candidate)
+        waits = self._expected_waits(now) if chosen else {}
+        return [
+            Send(name, Prefetch(tuple(c.entry for c in some), tuple(waits[c] for c in some)))
+            for name, some in chosen.items()
+        ]
+
+    def _expected_waits(self, now: float) -> dict[JoinCandidate, float]:
+        """Return how long each candidate waits (ALISE §3.2) if those before it join first and as many run as now."""
+
+        def in_line(candidate: JoinCandidate) -> InLine:
+            tokens = self._tokens_left(candidate)
+            level = None if candidate.is_rt else level_of(tokens)
+            return InLine(tokens * self._pace.times.mean_s, now - candidate.since, level)
+
+        waiting = list(self._candidates.waiting)
+        waits = expected_waits(map(in_line, waiting), max(1, self._here.num_seated), self._policy.age_s)
+        return dict(zip(waiting, waits, strict=True))
+
+    def _tokens_left(self, candidate: JoinCandidate) -> int:
+        """Return how many more tokens of output are expected."""
+        return tokens_left(candidate.entry.request, self._policy, len(candidate.entry.output))
+
+    def _prefetched(self, message: Prefetched, frame: Received, now: float) -> list[Command]:
+        """Tell the sender which of these are not wanted any more: an earlier word may have been lost.
+
+        The answer to an Evict may be heard before, or after, its transfer is known to have been sent."""
+        sender, leaving = frame.sender, self._departures.attempts_to(frame.sender)
+        unwanted = [key for key in message.attempts if key not in leaving and not self._can_be_pulled(sender, key)]
+        return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
+
+    def _can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
+        """Note that the partner has the KV of this attempt; return whether it waits here, or is being pulled."""
+        for candidate in self._candidates.waiting:
+            held_by = candidate.partner
+            if candidate.key == attempt and held_by is not None and held_by == self._candidates.peer(partner):
+                candidate.source = held_by
+                return True
+        return self._transfers.is_under_way(partner, attempt)
+
+    def _received(self, event: KvReceived, now: float) -> None:
+        transfer = self._transfers.find(event.source, event.number)
+        self.num_prefetched += event.intact and transfer.is_wanted and transfer.candidate.is_copied
+
+    # --- Requests that leave ahead of need
+
+    @property
+    def _is_on(self) -> bool:
+        """Return whether requests leave ahead of need."""
+        allows = self._policy.evict and self._policy.grows
+        return allows and bool(self.holders) and not self._here.prompts
+
+    @property
+    def has_room_ahead(self) -> bool:
+        return not self._is_on or self._blocks_needed(_AHEAD_STEPS + 1) <= self._memory.num_free
+
+    def _blocks_needed(self, steps: int) -> int:
+        """Return the blocks that decodes need to go on for this many steps."""
+        return self._here.blocks_needed(steps, self._limits.block_size)
+
+    def make_room(self, now: float) -> list[Command]:
+        """Let residents leave before a step is planned: a request that leaves is in no step."""
+        if not self._is_on:
+            return []
+        here, memory, commands = self._here, self._memory, list[Command]()
+        departing = memory.num_freed(departure.running for departure in self._departures)
+        lacking = self._blocks_needed(_AHEAD_STEPS) - memory.num_free - departing
+        while lacking > 0 and len(here.residents) > 1:
+            running = self._scheduler.leaving((), (*here.residents.values(),), memory.context(now))
+            to = None if self._is_bound(running) else self._holder_for(running)
+            if to is None:
+                break
+            commands.append(self._offering.begin(Eviction(running, to, wait_s=self._wait_s)))
+            how = f"memory is short, its KV goes to {to.name}"
+            self._decisions.note(Kind.DISPLACED, running.request, "", len(running.output), why=how)
+            here.note_shortage()
+            lacking -= memory.num_freed((running,))
+        return commands
+
+    def _is_bound(self, running: WorkerRequest) -> bool:
+        """Return whether a request never leaves ahead of need: it comes before others, or its KV cannot move."""
+        may_go = running.has_tokens and running.kv.can_move
+        return not may_go or (running.promise.is_rt and self._policy.is_rt_first)
+
+    def _holder_for(self, running: WorkerRequest) -> Member | None:
+        """Return the prefill worker that the request is to leave for."""
+        used = self._used
+        for departure in self._departures:
+            used[departure.to.name] += len(departure.running.blocks)
+        peers = [peer for peer in self.holders if self._steps.number >= self._refused_until.get(peer.name, 0)]
+        return self._partner_for(len(running.blocks), peers, used)
+
+    @property
+    def _wait_s(self) -> float:
+        """Return the expected time until a request that leaves now runs again: it joins behind all candidates."""
+        left = sum(map(self._tokens_left, self._candidates.waiting))
+        return self._pace.times.mean_s * left / max(1, self._here.num_seated - 1)
+
+    def _sent(self, event: KvSent, now: float) -> None:
+        """Make a request whose KV has left a candidate, which joins again when there is room; else let it stay."""
+        departure = self._departures.pulled_as(event.to, event.number)
+        if not isinstance(departure, Eviction) or not departure.is_wanted:
+            return
+        self._faults.num_failed_transfers += not event.ok
+        departure.number = None
+        running, to = departure.running, departure.to
+        if not event.ok or self._candidates.peer(to.name) != to:
+            self._offering.stays(departure)
+            return
+        self._departures.remove(departure)
+        self._here.move(running, State.CANDIDATE)
+        self._memory.release(running)
+        self._counts.count_preempted(running, PreemptionCause.AHEAD, keeps_kv=True)
+        self._here.note_shortage()
+        self.num_evicted += 1
+        due_at = running.promise.due_at(now)
+        self._candidates.add(
+            JoinCandidate(departure.entry, to, False, running.promise, due_at, now, partner=to, evicted=running)
+        )
+
+    # --- KV that a partner does not hold, or not any more
+
+    def _let_go(self, message: LetGo, frame: Received, now: float) -> None:
+        """Let candidates join from the pool, let requests stay that have not left, and recompute those whose KV is
+        gone."""
+        sender, attempts = frame.sender, set(message.attempts)
+        for candidate in self._candidates.waiting:
+            is_held = candidate.partner is not None and candidate.partner.name == sender
+            if is_held and candidate.key in attempts and candidate.evicted is None:
+                candidate.source, candidate.partner, candidate.is_refused = None, None, True
+        for attempt in message.attempts:
+            departure = self._departures.find(attempt)
+            if departure is not None and departure.to.name == sender and departure.number is None:
+                self._refused_until[sender] = self._steps.number + _REFUSED_STEPS
+                self._offering.stays(departure)
+        self._recompute(sender, attempts)
+
+    def _peer_lost(self, event: MemberLost, now: float) -> None:
+        """Let candidates join from the pool, which still has their KV; recompute those that had to leave."""
+        for candidate in self._candidates.waiting:
+            if candidate.partner == event.member and candidate.entry.pages:
+                candidate.source = candidate.partner = None
+        self._recompute(event.member.name)
+
+    def _recompute(self, holder: str, attempts: Collection[Attempt] | None = None) -> None:
+        """Have requests wait that had to leave, named or all, and whose KV this member had."""
+        for candidate in [*self._candidates.requests]:
+            is_named, source = attempts is None or candidate.key in attempts, candidate.source
+            if candidate.evicted is not None and is_named and source is not None and source.name == holder:
+                self._candidates.take(candidate)
+                self._queue.put_back(candidate.evicted)
