@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from alignedserve.core import PreemptionCause
-from alignedserve.decode_worker.pool_traffic import PageWriting, PromptKeeping, is_writable
+from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting, is_writable
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member
@@ -157,11 +157,11 @@ class HandingOn:
         pool: PoolLink,
         offering: Offering,
         preempting: Preempting,
-        prompts: PromptKeeping,
+        pages: PagesToWrite,
     ) -> None:
         self._here, self._offering, self._preempting, self._writing = here, offering, preempting, preempting.writing
         self._hands_on_all, self._keeps = not memory.decodes, memory.pace.policy.handoff is Handoff.DEVICE
-        self._prompts, self._peers, self._pool = prompts, here.candidates, pool
+        self._pages, self._peers, self._pool = pages, here.candidates, pool
 
     @property
     def ready(self) -> list[WorkerRequest]:
@@ -187,9 +187,8 @@ class HandingOn:
         return not self.needs_no_pool and self.lacks_pages() is None
 
     def _is_ready(self, running: WorkerRequest) -> bool:
-        awaits_pages = self._prompts.awaits(running) or self._writing.awaits(running)
-        is_writing = self._writing.writer.is_writing(running)
-        return is_writable(running, self._writing.page_size) and not (awaits_pages or is_writing)
+        is_written = self._pages.awaits(running) or self._writing.is_busy(running)
+        return is_writable(running, self._writing.page_size) and not is_written
 
     def hand_on(self, now: float) -> list[Command]:
         """Let requests leave whose worker is reached directly, or for which there are pages at hand."""

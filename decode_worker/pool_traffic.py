@@ -42,10 +42,11 @@ class PageWriting(CorePart):
         self.num_kept_pages = 0  # of prompts and answers
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
-        self.writer.take_answer(lease)
+        self.writer.lease.take_answer(lease)
 
     def give_back(self, message: GiveBack, frame: Received, now: float) -> list[Command]:
-        return [] if self.target is None else [self.writer.give_back(self.target)]
+        """Give spare pages back because another worker waits for pages."""
+        return [] if self.target is None else self._pool.send(self.writer.lease.give_back(self.writer.in_copies))
 
     def kept(self, message: Kept, frame: Received, now: float) -> None:
         self._awaited.discard((message.request, message.attempt))
@@ -65,7 +66,7 @@ class PageWriting(CorePart):
             return False
         if self.writer.is_writing(running):  # its blocks are overwritten meanwhile
             self.writer.forget_parts(running)
-        return self.writer.pages_for(running, running.prefix) <= self.writer.num_at_hand
+        return self.writer.pages_for(running, running.prefix) <= len(self.writer.lease.pages)
 
     def write(self, running: WorkerRequest) -> CopyOut:
         """Order a copy of the request to pages at hand."""
@@ -78,16 +79,22 @@ class PageWriting(CorePart):
         if self.target is None or self.writer.num_written(running) or running.num_lost:
             return []
         full = running.prefix // self.page_size
-        pages = min(full - len(running.known), self.writer.num_at_hand)
+        pages = min(full - len(running.known), len(self.writer.lease.pages))
         if pages <= 0:
             return []
         tokens = (len(running.known) + pages) * self.page_size
         self._pages.note_in_pool(running)
         return [self.writer.begin(running, self.target, tokens, stays=True)]
 
-    def awaits(self, running: WorkerRequest) -> bool:
-        """Return whether the pool has been given pages of the request, and has not said yet that it keeps them."""
-        return running.key in self._awaited
+    def write_next(self, running: WorkerRequest, pages: int, has_ended: bool = False) -> CopyOut:
+        """Order a copy of the next full pages of a request: beside the steps, or where it has ended, between two."""
+        assert self.target is not None, "there are pages at hand"
+        tokens = (len(running.known) + self.writer.num_written(running) + pages) * self.page_size
+        return self.writer.begin(running, self.target, tokens, has_ended=has_ended, aside=not has_ended)
+
+    def is_busy(self, running: WorkerRequest) -> bool:
+        """Return whether a part of the request is under way, or the pool has not said yet that it keeps its pages."""
+        return self.writer.is_writing(running) or running.key in self._awaited
 
     def has_answered(self, running: WorkerRequest) -> bool:
         """Return whether the pool has answered for a request that has ended; a later answer is not awaited."""
@@ -110,7 +117,7 @@ class PageWriting(CorePart):
             self.writer.take_back(copy)
             self._queue.put_back(copy.running)
             return []
-        self.writer.hand_on(copy)
+        self.writer.lease.note_handed_on()
         if copy.stays:
             self._awaited.add(copy.running.key)
             return self._pool.send(self._keep(copy, goes_on=True))
@@ -153,11 +160,11 @@ class PageWriting(CorePart):
         return [command for running in dropped for command in self._holds.release(running.key)]
 
     def ask_again(self) -> None:
-        self.writer.ask_again()
+        self.writer.lease.ask_again()
 
     @property
     def awaits_answer(self) -> bool:
-        return self.writer.awaits_the_pool
+        return self.writer.lease.is_awaited
 
 
 def is_writable(running: WorkerRequest, page_size: int) -> bool:
@@ -167,170 +174,149 @@ def is_writable(running: WorkerRequest, page_size: int) -> bool:
 
 _MOST_AHEAD = 4  # requests that are written ahead; to find one takes a look at all residents
 _LOOK_STEPS = 4  # between two looks: no page is filled in fewer steps
+_LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
+_SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
 
 
-class PromptKeeping:
-    """Has the pool keep the full pages of prompts that have run, while their requests decode.
+class PagesToWrite:
+    """Chooses full pages of requests that go to the pool, mostly beside the steps, and asks for pages to have at hand.
 
-    A page is copied beside the steps as soon as pages are at hand. Nothing more is written once the request has left.
-    When it ends, the pages that are written go to the pool with its answer.
-    """
+        prompts that have run     while their requests decode: others may need them
+        requests that leave next  then only the rest of them is copied between two steps, and delays the next one
+        answers                   of requests that have ended: the pool has most pages of their prompts already
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
-        self._here, self._pool, self._writing, self._writer = here, pool, writing, writing.writer
-        self._page_size, self._unread = memory.limits.page_size, memory.limits.unread
-        # Beside steps only what stays where it is can be copied.
-        self._is_on = memory.pace.policy.reuse and memory.keeps_places and memory.decodes
-        # Requests whose prompts are to be written, in the order of their first tokens.
-        self._through: dict[WorkerRequest, None] = {}
-        self._copying: dict[WorkerRequest, None] = {}
-
-    def pool_lost(self, event: MemberLost, now: float) -> None:
-        self._through.clear()
-        self._copying.clear()
-
-    def add(self, running: WorkerRequest) -> None:
-        """Have the prompt of a request written, which decodes from now on."""
-        if self._is_on and self._pool.member is not None and self._num_pages(running) > 0:
-            self._through[running] = None
-
-    def awaits(self, running: WorkerRequest) -> bool:
-        """Return whether pages of this request are still to be written."""
-        return running in self._through or running in self._copying
-
-    def _num_pages(self, running: WorkerRequest) -> int:
-        """Return how many full pages of the prompt the pool lacks."""
-        num_prompt = len(running.request.tokens)
-        if not is_writable(running, self._page_size) or self._unread(num_prompt):
-            return 0
-        return num_prompt // self._page_size - len(running.known)
-
-    @property
-    def num_pages(self) -> int:
-        """Return the pages that are wanted at hand."""
-        return sum(map(self._num_pages, self._through))
-
-    def keep(self, now: float) -> list[Command]:
-        """Hand on what is written, and begin to copy as many prompts as there are pages for."""
-        if not self._through and not self._copying:
-            return []
-        for running in [running for running in self._copying if not self._decodes(running)]:
-            del self._copying[running]
-            if running.state is not State.KEPT:
-                self._writer.forget_parts(running)
-        self._through = {running: None for running in self._through if self._decodes(running)}
-        return [*self._hand_on(now), *self._begin()]
-
-    def _decodes(self, running: WorkerRequest) -> bool:
-        return self._here.residents.get(running.request.id) is running and not running.num_lost
-
-    def _hand_on(self, now: float) -> list[Command]:
-        being_written, commands = self._writer.being_written, list[Command]()
-        for running in [running for running in self._copying if running not in being_written]:
-            del self._copying[running]
-            if self._writer.num_written(running):
-                commands += self._writing.hand_on_parts(running, now)
-            else:  # its pages were forgotten, since the pool holds other pages before them than it did
-                self._through[running] = None
-        return commands
-
-    def _begin(self) -> list[Command]:
-        commands: list[Command] = []
-        pool = self._writing.target
-        for running in list(self._through):
-            pages = self._num_pages(running)
-            if pool is None or pages > self._writer.num_at_hand:
-                break
-            del self._through[running]
-            if pages > 0:
-                self._copying[running] = None
-                commands.append(self._writer.begin_part(running, pool, pages))
-        return commands
-
-
-class WritingAhead:
-    """Writes the full pages of requests that leave next, while they still run: all prompts, where none decodes here.
-
-    What leaves is copied between two steps, since the next step needs its blocks: its copy delays that step. A request
-    whose full pages were written ahead copies only the rest when it leaves.
+    Wanted at hand are enough pages for the largest resident, should it leave or end with its next token, for prompts
+    that have run, and for several residents where memory is short. Where none decodes here, all prompts are written
+    ahead, and all requests will leave.
     """
 
     def __init__(
         self,
         here: Requests,
         memory: PlainMemory,
+        pool: PoolLink,
         writing: PageWriting,
-        prompts: PromptKeeping,
+        lacks_pages: Callable[[], WorkerRequest | None],
         has_use_for_pages: Callable[[], bool],
     ) -> None:
+        """`lacks_pages` returns a request that goes on nowhere without pages; `has_use_for_pages` says whether pages
+        may be taken for prompts that still run."""
         limits, policy = memory.limits, memory.pace.policy
-        self._has_use_for_pages = has_use_for_pages
-        self._here, self._memory, self._steps = here, memory, memory.steps
-        self._scheduler, self._context = memory.scheduler, memory.context
-        self._writing, self._writer, self._prompts, self._page_size = writing, writing.writer, prompts, limits.page_size
-        have_to_leave = memory.copies_beside and policy.evict and (policy.grows or policy.swaps)
-        may_be_written = have_to_leave if memory.decodes else memory.keeps_places
-        self._is_on = may_be_written and not limits.gives_back  # its blocks move
+        self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
+        self._policy, self._limits, self._page_size = policy, limits, limits.page_size
+        self._writing, self._writer, self._lease = writing, pool.writer, pool.writer.lease
+        self._lacks_pages, self._has_use_for_pages = lacks_pages, has_use_for_pages
+        # Beside steps only what stays where it is can be copied.
+        self._keeps_prompts = policy.reuse and memory.keeps_places and memory.decodes
+        self._prompts: dict[WorkerRequest, None] = {}  # to be written, in the order of their first tokens
+        self._copying: dict[WorkerRequest, None] = {}  # prompts that are being written
+        self._have_to_leave = policy.grows or policy.swaps  # whether requests do
+        leave_beside = memory.copies_beside and policy.evict and self._have_to_leave
+        may_be_written = leave_beside if memory.decodes else memory.keeps_places
+        self._writes_ahead = may_be_written and not limits.gives_back  # else blocks move
         self._looked_at = 0  # number of a step
         self._ahead: dict[WorkerRequest, None] = {}  # requests whose pages were written ahead
-        self.num_pages = 0  # that were written ahead
+        self.num_ahead = 0  # pages that were written ahead
+        self._keeps = policy.reuse or self._have_to_leave  # whether anything of residents is ever written
+        self._lacks = (0, 0)  # step, and the pages that residents may need in it
+        self._short = limits.num_blocks // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
+        self._for_several = units_for(self._short * limits.block_size, self._page_size)
 
-    def write(self, now: float) -> list[Command]:
-        """Begin to copy full pages of the requests that leave next, while spare pages last."""
-        if self._ahead:
-            self._forget_those_that_are_gone()
-        pool, commands = self._writing.target, list[Command]()
-        if pool is None or not self._is_on or not self._has_use_for_pages():
-            return []
-        for running in self._next_to_leave(now) if self._memory.decodes else [*self._here.prompts.values()]:
-            pages = self._num_pages(running)
-            if 0 < pages < self._writer.num_at_hand:  # one page is left for its next tokens
-                self._ahead[running] = None
-                self.num_pages += pages
-                commands.append(self._writer.begin_part(running, pool, pages))
-        return commands
+    def pool_lost(self, event: MemberLost, now: float) -> None:
+        self._prompts.clear()
+        self._copying.clear()
 
-    def _forget_those_that_are_gone(self) -> None:
-        """Forget the pages of requests that run no more; a kept answer takes its pages to the pool."""
-        gone = [running for running in self._ahead if self._here.find(running.request.id) is not running]
-        for running in gone:
-            del self._ahead[running]
+    def _num_lacking(self, running: WorkerRequest, tokens: int) -> int:
+        """Return how many full pages of the first tokens no page of the pool and no part holds; 0 where none is ever
+        written."""
+        if not is_writable(running, self._page_size):
+            return 0
+        return tokens // self._page_size - len(running.known) - self._writer.num_written(running)
+
+    def _forget(self, written: dict[WorkerRequest, None], goes_on: Callable[[WorkerRequest], bool]) -> None:
+        """Forget the pages of requests that do not go on; a kept answer takes its pages to the pool."""
+        for running in [running for running in written if not goes_on(running)]:
+            del written[running]
             if running.state is not State.KEPT:
                 self._writer.forget_parts(running)
 
-    @property
-    def _short(self) -> int:
-        """Return the free blocks below which memory is short: one for each decode."""
-        return len(self._here.residents)
+    # --- Prompts that have run
+
+    def add_prompt(self, running: WorkerRequest) -> None:
+        """Have the prompt of a request written, which decodes from now on."""
+        if self._keeps_prompts and self._pool.member is not None and self._num_of_prompt(running) > 0:
+            self._prompts[running] = None
+
+    def awaits(self, running: WorkerRequest) -> bool:
+        """Return whether pages of the prompt are still to be written."""
+        return running in self._prompts or running in self._copying
+
+    def _num_of_prompt(self, running: WorkerRequest) -> int:
+        num_prompt = len(running.request.tokens)
+        return 0 if self._limits.unread(num_prompt) else self._num_lacking(running, num_prompt)
+
+    def keep_prompts(self, now: float) -> list[Command]:
+        """Hand on what is written, and begin to copy as many prompts as there are pages for.
+
+        Nothing more is written once the request has left. When it ends, the pages that are written go to the pool with
+        its answer."""
+        if not self._prompts and not self._copying:
+            return []
+        self._forget(self._copying, self._decodes)
+        self._prompts = {running: None for running in self._prompts if self._decodes(running)}
+        being_written, commands = self._writer.being_written, list[Command]()
+        for running in [running for running in self._copying if running not in being_written]:
+            del self._copying[running]
+            if self._writer.num_written(running):
+                commands += self._writing.hand_on_parts(running, now)
+            else:  # its pages were forgotten, since the pool holds other pages before them than it did
+                self._prompts[running] = None
+        target = self._writing.target
+        for running in list(self._prompts):
+            pages = self._num_of_prompt(running)
+            if target is None or pages > len(self._lease.pages):
+                break
+            del self._prompts[running]
+            if pages > 0:
+                self._copying[running] = None
+                commands.append(self._writing.write_next(running, pages))
+        return commands
+
+    def _decodes(self, running: WorkerRequest) -> bool:
+        return self._here.residents.get(running.request.id) is running and not running.num_lost
+
+    # --- Requests that leave next
+
+    def write_ahead(self, now: float) -> list[Command]:
+        """Begin to copy full pages of the requests that leave next, while spare pages last."""
+        self._forget(self._ahead, lambda running: self._here.find(running.request.id) is running)
+        if self._writing.target is None or not self._writes_ahead or not self._has_use_for_pages():
+            return []
+        commands: list[Command] = []
+        for running in self._next_to_leave(now) if self._memory.decodes else [*self._here.prompts.values()]:
+            is_busy = self._writing.is_busy(running) or self.awaits(running) or running.num_lost
+            pages = 0 if is_busy else self._num_lacking(running, running.prefix)
+            if 0 < pages < len(self._lease.pages):  # one page is left for its next tokens
+                self._ahead[running] = None
+                self.num_ahead += pages
+                commands.append(self._writing.write_next(running, pages))
+        return commands
 
     def _next_to_leave(self, now: float) -> Iterator[WorkerRequest]:
-        if self._steps.number < self._looked_at + _LOOK_STEPS or self._memory.num_free >= self._short:
+        residents, free = [*self._here.residents.values()], self._memory.num_free
+        short = len(residents)  # memory is short below one free block for each decode
+        if self._steps.number < self._looked_at + _LOOK_STEPS or free >= short:
             return
         self._looked_at = self._steps.number
-        residents, free = [*self._here.residents.values()], self._memory.num_free
-        for _ in range(min(_MOST_AHEAD, len(residents) - 1)):
-            if free >= self._short:
+        for _ in range(min(_MOST_AHEAD, short - 1)):
+            if free >= short:
                 return
-            leaving = self._scheduler.leaving((), residents, self._context(now))
+            leaving = self._memory.scheduler.leaving((), residents, self._memory.context(now))
             residents.remove(leaving)
             free += self._memory.num_freed((leaving,))
             yield leaving
 
-    def _num_pages(self, running: WorkerRequest) -> int:
-        """Return how many full pages of a request to write now: those that the pool lacks, or none."""
-        is_busy = self._writer.is_writing(running) or self._prompts.awaits(running) or self._writing.awaits(running)
-        if is_busy or running.num_lost or not is_writable(running, self._page_size):
-            return 0
-        return running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
-
-
-class AnswerKeeping:
-    """Has the pool keep the full pages of requests that have ended: it has most pages of their prompts already."""
-
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, writing: PageWriting) -> None:
-        self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
-        self._pace, self._steps, self._page_size = memory.pace, memory.steps, memory.limits.page_size
-        self._holds, self._writing, self._writer = pool.holds, writing, writing.writer
+    # --- Answers
 
     def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
         """Free the memory of a request that has ended, at once or after its answer is copied to the pool."""
@@ -340,24 +326,22 @@ class AnswerKeeping:
             return []
         self._here.move(running, State.GONE)
         self._memory.release_after_step(running)
-        return self._holds.release(running.key)
+        return self._pool.holds.release(running.key)
 
     def _is_kept(self, running: WorkerRequest) -> bool:
         """Return whether the pool is to keep any page of a request: a request that came with KV needs pages there that
         its answer goes on from."""
-        begins = running.key in self._holds or not running.came_with_kv
+        begins = running.key in self._pool.holds or not running.came_with_kv
         may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
-        if not (may_stay and self._pace.policy.reuse):
+        if not (may_stay and self._policy.reuse):
             return False
-        return self._num_pages(running) > 0 or self._writer.num_written(running) > 0
+        return self._num_of_answer(running) > 0 or self._writer.num_written(running) > 0
 
-    def _num_pages(self, running: WorkerRequest) -> int:
+    def _num_of_answer(self, running: WorkerRequest) -> int:
         """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
-        is_on = self._pace.policy.reuse and self._writing.target is not None
-        if not is_on or not is_writable(running, self._page_size) or running.num_lost:
+        if not self._policy.reuse or self._writing.target is None or running.num_lost:
             return 0
-        full = running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
-        return min(full, self._writer.num_at_hand)
+        return min(self._num_lacking(running, running.prefix), len(self._lease.pages))
 
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
@@ -366,46 +350,40 @@ class AnswerKeeping:
         is copied after the next step instead where decodes may lack its blocks, where another request waits for them
         and copies beside steps take long, or where blocks do not stay in place; and only if no chat is late for that.
         """
-        writing = [running for running in self._here.kept if self._writer.is_writing(running)]
-        begun = self._begin_aside() if self._may_hold_blocks else {}
-        ended = [running for running in self._here.kept if not (running in begun or running in writing)]
+        may_hold_blocks, begun, commands = self._may_hold_blocks, list[WorkerRequest](), list[Command]()
+        ended = [running for running in self._here.kept if not self._writer.is_writing(running)]
+        for running in [*ended] if may_hold_blocks else ():
+            if (pages := self._num_of_answer(running)) > 0:
+                ended.remove(running)
+                begun.append(running)
+                commands.append(self._writing.write_next(running, pages))
+                self._memory.pages.note_in_pool(running)
         for running in begun:
             self._here.put_last(running)
-        return [*begun.values(), *self._end_all(ended, now)]
+        return [*commands, *self._end_all(ended, now)]
 
     @property
     def _may_hold_blocks(self) -> bool:
         """Return whether answers may keep their blocks while they are copied."""
-        if not self._memory.keeps_places or self._memory.num_free < len(self._here.residents):
+        here, memory = self._here, self._memory
+        if not memory.keeps_places or memory.num_free < len(here.residents):
             return False
-        return self._memory.copies_beside or not (self._candidates or self._queue.lacks_memory(only_rt=False))
-
-    def _begin_aside(self) -> dict[WorkerRequest, Command]:
-        """Begin to copy answers beside the steps; return the requests whose pages were at hand."""
-        begun: dict[WorkerRequest, Command] = {}
-        for running in self._here.kept:
-            pages, pool = self._num_pages(running), self._writing.target
-            if pool is not None and pages > 0 and not self._writer.is_writing(running):
-                begun[running] = self._writer.begin_part(running, pool, pages)
-                self._memory.pages.note_in_pool(running)
-        return begun
+        return memory.copies_beside or not (here.candidates or here.queue.lacks_memory(only_rt=False))
 
     def _end_all(self, ended: Sequence[WorkerRequest], now: float) -> list[Command]:
         """Hand on the written pages of these requests, or copy them after the next step, and free their blocks."""
         commands: list[Command] = []
         copied = 0
         for running in ended:
-            pages, pool = self._num_pages(running), self._writing.target
-            more = pages * self._page_size
-            if pool is not None and pages > 0 and self._has_time_for(copied + more, now):
-                copied += more
-                tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
-                commands.append(self._writer.begin(running, pool, tokens, has_ended=True))
+            pages = self._num_of_answer(running)
+            if pages > 0 and self._has_time_for(copied + pages * self._page_size, now):
+                copied += pages * self._page_size
+                commands.append(self._writing.write_next(running, pages, has_ended=True))
                 self._memory.pages.note_in_pool(running)
             elif self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running, now, has_ended=True)
             else:
-                commands += self._holds.release(running.key)
+                commands += self._pool.holds.release(running.key)
             self._here.move(running, State.GONE)
             if self._is_in_step(running):  # a step that was planned ahead writes there, behind the copied tokens
                 self._memory.release_after_step(running)
@@ -417,7 +395,7 @@ class AnswerKeeping:
         """Return whether `tokens` can be copied between the step in flight and the next, with no chat late for it."""
         if self._steps.running is None:
             return True
-        ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
+        ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._memory.pace.copy_token_s
         promises = (running.promise for running in self._here.residents.values())
         return all(promise.due_at(now) >= ends_at for promise in promises if promise.is_rt)
 
@@ -425,49 +403,23 @@ class AnswerKeeping:
         parts = () if self._steps.running is None else self._steps.running.parts
         return any(part.request == running.request.id and running.is_at(part) for part in parts)
 
-
-_LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
-_SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
-
-
-class PageAsks:
-    """Asks for pages to have at hand: enough for the largest resident, should it leave or end with its next token, for
-    prompts that have run, and for several residents where memory is short. Where none decodes here, all will leave.
-    """
-
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        writing: PageWriting,
-        prompts: PromptKeeping,
-        lacks_pages: Callable[[], WorkerRequest | None],
-        has_use_for_pages: Callable[[], bool],
-    ) -> None:
-        """`lacks_pages` returns a request that goes on nowhere without pages."""
-        limits, policy = memory.limits, memory.pace.policy
-        self._here, self._memory, self._steps, self._policy = here, memory, memory.steps, policy
-        self._writing, self._prompts, self._page_size = writing, prompts, limits.page_size
-        self._have_to_leave = policy.grows or policy.swaps  # whether requests do
-        self._keeps = policy.reuse or self._have_to_leave  # whether anything of residents is ever written
-        self._lacks_pages, self._has_use_for_pages = lacks_pages, has_use_for_pages
-        self._lacks = (0, 0)  # step, and the pages that residents may need in it
-        self._short = limits.num_blocks // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
-        self._for_several = units_for(self._short * limits.block_size, self._page_size)
+    # --- Pages at hand
 
     def ask(self, now: float) -> list[Command]:
         """Ask for the pages that are wanted.
 
         Where no pages are wanted, an earlier ask may have to be repeated: its answer may have been lost, with pages
         that the pool has leased to this worker."""
-        pool, writer = self._writing.target, self._writing.writer
-        if pool is None:
+        if self._writing.target is None:
             return []
+        writer = self._writer
         if (first := self._lacks_pages()) is not None:  # all such requests together may need more than there ever are
             for running in writer.written:  # a worker that keeps some pages and waits for more blocks others
                 writer.forget_parts(running)
-            return writer.ask_firmly(pool, writer.pages_for(first, first.prefix))
-        return writer.ask_for_spare(pool, self._wanted)
+            ask = self._lease.ask_firmly(writer.pages_for(first, first.prefix), writer.in_copies)
+        else:
+            ask = self._lease.ask_for_spare(self._wanted, writer.in_copies)
+        return [] if ask is None else self._pool.send(ask)
 
     @property
     def _wanted(self) -> int:
@@ -476,16 +428,16 @@ class PageAsks:
         is_idle = not self._memory.decodes and self._steps.running is None
         if is_idle or self._lacks[0] != self._steps.number:  # looked at once a step
             self._lacks = (self._steps.number, self._lacking)
-        return self._lacks[1] + self._prompts.num_pages
+        return self._lacks[1] + sum(map(self._num_of_prompt, self._prompts))
 
     @property
     def _lacking(self) -> int:
         if not self._memory.decodes:
-            return sum(self._writing.writer.pages_for(running, running.num_tokens) for running in self._here.seated)
+            return sum(self._writer.pages_for(running, running.num_tokens) for running in self._here.seated)
         size = self._page_size
         last = size if self._have_to_leave else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
-        written = self._writing.writer.written
+        written = self._writer.written
         residents = self._here.residents.values()
         lacking = [  # for each decode in each step: no call is made for a request that is whole
             _lacks(resident, last, size) - written.get(resident, 0)

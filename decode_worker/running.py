@@ -22,7 +22,7 @@ from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, Step
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.joining import Joining
 from alignedserve.decode_worker.leaving import HandingOn
-from alignedserve.decode_worker.pool_traffic import AnswerKeeping, PromptKeeping
+from alignedserve.decode_worker.pool_traffic import PagesToWrite
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
@@ -317,13 +317,12 @@ class StepEnd:
         pool: PoolLink,
         log: WorkerLog,
         outputs: Outputs,
-        prompts: PromptKeeping,
-        answers: AnswerKeeping,
+        to_write: PagesToWrite,
     ) -> None:
         self._here, self._memory, self._outputs, self._pool, self._holds = here, memory, outputs, pool, pool.holds
         self._steps, self._pace, self._dropping = memory.steps, memory.pace, memory.dropping
         self._notes, self._counts, self._decisions = log.notes, log.counts, log.decisions
-        self._prompts, self._answers = prompts, answers
+        self._to_write = to_write
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
         self._memory.reconsider()  # time has passed, so another prompt may be the first
@@ -341,7 +340,7 @@ class StepEnd:
         self._note(plan, seconds)
         released = self._give_tokens(plan, event, now)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
-        folds = self._memory.trim(self._prompts.awaits)
+        folds = self._memory.trim(self._to_write.awaits)
         return [*folds, *released, *self._outputs.flush()]
 
     def _note(self, plan: StepPlan, seconds: float) -> None:
@@ -395,7 +394,7 @@ class StepEnd:
                 here.move(running, State.RESIDENT)
                 if finish is None:
                     self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
-                    self._prompts.add(running)
+                    self._to_write.add_prompt(running)
             if finish is not None:
                 released += self._end(running, finish)
         return released + self._holds.release_all(let_go)
@@ -421,7 +420,7 @@ class StepEnd:
         )
         is_doubtful = finish is FinishReason.DOUBT and running.key in self._holds
         spoiled = self._pool.tell_spoiled(running.known) if is_doubtful else []
-        return [*spoiled, *self._answers.end(running, finish)]
+        return [*spoiled, *self._to_write.end(running, finish)]
 
     def _fail(self, plan: StepPlan) -> list[Command]:
         """Try smaller steps, or give up the attempts of a step that cannot be smaller."""

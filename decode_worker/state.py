@@ -21,13 +21,7 @@ from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.decode_worker.arriving import Intake, Seats
 from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
 from alignedserve.decode_worker.leaving import HandingOn, Preempting
-from alignedserve.decode_worker.pool_traffic import (
-    AnswerKeeping,
-    PageAsks,
-    PageWriting,
-    PromptKeeping,
-    WritingAhead,
-)
+from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import (
@@ -127,7 +121,7 @@ def events(core: DecodeCore) -> Events:
             core.prefixes.pool_lost,
             core.here.pool_lost,
             core.writing.pool_lost,
-            core.prompt_keeping.pool_lost,
+            core.pages.pool_lost,
             core.intake.pool_lost,
             core.asking.pool_lost,
             core.pool_link.lost,  # last: until then, all parts know which pool was lost
@@ -142,8 +136,8 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.joining.seat,
         core.stepping.plan,
         core.keep_answers,
-        core.prompt_keeping.keep,
-        core.ahead.write,
+        core.pages.keep_prompts,
+        core.pages.write_ahead,
         # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
         # left where a request had to leave.
         core.asking.ask,
@@ -193,17 +187,14 @@ class DecodeCore:
         self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
-        self.prompt_keeping = PromptKeeping(here, memory, pool, self.writing)
-        self.handing_on = HandingOn(here, memory, pool, self.offering, preempting, self.prompt_keeping)
+        lacks, has_use = lambda: self.handing_on.lacks_pages(), lambda: self.handing_on.has_use_for_pages()
+        self.pages = PagesToWrite(here, memory, pool, self.writing, lacks, has_use)
+        self.handing_on = HandingOn(here, memory, pool, self.offering, preempting, self.pages)
         self.stepping = Stepping(here, memory, log, self.prefixes, self.joining, self.handing_on, self.elsewhere)
-        self._answers = AnswerKeeping(here, memory, pool, self.writing)
-        of_use = self.handing_on.has_use_for_pages
-        self.ahead = WritingAhead(here, memory, self.writing, self.prompt_keeping, of_use)
-        self.step_end = StepEnd(here, memory, pool, log, self.owners, self.prompt_keeping, self._answers)
+        self.step_end = StepEnd(here, memory, pool, log, self.owners, self.pages)
         self.idle = IdleTrials(here, memory, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
-        self.pages = PageAsks(here, memory, self.writing, self.prompt_keeping, self.handing_on.lacks_pages, of_use)
         self.repeats = Repeats(here, pool)
         self.figures = Reporting(here, memory, log, self.elsewhere)
         self.router = RouterLink(here, memory, pool, log, self.owners)
@@ -249,7 +240,7 @@ class DecodeCore:
         memory = self.memory
         if not self.here.kept:
             return []
-        num_free, commands = memory.num_free, self._answers.keep_answers(now)
+        num_free, commands = memory.num_free, self.pages.keep_answers(now)
         if memory.num_free == num_free:
             return commands
         return [*commands, *self.joining.seat(now), *self.stepping.plan(now)]

@@ -48,7 +48,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
         core.handing_on.hand_on,
         core.stepping.plan,
         core.keep_answers,
-        core.ahead.write,
+        core.pages.write_ahead,
         core.pages.ask,
         core.rewriting.act,
         core.repeats.set_timer,

@@ -182,8 +182,7 @@ class PageWriter:
     def __init__(self, page_size: int, block_size: int, root: bytes = b"") -> None:
         """`root` names the model and the layout of its KV."""
         self._page_size, self._block_size = page_size, block_size
-        self.names = PageNames(page_size, block_size, root)
-        self._lease = Lease()
+        self.names, self.lease = PageNames(page_size, block_size, root), Lease()
         self._copies: dict[int, Copy] = {}
         self._parts: dict[int, Copy] = {}  # under way
         self._written: dict[WorkerRequest, Copy] = {}  # all parts of a request, those under way too
@@ -192,11 +191,7 @@ class PageWriter:
 
     @property
     def leased(self) -> tuple[int, ...]:
-        return (*self._lease.pages, *self._in_copies)
-
-    @property
-    def num_at_hand(self) -> int:
-        return len(self._lease.pages)
+        return (*self.lease.pages, *self.in_copies)
 
     @property
     def copies(self) -> list[Copy]:
@@ -206,10 +201,6 @@ class PageWriter:
     def num_between_steps(self) -> int:
         """Return how many tokens are still to be copied before the next step begins."""
         return sum(copy.tokens for copy in self._copies.values())
-
-    @property
-    def awaits_the_pool(self) -> bool:
-        return self._lease.is_awaited
 
     def target(self, pool: Member | None) -> Member | None:
         """Return the pool, if it may be written to now.
@@ -226,24 +217,6 @@ class PageWriter:
         num_held = units_for(tokens - running.num_lost, self._page_size)
         return num_held - len(running.known) - self.num_written(running)
 
-    # --- Leases
-
-    def take_answer(self, lease: LeasePages) -> None:
-        self._lease.take_answer(lease)
-
-    def ask_firmly(self, pool: Member, wanted: int) -> list[Command]:
-        return _sent(pool, self._lease.ask_firmly(wanted, self._in_copies))
-
-    def ask_for_spare(self, pool: Member, wanted: int) -> list[Command]:
-        return _sent(pool, self._lease.ask_for_spare(wanted, self._in_copies))
-
-    def give_back(self, pool: Member) -> Command:
-        """Give spare pages back because another worker waits for pages."""
-        return Send(pool.name, self._lease.give_back(self._in_copies))
-
-    def ask_again(self) -> None:
-        self._lease.ask_again()
-
     # --- Copies
 
     def begin(
@@ -253,20 +226,24 @@ class PageWriter:
         tokens: int,
         has_ended: bool = False,
         stays: bool = False,
+        aside: bool = False,
     ) -> CopyOut:
-        """Begin to copy the tokens whose pages the pool lacks to pages at hand, which must be enough."""
+        """Begin to copy the first tokens to pages at hand, which must be enough, as far as the pool and parts lack
+        them: a part is copied beside the steps (`aside`), all else between two steps."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
-        pages = self._lease.take(self.pages_for(running, tokens))
-        parts = self._written.pop(running, None)
-        all_pages = pages if parts is None else parts.pages + pages
+        pages, copied = self.lease.take(self.pages_for(running, tokens)), running.tokens(running.num_lost, tokens)
         self._copy_number += 1
-        self._copies[self._copy_number] = Copy(
-            running, running.known, all_pages, pool.holder, has_ended=has_ended, stays=stays
-        )
-        written = running.tokens(running.num_lost, tokens)
-        self._copies[self._copy_number].tokens = max(0, len(written) - start)
+        copy = Copy(running, running.known, pages, pool.holder, has_ended=has_ended, stays=stays)
+        before = self._written[running].pages if running in self._written else ()
+        whole = replace(copy, pages=before + pages)
+        if aside:
+            self._parts[self._copy_number], self._written[running] = copy, whole
+        else:
+            self._written.pop(running, None)
+            whole.tokens = max(0, len(copied) - start)
+            self._copies[self._copy_number] = whole
         blocks = blocks_in_place(running.kv, self._block_size)
-        return CopyOut(self._copy_number, pool.holder, blocks, pages, written, start)
+        return CopyOut(self._copy_number, pool.holder, blocks, pages, copied, start, aside=aside)
 
     def end_copy(self, number: int) -> Copy | None:
         """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
@@ -296,20 +273,6 @@ class PageWriter:
         """Return whether a part of the request is under way: what comes after it waits for that."""
         return running in self.being_written
 
-    def begin_part(self, running: WorkerRequest, pool: Member, count: int) -> CopyOut:
-        """Begin to copy `count` more pages, which are full and at hand."""
-        start = len(running.known) + self.num_written(running)
-        pages = self._lease.take(count)
-        self._copy_number += 1
-        part = Copy(running, running.known, pages, pool.holder)
-        self._parts[self._copy_number] = part
-        before = self._written[running].pages if running in self._written else ()
-        self._written[running] = replace(part, pages=before + pages)
-        tokens = running.tokens(0, (start + count) * self._page_size)
-        first = start * self._page_size
-        blocks = blocks_in_place(running.kv, self._block_size)
-        return CopyOut(self._copy_number, pool.holder, blocks, pages, tokens, first, aside=True)
-
     def take_parts(self, running: WorkerRequest) -> Copy:
         """Return all parts of a request, which are written, as one copy."""
         assert not self.is_writing(running), "a part is under way"
@@ -326,15 +289,11 @@ class PageWriter:
             part.wanted = False
         self.take_back(replace(written, pages=tuple(page for page in written.pages if page not in busy)))
 
-    def hand_on(self, copy: Copy) -> None:
-        """Count the pages of a copy as the pool's."""
-        self._lease.note_handed_on()
-
     def take_back(self, copy: Copy) -> None:
         """Count the pages of a copy as at hand again. The pool takes them for used until an ask says otherwise."""
-        self._lease.pages += copy.pages
+        self.lease.pages += copy.pages
         if copy.pages:
-            self._lease.note_handed_on()
+            self.lease.note_handed_on()
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
@@ -351,7 +310,7 @@ class PageWriter:
         The pool may come back in the same life, with these pages leased to this worker still. An ask would have it
         lease them to others, so none is sent before the copies that write to them have ended.
         """
-        self._lease.lose()
+        self.lease.lose()
         self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
         self._parts.clear()
         self._written.clear()
@@ -360,14 +319,11 @@ class PageWriter:
         return again
 
     @property
-    def _in_copies(self) -> tuple[int, ...]:
+    def in_copies(self) -> tuple[int, ...]:
+        """Return the leased pages that are in copies."""
         unwanted = [part for part in self._parts.values() if not part.wanted]
         copies = (*self._copies.values(), *self._written.values(), *unwanted)
         return tuple([page for copy in copies for page in copy.pages])
-
-
-def _sent(pool: Member, ask: AskPages | None) -> list[Command]:
-    return [] if ask is None else [Send(pool.name, ask)]
 
 
 class PoolLink(CorePart):

@@ -86,7 +86,7 @@ def test_of_who_leaves_only_the_rest_is_copied_between_steps(reuse: bool) -> Non
     (commit,) = worker.heard(Commit)
     assert isinstance(commit, Commit)
     assert commit.entry.pages[1:] == (*ahead.pages, *last.pages)
-    assert (num_evictions(worker.core), worker.core.ahead.num_pages) == (1, len(ahead.pages))
+    assert (num_evictions(worker.core), worker.core.pages.num_ahead) == (1, len(ahead.pages))
 
 
 def test_who_leaves_while_its_pages_are_written_is_copied_whole() -> None:

@@ -58,7 +58,7 @@ def happened(core: DecodeCore) -> set[str]:
         "batch switch": core.log.counts.num_switches > 1,
         "fetched": core.fetching.num_reused_tokens,
         "kept": core.writing.num_kept_pages,
-        "written ahead": core.ahead.num_pages,
+        "written ahead": core.pages.num_ahead,
     }
     if (shared := slots_of(core.memory)) is not None:
         slots = shared.counts

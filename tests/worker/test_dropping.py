@@ -124,10 +124,10 @@ def test_what_is_written_in_vain_keeps_no_blocks() -> None:
     """A document that had left while its prompt was being written was recomputed. It kept all its blocks for as long
     as that writing took, and then nothing ran that would have freed them (fuzz seed 91000316)."""
     writer, asked = PageWriter(LIMITS.page_size, LIMITS.block_size), request("document", 20, max_tokens=50)
-    writer.ask_for_spare(POOL_MEMBER, 2)
-    writer.take_answer(leased((5, 6), 1))
+    writer.lease.ask_for_spare(2, ())
+    writer.lease.take_answer(leased((5, 6), 1))
     here = WorkerRequest(asked, promise(asked, Policy()), [], KvForm((0, 1, 2, 3, 4)), 20)
-    writer.begin_part(here, POOL_MEMBER, 2)
+    writer.begin(here, POOL_MEMBER, 2 * LIMITS.page_size, aside=True)
     assert writer.is_writing(here)
     writer.forget_parts(here)
     assert not writer.is_writing(here)
