@@ -12,7 +12,7 @@ from alignedserve.core import Entry, units_for
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, PrepareSyntax, Send
-from alignedserve.protocol.events import MemberJoined, MemberLost, Received, StepDone, SyntaxReady
+from alignedserve.protocol.events import MemberJoined, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import (
     Attempt,
     Batch,
@@ -30,14 +30,13 @@ from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.part import CorePart
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 
-class Intake(CorePart):
+class Intake:
     """Takes candidates in: from the pool in a batch, or offered by a worker that their prompts ran on."""
 
     def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
@@ -159,7 +158,7 @@ class Intake(CorePart):
         """Return the attempts that are candidates, or are being received."""
         return [
             *(candidate.key for candidate in self._candidates.waiting),
-            *(transfer.running.key for transfer in self._here.transfers.wanted),
+            *(running.key for running in self._here.among(State.RECEIVING)),
         ]
 
     def _has_room_beyond(self, entry: Entry) -> bool:
@@ -181,23 +180,14 @@ class Intake(CorePart):
         self._candidates.expect(told, self._policy, now)
         return []
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        self._here.drop_from((State.CANDIDATE,), request, attempt)
-        dropped = self._candidates.drop(request, attempt)
-        return [command for key in dropped for command in self._holds.release(key)]
 
+class Seats:
+    """Gives waiting prompts their seats."""
 
-class Seats(CorePart):
-    """Gives waiting prompts their seats, and takes seats from requests that nobody wants any more."""
-
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, log: WorkerLog, fetching: Fetching) -> None:
         self._here, self._queue, self._memory, self._scheduler = here, here.queue, memory, memory.scheduler
         self._limits, self._policy = memory.limits, memory.pace.policy
-        self._holds, self._notes, self._decisions = pool.holds, log.notes, log.decisions
-        self.fetching = fetching
-
-    def step_done(self, event: StepDone, now: float) -> None:
-        self._memory.step_ended()
+        self._notes, self._decisions, self.fetching = log.notes, log.decisions, fetching
 
     def expect(self, told: Expect, frame: Received, now: float) -> None:
         if (resident := self._here.residents.get(told.request)) is not None:
@@ -249,12 +239,3 @@ class Seats(CorePart):
         displaces = running.promise.is_rt and self._policy.is_rt_first
         others = len(self._here.best_effort) if displaces else 0
         return self._here.num_seated - others < self._limits.max_batch
-
-    # --- Requests that are here
-
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        seated = self._here.drop_from((State.RESIDENT, State.PROMPT), request, attempt)
-        for running in seated:
-            self._memory.release_after_step(running)
-        on_their_way = self._here.drop_from((State.JOINING, State.FETCHING), request, attempt, State.ABANDONED)
-        return [command for running in (*seated, *on_their_way) for command in self._holds.release(running.key)]

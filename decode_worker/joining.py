@@ -140,14 +140,7 @@ class Joining:
 class KvReceiving(CorePart):
     """Ends a transfer of KV from a prefill worker's device, well or not."""
 
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        pool: PoolLink,
-        log: WorkerLog,
-        fetching: Fetching,
-    ) -> None:
+    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching) -> None:
         self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
         self._pool, self._holds = pool, pool.holds
         self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
@@ -189,12 +182,6 @@ class KvReceiving(CorePart):
             return released
         self._notes.note("returned", attempt)
         return [*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]
-
-    # --- Requests on their way here
-
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        dropped = self._here.drop_from((State.RECEIVING,), request, attempt, State.ABANDONED)
-        return [command for running in dropped for command in self._holds.release(running.key)]
 
     def repeat(self, to: str) -> list[Command]:
         return self._here.transfers.pull_again(self._candidates.peer(to))

@@ -153,11 +153,10 @@ class PageWriting(CorePart):
 
     # --- Requests that are being written
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
+    def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
+        """Hand on nothing more of the request up to this attempt; return the requests that were being copied."""
         self._awaited = {key for key in self._awaited if key[0] != request or key[1] > attempt}
-        dropped = self.writer.drop(request, attempt)
-        self._here.drop_from((State.LEAVING,), request, attempt)
-        return [command for running in dropped for command in self._holds.release(running.key)]
+        return self.writer.drop(request, attempt)
 
     def ask_again(self) -> None:
         self.writer.lease.ask_again()

@@ -325,6 +325,7 @@ class StepEnd:
         self._to_write = to_write
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
+        self._memory.step_ended()  # what was left until now comes free first
         self._memory.reconsider()  # time has passed, so another prompt may be the first
         ended, seconds = self._steps.end(), event.seconds
         self._here.queue.step_ended()

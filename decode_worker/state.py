@@ -72,9 +72,10 @@ from alignedserve.worker.part import Act, Events, FormPart, with_forms
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import Reporting, RouterLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
+from alignedserve.worker.step.states import State
 from alignedserve.worker.steps import IdleTrials
 
 
@@ -100,7 +101,6 @@ def events(core: DecodeCore) -> Events:
         StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
-            core.seats.step_done,  # before the step's end: memory that was left until then comes free first
             core.step_end.step_done,
         ),
         Resend: (core.owners.resend,),
@@ -153,6 +153,9 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
+# Of a request that may be dropped, but for those that wait for a seat: they are found by their names.
+_NOT_WAITING = (*(state for state in PRESENT if state is not State.WAITING), State.CANDIDATE)
+
 MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]
 MakeParts: TypeAlias = Callable[[Requests, PlainMemory, PoolLink, WorkerLog, Offering], tuple[FormPart, FormPart]]
 
@@ -170,11 +173,11 @@ class DecodeCore:
         self.memory = memory = make_memory(pace, steps, here, pool, scheduler)
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
-        here.queue = queue = PromptQueue(here, memory, pace, log.decisions, pool.holds)
+        here.queue = queue = PromptQueue(here, memory, log.decisions)
         self.owners = Outputs(setup.energy_source)
         # Seats and memory of requests, and the ways to leave
         self.fetching = Fetching(here, memory, pool, log)
-        self.seats = Seats(here, memory, pool, log, self.fetching)
+        self.seats = Seats(here, memory, log, self.fetching)
         self.writing = PageWriting(here, memory, pool, log, self.owners)
         preempting = Preempting(here, memory, pool, log, self.writing)
         self.offering = Offering(here, memory, pool, log, self.owners)
@@ -183,7 +186,7 @@ class DecodeCore:
         self.intake = Intake(here, memory, pool, log, setup.direct)
         self.joining = Joining(here, memory, pool, log, self.seats, preempting)
         self.receiving = KvReceiving(here, memory, pool, log, self.fetching)
-        self.prefixes = Prefixes(here, pool, queue, policy.reuse)
+        self.prefixes = Prefixes(here, pool, policy.reuse)
         self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
         self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
         # Steps
@@ -195,11 +198,11 @@ class DecodeCore:
         self.idle = IdleTrials(here, memory, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(here, memory, pool, self.joining)
-        self.repeats = Repeats(here, pool)
         self.figures = Reporting(here, memory, log, self.elsewhere)
         self.router = RouterLink(here, memory, pool, log, self.owners)
-        coming_parts = (self.arrivals, self.seats, queue, self.prefixes, self.writing, self.intake, self.receiving)
-        here.enlist(*coming_parts, self.offering, self.asking, self.owners, self.router, self.elsewhere)
+        here.drop = self.drop
+        links = self.prefixes, self.writing, self.receiving, self.offering, self.asking, self.owners, self.router
+        self.repeats = Repeats(pool, *links, self.elsewhere)
         self._listen(events(self), turn(self))
 
     def _listen(self, heard: Events, acts: tuple[Act, ...]) -> None:
@@ -230,6 +233,31 @@ class DecodeCore:
         """Return whether a pool was lost that is not this worker's: an earlier life of it, say."""
         member = event.member
         return isinstance(event, MemberLost) and member.role is Role.POOL and member != self.pool_link.member
+
+    def drop(self, request: str, attempt: int) -> list[Command]:
+        """Forget the request up to this attempt, wherever it is, and release what the pool keeps for it.
+
+        Its blocks stay taken while a step, a copy or a transfer may still use them."""
+        here = self.here
+        self.memory.reconsider()
+        candidates, copied = here.candidates.drop(request, attempt), self.writing.drop(request, attempt)
+        prompts = here.queue.waiting.drop(request, attempt)
+        others = [running for running in here.of(*_NOT_WAITING) if running.is_of(request, attempt)]
+        for running in (*prompts, *others):
+            match running.state:
+                case State.JOINING | State.FETCHING | State.RECEIVING:
+                    here.move(running, State.ABANDONED)
+                case State.DEPARTING:
+                    self.offering.drop(running)
+                case State.RESIDENT | State.PROMPT:
+                    here.move(running, State.GONE)
+                    self.memory.release_after_step(running)
+                case _:
+                    here.move(running, State.GONE)
+        self.owners.drop(request, attempt)
+        self.elsewhere.drop(request, attempt)
+        dropped = (*prompts, *others, *copied)
+        return self.pool_link.holds.release_all([*candidates, *(running.key for running in dropped)])
 
     def tell_decisions(self, ask: AskDecisions, frame: Received, now: float) -> list[Command]:
         """Tell a gateway what this worker remembers of its decisions about a request."""

@@ -20,9 +20,8 @@ from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, P
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import PoolHolds, PoolLink
+from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import WorkerRequest
@@ -30,20 +29,13 @@ from alignedserve.worker.step.states import State
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
-class PromptQueue(CorePart):
+class PromptQueue:
     """Prompts that wait for a seat."""
 
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        pace: Pace,
-        decisions: DecisionRing,
-        holds: PoolHolds,
-    ) -> None:
-        self.waiting = WaitingPrompts(pace.policy, memory.pages)
-        self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, pace
-        self._decisions, self._holds = decisions, holds
+    def __init__(self, here: Requests, memory: PlainMemory, decisions: DecisionRing) -> None:
+        self.waiting = WaitingPrompts(memory.pace.policy, memory.pages)
+        self._here, self._memory, self._steps, self._pace = here, memory, memory.steps, memory.pace
+        self._decisions = decisions
         self._came_in_step = self._rt_came_in_step = 0  # prompts since the step in flight began; the real-time ones
 
     def admit(self, running: WorkerRequest, now: float) -> None:
@@ -108,22 +100,15 @@ class PromptQueue(CorePart):
         limits = self._memory.limits
         return 0 if prompt is None else units_for(limits.least_held(prompt.num_tokens), limits.block_size)
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        self._memory.reconsider()
-        dropped = self.waiting.drop(request, attempt)
-        for running in dropped:
-            self._here.move(running, State.GONE)
-        return self._holds.release_all(running.key for running in dropped)
-
 
 ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
 
 
 class Prefixes(CorePart):
-    def __init__(self, here: Requests, pool: PoolLink, queue: PromptQueue, reuse: bool) -> None:
-        self._here, self._pool, self._queue = here, pool, queue
+    def __init__(self, here: Requests, pool: PoolLink, reuse: bool) -> None:
+        self._here, self._pool, self._queue = here, pool, here.queue
         self._writer, self._names, self._reuse, self._holds = pool.writer, pool.writer.names, reuse, pool.holds
-        self._unanswered: set[str] = set()  # those that were asking at the last look: at the next look they go on
+        self._unanswered: set[WorkerRequest] = set()  # at the last look: they go on at the next
         self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
 
     @property
@@ -156,7 +141,7 @@ class Prefixes(CorePart):
         return self._names.pages_before_last(running) if self._reuse and self._pool.member is not None else ()
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
-        self._queue.add_again([self._leave(running) for running in self.asking])
+        self._queue.add_again(self.asking)
         for running in (*self._here.occupants(), *self._queue.waiting):
             running.forget_known()
 
@@ -167,7 +152,7 @@ class Prefixes(CorePart):
             return self._answered_late(attempt, prefix.pages, now)
         running.kept_in_pool(prefix.pages)
         self._note(attempt, bool(prefix.pages))
-        self._queue.admit(self._leave(running), now)
+        self._queue.admit(running, now)
         return []
 
     def _answered_late(self, attempt: Attempt, pages: tuple[int, ...], now: float) -> list[Command]:
@@ -190,23 +175,13 @@ class Prefixes(CorePart):
     def ask_again(self) -> None:
         """Let prompts go on without an answer that were asking at the last look already: the ask or its answer was
         lost."""
-        late = [self._leave(running) for running in self.asking if running.request.id in self._unanswered]
-        self._unanswered = {running.request.id for running in self.asking if running not in late}
+        late = [running for running in self.asking if running in self._unanswered]
+        self._unanswered = {running for running in self.asking if running not in late}
         self._queue.add_again(late)
 
     @property
     def awaits_answer(self) -> bool:
         return bool(self._here.among(State.ASKING))
-
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        """Forget the prompt. The answer to its ask finds no request here, and what is held for it is released then."""
-        for running in self._here.drop_from((State.ASKING,), request, attempt):
-            self._leave(running)
-        return []
-
-    def _leave(self, running: WorkerRequest) -> WorkerRequest:
-        self._unanswered.discard(running.request.id)
-        return running
 
 
 class Fetching:
@@ -307,7 +282,7 @@ class Fetching:
         return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]
 
 
-class Arrivals(CorePart):
+class Arrivals:
     """Admits prompts, and drops requests: a new attempt drops the attempts before it.
 
     A request with a syntax is admitted when that is compiled. Otherwise its first step would wait for it, with all
@@ -347,17 +322,13 @@ class Arrivals(CorePart):
         """Return the request whose syntax is being compiled."""
         return next((running for running in self._here.among(State.COMPILING) if running.key == attempt), None)
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        self._here.drop_from((State.COMPILING,), request, attempt)
-        return []
-
     def _note_dropped(self, request: str, attempt: int) -> None:
         for running in self._here.occupants():
             if running.request.id == request and running.request.attempt <= attempt:
                 self._decisions.note(Kind.DROPPED, running.request)
 
 
-class Expectations(CorePart):
+class Expectations:
     """Passes on how long the output of a request is expected to be."""
 
     def __init__(

@@ -14,7 +14,7 @@ from alignedserve.worker.requests import Requests
 class CandidateOrder:
     def __init__(self, pace: Pace, here: Requests, steps: StepsInFlight) -> None:
         self.pace, self.policy, self._steps = pace, pace.policy, steps
-        self._here, self._candidates = here, here.candidates
+        self._candidates = here.candidates
 
     def arrange(self, now: float) -> None:
         """Sort the candidates once a step; by arrival, they are sorted as they come."""

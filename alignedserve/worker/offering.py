@@ -58,7 +58,7 @@ class Offering(CorePart):
     def begin(self, departure: Departure) -> Command:
         """Let a request depart."""
         self._here.move(departure.running, State.DEPARTING)
-        self._departures.add(departure)
+        self._departures.append(departure)
         return departure.ask
 
     def declined(self, message: Decline, frame: Received, now: float) -> None:
@@ -145,18 +145,16 @@ class Offering(CorePart):
 
     # --- Requests that depart
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        commands: list[Command] = []
-        for departure in self._departures.wanted:
-            if departure.running.is_of(request, attempt):
-                if not departure.goes_on_there:
-                    self._candidates.unwanted.append((departure.to.name, departure.running.key))
-                if departure.number is None:
-                    self.remove(departure)
-                else:
-                    self._here.move(departure.running, State.ABANDONED)
-                commands += self._pool.holds.release(departure.running.key)
-        return commands
+    def drop(self, running: WorkerRequest) -> None:
+        """Forget a request that departs, as soon as no transfer reads its blocks."""
+        departure = self._departures.find(running.key)
+        assert departure is not None, "the request departs"
+        if not departure.goes_on_there:
+            self._candidates.unwanted.append((departure.to.name, running.key))
+        if departure.number is None:
+            self.remove(departure)
+        else:
+            self._here.move(running, State.ABANDONED)
 
     def ask_again(self) -> None:
         self._asks_again = True

@@ -139,11 +139,10 @@ class Outputs(CorePart):
         for request in requests:
             self._kept.pop(request, None)
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
+    def drop(self, request: str, attempt: int) -> None:
         kept = self._kept.get(request)
         if kept is not None and kept.request.attempt <= attempt:
             del self._kept[request]
-        return []
 
     def owner_lost(self, event: MemberLost, now: float) -> None:
         """Forget the requests of an owner that will never acknowledge anything."""

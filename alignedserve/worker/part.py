@@ -25,10 +25,6 @@ Events: TypeAlias = Mapping[object, tuple[Handler, ...]]
 class CorePart:
     """A piece of a worker's core with state of its own. A verb that a part does not override does nothing."""
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        """Forget the request up to this attempt, and release what the pool keeps for it."""
-        return []
-
     def ask_again(self) -> None:
         """Prepare to repeat what was asked and not answered: the ask or its answer may have been lost."""
 
@@ -62,6 +58,9 @@ class FormPart(CorePart):
     def has_room_ahead(self) -> bool:
         """Return whether no decode is about to leave ahead of need, so that a step may be planned ahead."""
         return True
+
+    def drop(self, request: str, attempt: int) -> None:
+        """Forget what the form has of the request up to this attempt."""
 
     @property
     def blocks(self) -> list[int]:

@@ -27,7 +27,6 @@ from alignedserve.protocol.commands import Command, CopyOut, Send
 from alignedserve.protocol.events import MemberJoined, MemberLost
 from alignedserve.protocol.messages import AskPages, Attempt, LeasePages, Member, Message, Release, Spoiled
 from alignedserve.protocol.page_names import more_hashes
-from alignedserve.worker.part import CorePart
 from alignedserve.worker.step.blocks import blocks_in_place
 from alignedserve.worker.step.device_pages import findable_tokens
 from alignedserve.worker.step.request import WorkerRequest
@@ -326,7 +325,7 @@ class PageWriter:
         return tuple([page for copy in copies for page in copy.pages])
 
 
-class PoolLink(CorePart):
+class PoolLink:
     """The member whose pages this worker copies from and to. It hears of a lost pool after all other parts."""
 
     def __init__(self, writer: PageWriter) -> None:

@@ -92,7 +92,7 @@ class RouterLink(CorePart):
         return [End()] if is_idle and not self._here.attempts() else []
 
 
-class Reporting(CorePart):
+class Reporting:
     """Tells the router the load of this worker every few steps, and the gateways, by way of the router, what metrics
     show."""
 
@@ -176,7 +176,7 @@ class Reporting(CorePart):
     def _load(self, now: float) -> WorkerLoad:
         queue, counts = self._queue, self._counts
         running = [running.promise for running in self._here.seated]
-        moving = (*self._here.of(State.FETCHING, State.JOINING, State.ASKING), *self._here.transfers.joining)
+        moving = self._here.of(State.FETCHING, State.JOINING, State.RECEIVING, State.ASKING)
         coming = [running.promise for running in moving] + [waiting.promise for waiting in self._candidates.waiting]
         here, elsewhere = _by_class(running), _by_class(coming)
         in_queue = [waiting.promise for waiting in queue.real_time]

@@ -6,7 +6,7 @@ What belongs to some states is here too: candidates, and the transfers of reques
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from alignedserve.core import Chunk
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.candidates import CandidateLists, RunningBatch
-from alignedserve.worker.part import CorePart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import Departures, IncomingTransfers
@@ -30,9 +29,9 @@ class Requests:
     """Each state's requests are in the order in which they came to it. Those in a step are found by their names."""
 
     queue: PromptQueue  # prompts that wait for a seat
+    drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, wherever it is
 
     def __init__(self) -> None:
-        self.parts: tuple[CorePart, ...] = ()  # of the core
         self.is_retiring = False  # the worker takes nothing new
         self.is_reserved = False  # nothing joins but the prompts that the router sends, which run alone
         self.residents: dict[str, WorkerRequest] = {}
@@ -94,18 +93,9 @@ class Requests:
         """Return the prompts that have blocks and whose first token has not come."""
         return self.of(State.PROMPT, State.FETCHING)
 
-    def drop_from(
-        self, states: Iterable[State], request: str, attempt: int, to: State = State.GONE
-    ) -> list[WorkerRequest]:
-        """Take all requests of this name in these states, up to this attempt, to the state `to`; return them."""
-        dropped = [running for running in self.of(*states) if running.is_of(request, attempt)]
-        for running in dropped:
-            self.move(running, to)
-        return dropped
-
     def occupants(self) -> list[WorkerRequest]:
         seated = self.of(State.RESIDENT, State.PROMPT, State.JOINING, State.FETCHING, State.KEPT)
-        return [*seated, *self.transfers.occupants, *(departure.running for departure in self.departures)]
+        return [*seated, *(moving.running for moving in (*self.transfers.values(), *self.departures))]
 
     def running_of(self, chunk: Chunk) -> WorkerRequest:
         """Return the request of this chunk."""
@@ -127,7 +117,7 @@ class Requests:
     def num_seated(self) -> int:
         """Return how many requests have a seat; a departing one may have to stay."""
         seated = len(self.residents) + len(self.prompts) + self.num_joining + self.num_fetching
-        return seated + len(self.transfers.joining) + len(self.departures)
+        return seated + len(self.among(State.RECEIVING)) + len(self.departures)
 
     @property
     def num_joining(self) -> int:
@@ -140,7 +130,7 @@ class Requests:
     @property
     def with_kv(self) -> list[WorkerRequest]:
         """Return the requests that decode here, or are about to."""
-        return [*self.of(State.RESIDENT, State.JOINING), *self.transfers.joining]
+        return self.of(State.RESIDENT, State.JOINING, State.RECEIVING)
 
     @property
     def kept(self) -> Collection[WorkerRequest]:
@@ -155,7 +145,7 @@ class Requests:
     @property
     def is_changing(self) -> bool:
         """Return whether some request has blocks and is on its way here, or leaves them."""
-        return bool(self.copies or self.transfers.occupants or self.departures)
+        return bool(self.copies or self.transfers or self.departures)
 
     def blocks_needed(self, steps: int, block_size: int) -> int:
         """Return the blocks that decodes need to go on for this many steps."""
@@ -202,23 +192,3 @@ class Requests:
         """Forget the shortage once fewer requests are seated."""
         if not self.is_short:
             self._short_at = 0
-
-    # --- What concerns all parts of the core
-
-    def enlist(self, *parts: CorePart) -> None:
-        self.parts = parts
-
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        """Forget the request up to this attempt, wherever it is."""
-        return [command for part in self.parts for command in part.drop(request, attempt)]
-
-    def ask_again(self) -> None:
-        for part in self.parts:
-            part.ask_again()
-
-    def repeat(self, to: str) -> list[Command]:
-        return [command for part in self.parts for command in part.repeat(to)]
-
-    @property
-    def awaits_answer(self) -> bool:
-        return any(part.awaits_answer for part in self.parts)

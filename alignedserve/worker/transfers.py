@@ -7,7 +7,6 @@ blocks until the copy has ended, wanted or not.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from alignedserve.core import Entry
@@ -44,69 +43,47 @@ class IncomingTransfer:
         return Send(self.source.name, Pull(self.number, *self.running.key))
 
 
-class IncomingTransfers:
+class IncomingTransfers(dict[tuple[str, int], IncomingTransfer]):
+    """The transfers whose blocks are written to, wanted or not: (holder of the source, number) -> transfer."""
+
     def __init__(self) -> None:
-        self._transfers: dict[tuple[str, int], IncomingTransfer] = {}  # (holder of the source, number) -> transfer
+        super().__init__()
         self._had: dict[Attempt, None] = {}  # attempts that were received at any time, the newest ones
         self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
-
-    @property
-    def wanted(self) -> list[IncomingTransfer]:
-        return [transfer for transfer in self._transfers.values() if transfer.is_wanted]
-
-    @property
-    def occupants(self) -> list[WorkerRequest]:
-        """Return every request whose blocks are written to, wanted or not."""
-        return [transfer.running for transfer in self._transfers.values()]
-
-    @property
-    def joining(self) -> list[WorkerRequest]:
-        """Return the requests that have a seat here once they have come."""
-        return [transfer.running for transfer in self.wanted]
 
     def begin(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> IncomingTransfer:
         """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
         self._numbers[source.holder] += 1
         number = self._numbers[source.holder]
         transfer = IncomingTransfer(running, number, source, candidate, candidate.entry.pages)
-        self._transfers[source.holder, transfer.number] = transfer
+        self[source.holder, number] = transfer
         return transfer
 
     def end(self, source: str, number: int, intact: bool) -> IncomingTransfer:
-        transfer = self._transfers.pop((source, number), None)
-        assert transfer is not None, "a transfer ended that was not begun"
+        transfer = self.pop((source, number))
         if intact:
             self._had[transfer.running.key] = None
             if len(self._had) > _MOST_RECEIVED:
                 del self._had[next(iter(self._had))]
         return transfer
 
-    def find(self, source: str, number: int) -> IncomingTransfer:
-        return self._transfers[source, number]
-
     def has_come(self, attempt: Attempt) -> bool:
         """Return whether this attempt was received at any time."""
         return attempt in self._had
 
-    def is_under_way(self, source: str, attempt: Attempt) -> bool:
-        """Return whether this attempt is being received from this member, wanted or not."""
-        return any(
-            transfer.running.key == attempt and transfer.source.name == source for transfer in self._transfers.values()
-        )
-
     def has_pages(self, attempt: Attempt, pages: tuple[int, ...]) -> None:
         """Note the pool's pages of this attempt if it is being received."""
-        for transfer in self.wanted:
-            if transfer.running.key == attempt:
+        for transfer in self.values():
+            if transfer.is_wanted and transfer.running.key == attempt:
                 transfer.pages = pages
 
     def pool_lost(self) -> None:
-        for transfer in self._transfers.values():
+        for transfer in self.values():
             transfer.pages = ()
 
     def pull_again(self, source: Member | None) -> list[Command]:
         """Repeat the Pulls to this member, since the first ones may have been lost."""
-        return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
+        return [transfer.pull for transfer in self.values() if transfer.source == source]
 
 
 @dataclass(eq=False)
@@ -134,36 +111,22 @@ class Departure:
     def is_wanted(self) -> bool:
         return self.running.state is State.DEPARTING
 
-    @property
-    def is_unpulled(self) -> bool:
-        """Return whether it is wanted and its receiver has not pulled it yet."""
-        return self.is_wanted and self.number is None
 
+class Departures(list[Departure]):
+    """The departures whose requests still have their blocks, wanted or not."""
 
-class Departures:
     def __init__(self) -> None:
-        self._departures: list[Departure] = []
+        super().__init__()
         self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
-
-    def __iter__(self) -> Iterator[Departure]:
-        return iter(self._departures)
-
-    def __len__(self) -> int:
-        return len(self._departures)
-
-    def add(self, departure: Departure) -> None:
-        self._departures.append(departure)
-
-    def remove(self, departure: Departure) -> None:
-        self._departures.remove(departure)
 
     @property
     def wanted(self) -> list[Departure]:
-        return [departure for departure in self._departures if departure.is_wanted]
+        return [departure for departure in self if departure.is_wanted]
 
     @property
     def unpulled(self) -> list[Departure]:
-        return [departure for departure in self._departures if departure.is_unpulled]
+        """Return the departures that are wanted, and that their receivers have not pulled yet."""
+        return [departure for departure in self if departure.is_wanted and departure.number is None]
 
     def find(self, attempt: Attempt) -> Departure | None:
         """Return the departure of this attempt, if it is wanted."""
@@ -171,14 +134,8 @@ class Departures:
 
     def pulled_as(self, receiver: str, number: int) -> Departure | None:
         """Return the departure that this holder has pulled under this number."""
-        found = (
-            departure for departure in self._departures if (departure.to.holder, departure.number) == (receiver, number)
-        )
+        found = (departure for departure in self if (departure.to.holder, departure.number) == (receiver, number))
         return next(found, None)
-
-    def attempts_to(self, member: str) -> set[Attempt]:
-        """Return the attempts on their way to the member of this name."""
-        return {departure.running.key for departure in self.wanted if departure.to.name == member}
 
     def is_late(self, receiver: str, number: int) -> bool:
         """Return whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""

@@ -190,7 +190,7 @@ DECODE = (
         "if departure.number is None:\n"
         "    self.remove(departure)\n"
         "else:\n"
-        "    self._here.move(departure.running, State.ABANDONED)",
+        "    self._here.move(running, State.ABANDONED)",
         "self.remove(departure)",
         "Blocks of a request that leaves and is cancelled are free while they are sent.",
     ),
@@ -224,9 +224,9 @@ DECODE = (
     ),
     Mutant(
         "pages of a cancelled candidate kept",
-        f"{_DECODE}/arriving.py",
-        "[command for key in dropped for command in self._holds.release(key)]",
-        "[]",
+        f"{_DECODE}/state.py",
+        "[*candidates, *(running.key for running in dropped)]",
+        "[*(running.key for running in dropped)]",
         "The pool keeps the pages of a candidate that was cancelled.",
     ),
     Mutant(

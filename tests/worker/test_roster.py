@@ -8,14 +8,14 @@ import pytest
 
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import MemberJoined, MemberLost
-from alignedserve.protocol.messages import Missed, Release
-from alignedserve.worker.part import CorePart
+from alignedserve.protocol.commands import Command, Send, SetTimer
+from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.messages import ROUTER, Cancel, Missed, Prefill, Release
+from alignedserve.worker.part import REFRESH, REFRESH_S, CorePart
 from alignedserve.worker.pool import PageWriter, PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import LIMITS, POOL_MEMBER
+from tests.samples import LIMITS, POOL_MEMBER, request, said
 from tests.worker.cores import MakeCore
 
 
@@ -28,9 +28,6 @@ class Talking(CorePart):
     def _say(self) -> Command:
         return Send(self.name, Missed())
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
-        return [self._say()]
-
     def repeat(self, to: str) -> list[Command]:
         return [self._say()]
 
@@ -42,27 +39,28 @@ class Talking(CorePart):
 BOTH = [Send("a", Missed()), Send("b", Missed())]
 
 
-@pytest.fixture
-def here() -> Requests:
-    made = Requests()
-    made.enlist(Talking("a"), CorePart(), Talking("b"))
-    return made
-
-
-def test_all_parts_are_asked_in_their_order(here: Requests) -> None:
-    assert here.drop("request", 0) == BOTH
-    assert here.repeat("router") == BOTH
-    assert here.awaits_answer
+def test_all_parts_are_asked_in_their_order() -> None:
+    repeats = Repeats(PoolLink(PageWriter(16, 4)), Talking("a"), CorePart(), Talking("b"))
+    assert repeats.link_gap(LinkGap("router"), 0.0)[1:] == BOTH
+    assert repeats.set_timer(0.0) == [SetTimer(REFRESH, REFRESH_S)]
+    assert repeats.set_timer(1.0) == [], "it is set"
 
 
 def test_a_part_has_no_say_unless_it_says_so() -> None:
-    here = Requests()
-    here.enlist(CorePart())
-    here.ask_again()
-    assert here.drop("request", 0) == here.repeat("router") == []
-    assert here.attempts() == []
-    assert here.occupants() == []
-    assert not here.awaits_answer
+    repeats = Repeats(PoolLink(PageWriter(16, 4)), CorePart())
+    repeats.timer_fired(TimerFired(REFRESH), 0.0)
+    assert repeats.link_gap(LinkGap("router"), 0.0) == [Send("router", Missed())]
+    assert repeats.set_timer(0.0) == []
+
+
+@pytest.mark.parametrize("core", [PrefillCore, decode_core])
+def test_a_request_is_dropped_up_to_an_attempt(core: MakeCore) -> None:
+    worker = core(WorkerSetup(LIMITS))
+    worker.handle(said(ROUTER, Prefill(request("a", attempt=1))), 0.0)
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+    assert worker.here.attempts() == [("a", 1)]
+    worker.handle(said(ROUTER, Cancel("a", 1)), 0.0)
+    assert worker.here.attempts() == []
 
 
 def test_the_pool_is_forgotten_when_it_is_lost() -> None:

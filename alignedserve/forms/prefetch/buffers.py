@@ -260,10 +260,9 @@ class Buffers(FormPart):
                 self._buffers.remove(buffer)
                 self._memory.give(buffer.blocks)
 
-    def drop(self, request: str, attempt: int) -> list[Command]:
+    def drop(self, request: str, attempt: int) -> None:
         same = (buffer for buffer in self._buffers if buffer.key[0] == request)
         self._forget(buffer for buffer in same if buffer.key[1] <= attempt)
-        return []
 
     def _make_place(self) -> list[Command]:
         """Free buffers until the prompt that has waited longest finds memory: copies first, those with the longest wait

@@ -161,7 +161,8 @@ class Prefetching(FormPart):
         """Tell the sender which of these are not wanted any more: an earlier word may have been lost.
 
         The answer to an Evict may be heard before, or after, its transfer is known to have been sent."""
-        sender, leaving = frame.sender, self._departures.attempts_to(frame.sender)
+        sender = frame.sender
+        leaving = [departure.running.key for departure in self._departures.wanted if departure.to.name == sender]
         unwanted = [key for key in message.attempts if key not in leaving and not self._can_be_pulled(sender, key)]
         return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
 
@@ -172,10 +173,11 @@ class Prefetching(FormPart):
             if candidate.key == attempt and held_by is not None and held_by == self._candidates.peer(partner):
                 candidate.source = held_by
                 return True
-        return self._transfers.is_under_way(partner, attempt)
+        moving = self._transfers.values()
+        return any(transfer.running.key == attempt and transfer.source.name == partner for transfer in moving)
 
     def _received(self, event: KvReceived, now: float) -> None:
-        transfer = self._transfers.find(event.source, event.number)
+        transfer = self._transfers[event.source, event.number]
         self.num_prefetched += event.intact and transfer.is_wanted and transfer.candidate.is_copied
 
     # --- Requests that leave ahead of need

@@ -94,13 +94,6 @@ class TestRequests:
         here.put_last(third)
         assert here.of(State.WAITING) == [first, second, third]
 
-    def test_requests_are_dropped_up_to_an_attempt(self) -> None:
-        here, old, new = Requests(), made("a"), made("a", attempt=1)
-        for running in (old, new):
-            here.move(running, State.WAITING)
-        assert here.drop_from((State.WAITING,), "a", 0) == [old]
-        assert (old.state, here.of(State.WAITING)) == (State.GONE, [new])
-
     def test_a_copy_ends_once_and_only_that_of_a_request(self) -> None:
         here, running = Requests(), made()
         here.move(running, State.WAITING)
