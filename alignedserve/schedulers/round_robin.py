@@ -31,6 +31,7 @@ class RoundRobin(FirstCome):
         return super().plan(view)
 
     def planned(self, selection: PlannedStep) -> None:
+        super().planned(selection)
         if not selection.is_empty:
             self._is_rt = not self._runs_rt
 

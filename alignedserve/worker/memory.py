@@ -236,8 +236,14 @@ class PlainMemory:
         return PackedSeating
 
     def yielding(self, tokens: int, at: StepContext) -> list[WorkerRequest]:
-        """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`."""
-        return self.leaving_for(tokens, as_they_leave(self._here.best_effort, at)) or []
+        """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`.
+
+        Return none while a step runs, and where all of them are not enough. Then they are not put in order either: that
+        would count promises that they have missed."""
+        wanted, best_effort = units_for(tokens, self.limits.block_size), self._here.best_effort
+        if self.steps.running is not None or not 0 < wanted - self.num_free <= self.num_freed(best_effort):
+            return []
+        return self.leaving_for(tokens, as_they_leave(best_effort, at)) or []
 
     def leaving_for(
         self, tokens: int, lower: Sequence[WorkerRequest], has_seat: Callable[[int], bool] = lambda _num_seated: True

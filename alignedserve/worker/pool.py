@@ -227,8 +227,8 @@ class PageWriter:
         stays: bool = False,
         aside: bool = False,
     ) -> CopyOut:
-        """Begin to copy the first tokens to pages at hand, which must be enough, as far as the pool and parts lack
-        them: a part is copied beside the steps (`aside`), all else between two steps."""
+        """Begin to copy the first tokens to pages at hand, which must be enough; the pool and parts have the others. A
+        part is copied beside the steps (`aside`), all else between two steps."""
         start = (len(running.known) + self.num_written(running)) * self._page_size
         pages, copied = self.lease.take(self.pages_for(running, tokens)), running.tokens(running.num_lost, tokens)
         self._copy_number += 1

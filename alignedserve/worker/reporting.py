@@ -70,7 +70,7 @@ class RouterLink(CorePart):
 
     @property
     def settled(self) -> set[Attempt]:
-        """Return the attempts that have ended, and of whose answers the pool will hear."""
+        """Return the attempts that have ended, and whose answers the pool will be told of."""
         copied = [copy.running for copy in self._pool.writer.copies if copy.has_ended]
         return {running.key for running in (*copied, *self._here.kept)}
 

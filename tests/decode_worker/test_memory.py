@@ -36,3 +36,15 @@ def test_a_policy_has_its_memory(policy: Policy, memory: type[PlainMemory]) -> N
 def test_only_blocks_of_one_request_are_written_to_beside_the_steps() -> None:
     assert GROWING.block_use.why_not_direct is None
     assert replace(GROWING, blocks=Layout.BIDIRECTIONAL).block_use.why_not_direct is not None
+
+
+def test_documents_are_not_put_in_order_where_none_has_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To put them in order counts promises as missed, and takes long while a chat waits for memory at each event."""
+    memory = decode_core(WorkerSetup(LIMITS, GROWING)).memory
+
+    def fail(*_: object) -> None:
+        raise AssertionError("documents are put in order")
+
+    monkeypatch.setattr("alignedserve.worker.memory.as_they_leave", fail)
+    assert memory.yielding(LIMITS.block_size, memory.context(0.0)) == []
+    assert memory.yielding(10**9, memory.context(0.0)) == []

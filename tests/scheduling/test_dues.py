@@ -28,7 +28,7 @@ def chat(late: Late = Late.DECAY, asked: Request = CHAT, due: Due | None = None)
 
 
 def document(steps: int) -> StepPromise:
-    """Return the promise of a document whose plan has so many steps, each of which brings a token."""
+    """Return the promise of a document whose plan has `steps` steps; each of them brings a token."""
     return StepPromise(DOCUMENT, Policy(expected_output=steps), 0)
 
 

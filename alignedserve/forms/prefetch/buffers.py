@@ -87,7 +87,7 @@ class Buffers(FormPart):
             Evict: (self._evict,),
             CopiedIn: (self._copied_in,),
             KvReceived: (self._received,),
-            Pull: (self._pulled,),  # all of them: for the core's own part each is late then
+            Pull: (self._pulled,),  # every one: `Offering` then sees its number as used, and ignores it
             KvSent: (self._sent,),
             (MemberLost, Role.DECODE): (self._decode_lost,),
         }

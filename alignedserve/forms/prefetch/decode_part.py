@@ -235,7 +235,7 @@ class Prefetching(FormPart):
         return self._pace.times.mean_s * left / max(1, self._here.num_seated - 1)
 
     def _sent(self, event: KvSent, now: float) -> None:
-        """Make a request whose KV has left a candidate, which joins again when there is room; else let it stay."""
+        """Make a candidate of a request whose KV has left: it joins again when there is room. Else let it stay."""
         departure = self._departures.pulled_as(event.to, event.number)
         if not isinstance(departure, Eviction) or not departure.is_wanted:
             return
@@ -281,7 +281,7 @@ class Prefetching(FormPart):
         self._recompute(event.member.name)
 
     def _recompute(self, holder: str, attempts: Collection[Attempt] | None = None) -> None:
-        """Have requests wait that had to leave, named or all, and whose KV this member had."""
+        """Put the requests that had to leave for this member, those that are named or all, back among the waiting."""
         for candidate in [*self._candidates.requests]:
             is_named, source = attempts is None or candidate.key in attempts, candidate.source
             if candidate.evicted is not None and is_named and source is not None and source.name == holder:

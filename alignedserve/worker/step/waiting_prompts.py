@@ -423,7 +423,7 @@ class WaitingPrompts:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
-        """Return the most time that the prompts that wait leave for a step (dues.step_room_s).
+        """Return the most time that the prompts that wait leave for a step (`Promise.step_room_s`).
 
         A prompt that could not even run its next chunk in time, which takes `chunk_s`, does not bind. Such prompts are
         at the front, and where there are more than a few, those behind them will hardly make it either.
