@@ -9,8 +9,10 @@
 
 #include <omp.h>
 
+#include <optional>
+#include <vector>
+
 #include "decodes.h"
-#include "int8_kv.h"
 #include "kernels.h"
 
 namespace ISA {
@@ -308,7 +310,8 @@ static void attend(const Attention& a) {
 
 static Attention attention_of(const Queries& of, Beginnings& beginnings) {
     beginnings.find(*of.spans, smaller(of.scoring->window, of.scoring->stretch));
-    return {of.dtype, of.kept,  of.query,    of.row_stride, of.head_stride,        of.cache,    kv_vector(of.kept, of.kv_heads, of.head_dim), *of.spans,
+    int64_t vector = kv_vector(of.kept, of.kv_heads, of.head_dim);
+    return {of.dtype, of.kept,  of.query,    of.row_stride, of.head_stride,         of.cache,    vector, *of.spans,
             of.out,   of.heads, of.head_dim, of.kv_heads,   of.heads / of.kv_heads, *of.scoring, beginnings};
 }
 
@@ -396,8 +399,6 @@ struct Decodes::All {
 Decodes::Decodes() : all(std::make_unique<All>()) {}
 Decodes::~Decodes() = default;
 
-constexpr int64_t SLICE_BYTES = 3 << 16;  // K and V: they lie in the second cache beside weights and rows
-
 void Decodes::begin(const Queries& queries) {
     const Attention& a = all->attention.emplace(attention_of(queries, all->beginnings));
     all->guard.emplace();
@@ -406,7 +407,7 @@ void Decodes::begin(const Queries& queries) {
     int64_t width = partial_floats(line.most_rows, a.value_dim());
     all->room = {(float*)all->of_room.at_least(2 * line.parts * width * sizeof(float)), width};
     all->token_bytes = a.vector * number_size(a.kept);
-    all->slice_tokens = larger(ROW_GRAIN, SLICE_BYTES / (2 * all->token_bytes) / ROW_GRAIN * ROW_GRAIN);
+    all->slice_tokens = larger(ROW_GRAIN, most_ahead / (2 * all->token_bytes) / ROW_GRAIN * ROW_GRAIN);
     if (int64_t(all->parts.size()) < line.parts) all->parts = std::vector<Part>(line.parts);
     for (int64_t number = 0; number < line.parts; ++number) {
         Part& part = all->parts[number];

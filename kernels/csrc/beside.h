@@ -15,6 +15,9 @@ class Beside {
     virtual void go_on(int64_t thread) = 0;
 };
 
+// The most bytes that are prefetched before go_on: they lie in the second cache beside weights and rows. Tests take fewer.
+inline int64_t most_ahead = 3 << 16;
+
 // What runs beside the linear layers that this thread calls, or null.
 inline thread_local Beside* beside = nullptr;
 

@@ -47,9 +47,6 @@ class Blocks {
     int64_t parts, count;
 };
 
-// Memory that is prefetched bit by bit beside the products. A core has few places for lines that are under way, and what
-// comes from the second cache needs them too. Measured, a prefetch of all lines at once between products overlaps with
-// nothing, and prefetches of four lines overlap with nearly all products.
 struct Stretch {
     const char *begin, *end;
 };
@@ -57,6 +54,9 @@ struct Stretches {
     Stretch *next = nullptr, *last = nullptr;
 };
 
+// Memory that is prefetched bit by bit beside the products. A core has few places for lines that are under way, and what
+// comes from the second cache needs them too. Measured, a prefetch of all lines at once between products overlaps with
+// nothing, and prefetches of four lines overlap with nearly all products.
 struct Ahead {
     const char *at = nullptr, *end = nullptr;
     int64_t lines = 0;  // at a time

@@ -1,6 +1,5 @@
-// The layers of a model whose norms come before each block, in one call. It does no more than the other
-// kernels: with few tokens in a step, Python takes longer between two kernels than some kernels take.
-#include <cstdlib>
+// The layers of a model whose norms come before each block, in one call of the other kernels: with few tokens in a step,
+// Python takes longer between two kernels than some kernels take. A step of long decodes and prompts runs in two halves.
 #include <optional>
 #include <utility>
 #include <vector>
@@ -168,6 +167,7 @@ constexpr int64_t FIRST_ROWS = 36, LATER_ROWS = 32;
 static int64_t cut_at(const DecoderLayer& layer, const Step& step) {
     const Spans& spans = *(const Spans*)step.spans;
     int64_t decodes = 0, tokens = 0, weights = 0;
+    if (layer.heads / layer.kv_heads >= least_rows_for_tiles(layer.dtype)) return 0;  // tiles run beside nothing
     for (const Layer* each : {layer.qkv, layer.out, layer.up, layer.down}) {
         if (!each->packed || step.adapters) return 0;  // no other kernel lets attention run beside it
         weights += each->in * each->out * sizeof(bf16);
@@ -214,23 +214,24 @@ struct RunsBeside {
     ~RunsBeside() { beside = nullptr; }
 };
 
-static void decoder_in_two(const DecoderLayer* layers, int64_t count, const Half& first, const Half& later) {
-    static thread_local Scratch of_first, of_later[2];
+static void decoder_in_two(const DecoderLayer* layers, int64_t count, const Half& first, const Half& later,
+                           Scratch& of_later) {
+    static thread_local Scratch of_first;
     static thread_local Decodes decodes;
-    std::optional<Run> behind;  // what the later rows have still to do of the layer before
+    std::optional<Run> behind;  // the later rows: they have still to run what comes after attention
     for (int64_t i = 0; i < count; ++i) {
-        Run run(layers[i], i, first.step, of_first), next(layers[i], i, later.step, of_later[i % 2]);
+        Run run(layers[i], i, first.step, of_first);
         run.before();
         decodes.begin(run.queries());
         {
             RunsBeside now(decodes);
             if (behind) behind->after();
-            next.before();
+            behind.emplace(layers[i], i, later.step, of_later);
+            behind->before();
         }
-        attend(next.queries());
+        attend(behind->queries());
         decodes.end();
         run.after();
-        behind.emplace(next);
     }
     behind->after();
 }
@@ -240,7 +241,7 @@ void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {
     static thread_local Half first, later;
     if (int64_t at = cut_at(layers[0], *step)) {
         cut(*step, layers[0], at, first, later);
-        return decoder_in_two(layers, count, first, later);
+        return decoder_in_two(layers, count, first, later, scratch);
     }
     for (int64_t i = 0; i < count; ++i) {
         Run run(layers[i], i, *step, scratch);

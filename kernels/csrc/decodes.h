@@ -1,8 +1,6 @@
 // The attention of a step's decodes, which goes on slice by slice beside linear layers. Its result is that of attend().
 #pragma once
 #include <memory>
-#include <optional>
-#include <vector>
 
 #include "attention.h"
 #include "beside.h"

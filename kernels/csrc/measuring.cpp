@@ -1,4 +1,5 @@
 // Helpers of measurements that Python cannot do.
+#include "beside.h"
 #include "kernels.h"
 #include "scratch.h"
 
@@ -13,5 +14,7 @@ void evict(const void* memory, int64_t bytes) {
 }
 
 void limit_scratch(int64_t bytes) { most_scratch = bytes; }
+
+void limit_ahead(int64_t bytes) { most_ahead = bytes; }
 
 }  // namespace ISA

@@ -58,6 +58,7 @@ static const Named kernels[] = {
     {"decoder", (void*)&InC<&decoder>::call},
     {"likeliest", (void*)&InC<&likeliest>::call},
     {"evict", (void*)&InC<&evict>::call},
+    {"limit_ahead", (void*)&InC<&limit_ahead>::call},
     {"limit_scratch", (void*)&InC<&limit_scratch>::call},
 };
 

@@ -437,9 +437,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--model FILE.gguf and --llama-cpp go together: a folder that has {BENCH}")
     every, names = cases(args.full or bool(args.only)), args.only.split(",")
     wanted = [case for case in every if any(name in case.name for name in names)]
-    mixed = [case for case in (MIXED if args.full or args.only else ()) if any(name in case.name for name in names)]
+    has_mixed = (args.full or args.only) and args.model is None and not args.quantization
+    mixed = [case for case in (MIXED if has_mixed else ()) if any(name in case.name for name in names)]
     if not wanted and not mixed:
-        all_names = ", ".join(case.name for case in (*every, *MIXED))
+        all_names = ", ".join(case.name for case in (*every, *(MIXED if has_mixed else ())))
         parser.error(f"--only {args.only} leaves no case of {all_names}")
     use_threads(args.threads, workers=1)
     with TemporaryDirectory() as scratch:
@@ -460,7 +461,7 @@ def run(args: argparse.Namespace, wanted: Sequence[Case], mixed: Sequence[Mixed]
         folder = MAKERS[model](scratch / model)
         if fitting:
             measure(model, folder, fitting, args)
-        if mixed and not args.quantization:
+        if mixed:
             measure_mixed(model, folder, mixed)
 
 

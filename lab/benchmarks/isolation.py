@@ -1,6 +1,7 @@
 """Measure chats beside saturating best-effort documents, on a colocated deployment of a random 160 M Llama.
 
     python -m lab.benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
+    python -m lab.benchmarks.isolation --peer-python PATH [--budgets 64,128,256,512]
     python -m lab.benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
     python -m lab.benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--off 0.04,0.12] [--hog]
 
@@ -19,18 +20,16 @@ then the first documents have their prompts behind them. With `--hog` another te
 (common/hog.py). `alignedserve bench --batch` has documents as lines of a batch, `alignedserve simulate --compare` other
 presets.
 
-`--url` asks any server with OpenAI's API instead of starting ours. The peer is vLLM's server, on the same random model,
-which `python -m lab.benchmarks.common.models llama160m FOLDER` writes:
-
-    python -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name measured --dtype bfloat16
-        --max-num-seqs 64 --no-enable-prefix-caching
-    the same, tuned by hand: --scheduling-policy priority --max-num-batched-tokens 64; here --priority 1
+With `--peer-python`, a Python that has vLLM's CPU build, vLLM's server is measured after ours, on the same model, with
+documents behind chats (`priority`), and once for each budget of tokens in a step. `--url` asks any server with OpenAI's
+API, whose model is named `measured`, instead of starting ours.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -49,7 +48,7 @@ from alignedserve.lab.benchmarks.common.hog import HoggedTruth, hog
 from alignedserve.lab.benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from alignedserve.lab.benchmarks.common.models import llama160m
 from alignedserve.lab.benchmarks.common.report import command, report, several, status
-from alignedserve.lab.benchmarks.common.serving import ask, played, serve
+from alignedserve.lab.benchmarks.common.serving import ask, played, serve, serve_vllm
 from alignedserve.lab.benchmarks.common.simulating import record_of, recorded, save_load
 from alignedserve.lab.reports.trial import SimulationTrial
 from alignedserve.lab.trials.building import device_of, settings_of
@@ -173,6 +172,14 @@ def hogged(trial: SimulationTrial, profile: Path) -> RunRecord:
 
 
 @contextmanager
+def peer(args: argparse.Namespace, model: Path, budget: int) -> Iterator[Play]:
+    with serve_vllm(args.peer_python, model, budget) as url:
+        asyncio.run(ask(url, [3] * 20, 4))
+        with hog() if args.hog else nullcontext():
+            yield partial(play_on, url, 1)
+
+
+@contextmanager
 def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
     """Start what the options ask for."""
     if args.backend == "simulated":
@@ -186,8 +193,7 @@ def backend(args: argparse.Namespace, folder: Path) -> Iterator[Play]:
         with hog() if args.hog else nullcontext():
             yield partial(play_on, args.url, args.priority)
         return
-    model = args.model or llama160m(folder / "model")
-    with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
+    with serve(args.model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
         asyncio.run(ask(deployment.url, [3] * 20, 4))
         with hog() if args.hog else nullcontext():
             yield partial(play_on, deployment.url, args.priority)
@@ -225,19 +231,19 @@ def tell(label: str, run: ChatRuns, promise: ChatPromise, documents_alone: ChatR
     report(f"{label}: BE while chats come", run.meanwhile_tokens_s, "tokens/s", baseline=alone_s)
 
 
-def measure(load: ChatLoad, *, has_goals: bool) -> None:
+def measure(load: ChatLoad, *, server: str = "", has_goals: bool = False) -> None:
     """Report all six runs. Without `has_goals`, tokens per second have no goal."""
     alone = load.run(DEFAULT, has_documents=False)
-    tell("chats alone", alone, DEFAULT, None)
+    tell(f"{server}chats alone", alone, DEFAULT, None)
     documents = load.run(None)
-    report("BE alone", documents.tokens_s, "tokens/s")
+    report(f"{server}BE alone", documents.tokens_s, "tokens/s")
     for promise in (own(alone), TIGHT, DEFAULT):
         promise = promise if has_goals else replace(promise, least_tokens_s=None)
-        report(f"{promise.name}: promised TTFT", 1e3 * promise.ttft_s, "ms")
-        report(f"{promise.name}: promised TBT", 1e3 * promise.tbt_s, "ms")
+        report(f"{server}{promise.name}: promised TTFT", 1e3 * promise.ttft_s, "ms")
+        report(f"{server}{promise.name}: promised TBT", 1e3 * promise.tbt_s, "ms")
         if promise.name == "tight":
-            tell("tight, alone", load.run(promise, has_documents=False), promise, None)
-        tell(promise.name, load.run(promise), promise, documents)
+            tell(f"{server}tight, alone", load.run(promise, has_documents=False), promise, None)
+        tell(f"{server}{promise.name}", load.run(promise), promise, documents)
 
 
 def main() -> None:
@@ -248,6 +254,8 @@ def main() -> None:
     parser.add_argument("--backend", choices=("real", "simulated"), default="real")
     parser.add_argument("--model", type=Path, help="real: a model folder with a tokenizer, in place of random weights")
     parser.add_argument("--url", help="real: measure a server that runs, whose model is named measured")
+    parser.add_argument("--peer-python", help="real: a Python that has vLLM's CPU build")
+    parser.add_argument("--budgets", type=several(int), default=[64, 128, 256, 512], help="vLLM's tokens in a step")
     parser.add_argument("--priority", type=int, help="real: field that vLLM's server orders requests by, of documents")
     parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated")
     parser.add_argument("--off", type=several(float), help="simulated: how far predictions are off, such as 0.04,0.12")
@@ -255,9 +263,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
     parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
-    with TemporaryDirectory() as folder, backend(args, Path(folder)) as play:
-        load = ChatLoad(args.rate, args.seconds, args.be, play, Path(folder) / "load.yaml")
-        measure(load, has_goals=args.backend == "real" or MACHINES[args.machine].has_goals)
+    if args.peer_python is not None and shutil.which(args.peer_python) is None:
+        parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        starts_ours = args.backend == "real" and not args.url
+        if starts_ours or args.peer_python:
+            args.model = args.model or llama160m(folder / "model")
+
+        def load(play: Play) -> ChatLoad:
+            return ChatLoad(args.rate, args.seconds, args.be, play, folder / "load.yaml")
+
+        with backend(args, folder) as play:
+            measure(load(play), has_goals=args.backend == "real" or MACHINES[args.machine].has_goals)
+        for budget in args.budgets if args.peer_python else ():
+            with peer(args, args.model, budget) as play:
+                measure(load(play), server=f"vLLM, {budget} tokens a step, ")
     sys.exit(status())
 
 

@@ -48,6 +48,17 @@ def threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
+def ahead_of(kernels: Native, most_bytes: int) -> Iterator[None]:
+    """Limit what is prefetched at once beside linear layers: attention there goes on in smaller slices."""
+    limit = kernels.library.kernel("limit_ahead", c_int64)
+    limit(most_bytes)
+    try:
+        yield
+    finally:
+        limit(3 << 16)
+
+
+@contextmanager
 def scratch_of(kernels: Native, most_bytes: int) -> Iterator[None]:
     """Limit the scratch memory of each thread and kernel."""
     limit = kernels.library.kernel("limit_scratch", c_int64)

@@ -23,7 +23,7 @@ from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import PACKING, on_native_kernels
-from tests.kernels.samples import DTYPES, packed, scratch_of, threads
+from tests.kernels.samples import DTYPES, ahead_of, packed, scratch_of, threads
 
 BLOCK_SIZE, EPS = 4, 1e-5
 WIDE = torch.float32
@@ -192,6 +192,7 @@ def test_one_call_is_all_calls(
 @settings(deadline=None)
 @given(
     decodes=st.lists(st.integers(40, 600), min_size=1, max_size=40),
+    slices=st.sampled_from([1 << 10, 1 << 13, 3 << 16]),
     chunks=st.lists(st.tuples(st.integers(2, 90), st.integers(0, 100)), min_size=1, max_size=3),
     kept=st.sampled_from([torch.bfloat16, torch.int8]),
     kind=st.sampled_from(["opt", "llama", "gemma"]),
@@ -203,6 +204,7 @@ def test_one_call_is_all_calls(
 def test_long_decodes_beside_prompts_are_all_calls(
     kernels: Native,
     decodes: list[int],
+    slices: int,
     chunks: list[tuple[int, int]],
     kept: torch.dtype,
     kind: str,
@@ -232,10 +234,11 @@ def test_long_decodes_beside_prompts_are_all_calls(
     angles = [(angle.cos(), angle.sin()) for angle in drawn]
     decoder = kernels.decoder(layers)
     assert decoder is not None
-    with threads(count):
+    with threads(count), ahead_of(kernels, slices):
         expected, into = x.clone(), cache.clone()
         call_by_call(kernels, layers, expected, angles, Paged(into, spans), Way.PACKED if packs else Way.NATIVE)
         decoder.run(x, angles, Paged(cache, spans))
+    assert torch.equal(cache[0], into[0])
     if count == 1:  # no attention of decodes is divided among threads
         assert torch.equal(x[: len(decodes)], expected[: len(decodes)])
     # A chunk that is cut has fewer queries in a half, and may be computed row by row.
@@ -295,6 +298,39 @@ def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: in
         decoder.run(x, angles, Paged(cache, spans))
     assert torch.equal(x, expected)
     assert torch.equal(cache, into)
+
+
+@on_native_kernels
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_little_memory_for_decodes_beside_prompts_leaves_nothing_behind(kernels: Native, count: int) -> None:
+    way = Way.PACKED if kernels.library.isa in PACKING else Way.NATIVE
+    generator = torch.Generator().manual_seed(0)
+    layers = layers_of(kernels, generator, torch.bfloat16, True, False, 8, packable=True)
+    for linear in linears(layers):
+        linear.use(always(way, linear.shape))
+    lies = [Lie(1, 400, range(100)), Lie(1, 300, range(100, 175)), Lie(90, 90, range(175, 198))]
+    cache = torch.randn(2, 2 * 198, BLOCK_SIZE, 16, generator=generator).to(torch.bfloat16)
+    spans, x = Spans(lies, BLOCK_SIZE), packed(generator, torch.bfloat16, 92, 32)
+    angle = torch.randn(92, 4, generator=generator)
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+
+    def run() -> torch.Tensor:
+        out = x.clone()
+        decoder.run(out, [(angle.cos(), angle.sin())], Paged(cache.clone(), spans))
+        return out
+
+    with threads(count), ahead_of(kernels, 1 << 10):
+        expected = run()
+        num_failed = 0
+        for bits in range(6, 18):
+            with scratch_of(kernels, 1 << bits):
+                try:
+                    run()
+                except MemoryError:
+                    num_failed += 1
+            assert torch.equal(run(), expected)
+    assert 0 < num_failed < 12
 
 
 @on_native_kernels
