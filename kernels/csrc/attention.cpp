@@ -426,14 +426,12 @@ void Decodes::look_ahead(Part& part) {
     if (!part.begun) return;
     const Attention& a = *all->attention;
     const Slice slice = part.slice(all->slice_tokens);
-    const int64_t size = a.spans.block_size, bytes = all->token_bytes;
-    const int32_t* blocks = a.spans.blocks + a.spans.starts[part.begun->unit.span];
+    const int64_t bytes = all->token_bytes, v_after = a.spans.block_size * bytes;
+    Places places(a.spans, part.begun->unit.span);
     for (int64_t at = slice.from, count; at < slice.to; at += count) {
-        int64_t block = blocks[at / size], first = at % size;
-        count = smaller(size - first, slice.to - at);
-        if (block < 0) block = ~block, first = size - first - count;  // filled from its right end
-        const char* k = (const char*)a.cache + (2 * block * size + first) * bytes;
-        for (const char* begin : {k, k + size * bytes}) part.stretches.push_back({begin, begin + count * bytes});
+        count = slice.to - at;
+        const char* k = (const char*)a.cache + places.side_by_side(at, count) * bytes;
+        for (const char* begin : {k, k + v_after}) part.stretches.push_back({begin, begin + count * bytes});
     }
     part.ahead = {part.stretches.data(), part.stretches.data() + part.stretches.size()};
 }

@@ -20,6 +20,15 @@ struct Places {
     Places(const Spans& spans, int64_t span)
         : blocks(spans.blocks + spans.starts[span]), block_size(spans.block_size) {}
 
+    // Returns the least of the K slots of tokens from `first` on, which lie side by side: those of its block, and at most
+    // `count`, which becomes their number.
+    int64_t side_by_side(int64_t first, int64_t& count) const {
+        int64_t block = blocks[first / block_size], offset = first % block_size;
+        if (count > block_size - offset) count = block_size - offset;
+        if (block < 0) block = ~block, offset = block_size - offset - count;
+        return 2 * block * block_size + offset;
+    }
+
     // Writes the K slots of `count` tokens from `first` on.
     void slots(int64_t first, int64_t count, int64_t* out) const {
         int64_t place = first / block_size, offset = first % block_size;
