@@ -15,7 +15,7 @@ RECALL_S = 30.0  # after which a past need counts half: to recompute others cost
 class RecentNeed:
     """The memory that real-time requests needed lately: more of them will come.
 
-    Gain: long prompts beside lots of documents, `1+1` -1.5 points and +0.5 %, colocated 0 and 0."""
+    Gain: long prompts beside documents, colocated +0.5 points and +8.8 %; else next to none on 17 loads."""
 
     def __init__(self) -> None:
         self._blocks, self._at = 0.0, 0.0
