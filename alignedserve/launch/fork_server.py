@@ -214,10 +214,10 @@ def _forked(link: socket.socket, request: str, files: Sequence[int], main: Main)
         try:
             pid = _fork()
         except OSError as error:
-            os.write(writes, f"error {error.errno}".encode())
+            _answer(writes, f"error {error.errno}")
             os._exit(1)
         if pid:
-            os.write(writes, f"pid {pid}".encode())
+            _answer(writes, f"pid {pid}")
             os._exit(0)
         os.close(writes)
         link.close()
@@ -233,6 +233,11 @@ def _forked(link: socket.socket, request: str, files: Sequence[int], main: Main)
     os.close(reads)
     os.waitpid(between, 0)  # from here on the launcher is the parent
     return said or f"error {errno.ECHILD}"
+
+
+def _answer(writes: int, said: str) -> None:
+    with suppress(BrokenPipeError):  # the launcher gave up, and has ended the process that asked
+        os.write(writes, said.encode())
 
 
 def _run(main: Callable[[], int]) -> NoReturn:

@@ -114,6 +114,24 @@ for end in (lambda server: os.kill(server.pid, signal.SIGKILL), ForkServer.close
     assert len(said.splitlines()) == 2
 
 
+def test_a_fork_server_that_is_killed_while_it_forks_leaves_no_traceback() -> None:
+    program = """
+def kills_it_between():
+    server, fork = os.getpid(), fork_server._fork
+    def forked():
+        if os.getpid() != server:
+            os.kill(server, signal.SIGKILL)
+        return fork()
+    fork_server._fork = forked
+
+server = ForkServer.begin("a server", kills_it_between, lambda request: 0)
+print(forks(server))
+"""
+    done = subprocess.run([sys.executable, "-c", PRELUDE + program], capture_output=True, text=True, check=False)
+    assert "ForkServerGone" in done.stdout
+    assert done.stderr == ""
+
+
 def test_a_fork_server_that_stands_still_is_given_up() -> None:
     said = said_by("""
 fork_server.ANSWER_S = 0.2
