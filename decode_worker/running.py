@@ -354,7 +354,7 @@ class StepEnd:
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:
         """Give requests what the step brought them, and charge each with its share of the step; prompts that get their
-        first token become residents. Return what is released of requests that end, or lose their beginnings.
+        first token become residents. Return the releases of requests that end or lose their beginning.
 
         The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """

@@ -153,7 +153,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
-# Of a request that may be dropped, but for those that wait for a seat: they are found by their names.
+# The states in which `drop` looks for a request; one that waits for a seat is found by its name.
 _NOT_WAITING = (*(state for state in PRESENT if state is not State.WAITING), State.CANDIDATE)
 
 MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]

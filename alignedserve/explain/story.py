@@ -189,7 +189,7 @@ def _stays(moments: Sequence[Moment], steps: Mapping[str, Sequence[Step]], asked
     if stay is not None:
         stay.ended_at = max(asked_at, stay.ended_at)
     for stay in stays:
-        # Those whose middle is in the stay: clocks of two parts may differ by less.
+        # A step belongs to the stay that its middle lies in: the clocks of two parts may be a little apart.
         middles = [(step.began_at + step.seconds / 2, step) for step in steps.get(stay.part, ())]
         stay.steps = [step for middle, step in middles if stay.began_at <= middle < stay.ended_at]
     return stays

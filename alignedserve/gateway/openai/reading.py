@@ -142,7 +142,7 @@ class AnswerReader:
         if isinstance(body, ChatRequest):
             return iter([cls.from_body(body, text, request.prompt) for request in requests])
         ending, skip_special = _ending_of(body), body.skip_special_tokens is not False
-        # Of up to a thousand that wait none has a reader.
+        # Up to a thousand of them may wait: a reader is made for each when its turn comes.
         return (cls(text.decoder(skip_special), ending) for _ in range(len(requests)))
 
     def read(self, delivered: Delivered) -> AnswerPiece:
