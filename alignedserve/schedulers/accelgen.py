@@ -107,7 +107,7 @@ class OneLongPrompt(StepBuilder):
 
 
 class EqualStep(OneLongPrompt, AlignedStep):
-    """A step in which chats and documents are equal, but for the block of tokens that a chat's prompt gets."""
+    """A step in which chats and documents are equal."""
 
     blocks_all = StepBuilder.blocks_all
 

@@ -5,8 +5,7 @@ and documents stop short of it, by as much as steps take longer than predicted. 
 and the tightest is due in 40 ms: prompts and documents get 25 ms less that caution. At 0.1 ms a token, a prompt of 400
 tokens is cut to about 200, and the rest runs in later steps.
 
-Two exceptions keep work going: the first request of the order runs alone where nothing fits, and the first prompt of a
-chat gets a block of tokens in each step.
+One exception keeps work going: where nothing fits, the first request of the order runs alone.
 
 The paper of each rule is named beside it, and what it gains: chats in time in points, tokens of documents in %, with
 the rule against without (lab/benchmarks/rules.py, results/2026-11-27-rules.jsonl). `Tight` is a CPU with promises of
@@ -147,16 +146,7 @@ class Aligned(Scheduler):
 class AlignedStep(StepBuilder):
     """A step in which documents never stand in the way of chats."""
 
-    def may_exceed(self, prompt: WorkerRequest) -> bool:
-        """Return whether it is the first prompt of a chat: others' gaps would else delay its first token for ever.
-
-        Gain: none on 17 loads in two topologies, and up to 3.5 points less: it is to go (docs/notebook/steps.md)."""
-        if self._has_sure or not prompt.promise.is_rt:
-            return False
-        return self.policy.late is not Late.DROP_LAST or not prompt.promise.is_late(self.at.now)
-
-    def is_sure(self, prompt: WorkerRequest) -> bool:
-        return prompt.promise.is_rt
+    may_exceed = False  # a step that is too long for decodes makes all of them late
 
     def blocks_all(self, running: WorkerRequest) -> bool:
         return running.promise.is_rt
@@ -176,6 +166,8 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
         return False
     if step.policy.late is Late.DROP_LAST and promise.is_late(now):
         return False
+    if prompt.request.runs_whole:
+        return not step.chunks  # one in a step: as long as chats decode, there may never be time for all of it
     left_s, prefix, remade = promise.due_at(now) - now, prompt.num_held, prompt.num_remade
     if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
         return False  # it is in time a piece at a time

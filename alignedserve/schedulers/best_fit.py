@@ -132,7 +132,7 @@ def add_best_fit(
 
     With `is_in_paper`, distances are of tokens, and not of shares of all tokens and all memory."""
     for members in windows(prompts, step.policy.window_s):
-        if not step.takes_prompts or not step.takes(members[0]):
+        if not step.takes_prompts:
             return
         tokens = _left_tokens(step, members[0])
         step.has_cut |= tokens < 1
@@ -146,7 +146,7 @@ def _left_tokens(step: StepBuilder, first: WorkerRequest) -> int:
     fits, most = 0 if step.has_cut else step.fitting(bound_s, 0, left), min(left, first.most_in_chunk)
     if fits < most and not step.has_cut and step.is_worth_gaps(first, fits, most):
         return most
-    if fits < step.at.block_size and step.may_exceed(first):
+    if fits < step.at.block_size and step.may_exceed:
         return min(left, step.at.block_size)
     return fits
 

@@ -63,7 +63,6 @@ RULES: Mapping[str, SchedulingRule] = {
     "after a slow step": SchedulingRule(lambda _real: lambda bound, *_: bound, ((aligned, "after_slow_step_s"),)),
     "few gaps": SchedulingRule(always(False), ((aligned, "are_few_gaps"),)),
     "gaps": SchedulingRule(always(False), ((aligned, "is_worth_gaps"),)),
-    "first block": SchedulingRule(always(False), ((aligned.AlignedStep, "may_exceed"),)),
     "documents decode first": SchedulingRule(
         lambda real: lambda *args: [running for running in real(*args) if running.promise.is_rt],
         ((aligned, "first_decodes"),),

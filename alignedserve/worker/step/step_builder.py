@@ -62,7 +62,6 @@ class StepBuilder:
         self.has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
         self._look = view.waiting.look
         self._cuts = at.policy.chunking is not Chunking.NONE
-        self._has_sure = False  # the prompt that gets a block in any case
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
         self._first: set[int] = set()  # decodes that came before all others
@@ -70,13 +69,10 @@ class StepBuilder:
 
     # --- Rules that schedulers override
 
-    def may_exceed(self, prompt: WorkerRequest) -> bool:
-        """Return whether the prompt gets a block of tokens even where there is no time for it."""
-        return not self._has_sure
-
-    def is_sure(self, prompt: WorkerRequest) -> bool:
-        """Return whether this prompt uses up what `may_exceed` allows once in a step."""
-        return True
+    @property
+    def may_exceed(self) -> bool:
+        """Return whether the next prompt gets a block of tokens even where there is no time for it."""
+        return not self.chunks
 
     def blocks_all(self, running: WorkerRequest) -> bool:
         """Return whether a request that waits for memory blocks requests of both classes."""
@@ -98,7 +94,7 @@ class StepBuilder:
                 return
             if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
                 return
-            if self.takes(found[1]) and seating.may_seat(found[1]):
+            if seating.may_seat(found[1]):
                 self._look(found[1])
                 yield found
 
@@ -178,7 +174,7 @@ class StepBuilder:
 
     def _add_prompt(self, running: WorkerRequest, is_urgent: bool) -> None:
         most = self._most_in_step(running) if self.seats else 0
-        if most <= 0 or not self.takes(running) or self.must_wait(running, is_urgent):
+        if most <= 0 or not self.takes_prompts or self.must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self.may_cut:
             self.budget = 0  # no other prompt overtakes it
@@ -200,8 +196,8 @@ class StepBuilder:
         if size < most and not self.has_cut and self.is_worth_gaps(running, size, most):
             size = most
         if running.request.runs_whole:
-            size = most if size == most or self.may_exceed(running) else 0
-        elif size < self.at.block_size and self.may_exceed(running):
+            size = most if size == most or self.may_exceed else 0
+        elif size < self.at.block_size and self.may_exceed:
             size = min(most, self.at.block_size)
         self.has_cut |= size < most
         if size:
@@ -212,7 +208,6 @@ class StepBuilder:
             self.tokens -= size
             self.seats -= 1
             self.budget -= size
-            self._has_sure |= self.is_sure(running)
         return size
 
     # --- What is left
@@ -223,10 +218,8 @@ class StepBuilder:
 
     @property
     def takes_prompts(self) -> bool:
-        return self.tokens > 0 and self.seats > 0 and self.budget > 0 and not (self.has_cut and self._has_sure)
-
-    def takes(self, prompt: WorkerRequest) -> bool:
-        return not self.has_cut or self.may_exceed(prompt)
+        has_time = not self.has_cut or self.may_exceed
+        return has_time and self.tokens > 0 and self.seats > 0 and self.budget > 0
 
     @property
     def may_cut(self) -> bool:
