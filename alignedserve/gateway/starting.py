@@ -83,7 +83,7 @@ class Starter:
         tab.admit()
         async with self._bodies.read(http) as sent:
             http.state.body_bytes = len(sent)
-            async with self._turns.turn(tab.caller.id, len(sent)) as http.state.turn:
+            async with self._turns.turn(tab.caller, len(sent)) as http.state.turn:
                 yield sent
 
     def check_model(self, name: str | None) -> Adapter | None:
@@ -97,7 +97,7 @@ class Starter:
     async def in_thread(self, http: HttpRequest, work: Callable[[], T], has_form: bool = False) -> T:
         """Do work on a body's texts in one of few threads, because each may take much memory, and long prompts take
         long."""
-        caller, num_bytes = tab_of(http).caller.id, http.state.body_bytes
+        caller, num_bytes = tab_of(http).caller, http.state.body_bytes
         if has_form:
             return await self._turns.try_form(caller, num_bytes, work, http.state.turn)
         return await self._turns.do(caller, num_bytes, work)

@@ -119,7 +119,7 @@ class JobRunner:
         self._holder = replace(holder, keys=self._keys.digest)
         self._keys_fault = ""  # why they could not be read again
         self.reload(config)
-        self._core = RunnerCore(self._config.most_open, RETRIES, self._lines_of)
+        self._core = RunnerCore(self._config.most_open, RETRIES, self._lines_of, self._weight_of)
         self._open_lines = open_lines
         self._opened: Storage | None = None  # None until it is open
         self._fence: int | None = None  # the number of the lease while this runner has it
@@ -151,6 +151,9 @@ class JobRunner:
         if limits is None:
             return 0
         return self._config.most_open if limits.most_open is None else limits.most_open
+
+    def _weight_of(self, caller: str) -> int:
+        return Caller(caller, limits=self._keys.limits(caller) or Limits()).weight
 
     def reload(self, config: Config) -> None:
         self._most_bytes = body_limit_bytes(config)

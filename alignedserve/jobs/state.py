@@ -160,9 +160,16 @@ class JobFigures:
 
 
 class RunnerCore:
-    def __init__(self, most_open: int, retries: int, lines_of: Callable[[str], int] | None = None) -> None:
-        """`lines_of` returns how many lines of a caller may be open at once: 0 where its key has been revoked."""
-        self._retries, self._lines_of = retries, lines_of or (lambda _: most_open)
+    def __init__(
+        self,
+        most_open: int,
+        retries: int,
+        lines_of: Callable[[str], int] | None = None,
+        weight_of: Callable[[str], int] = lambda _: 1,
+    ) -> None:
+        """`lines_of` returns how many lines of a caller may be open at once: 0 where its key has been revoked;
+        `weight_of` returns the caller's weight among callers."""
+        self._retries, self._lines_of, self._weight_of = retries, lines_of or (lambda _: most_open), weight_of
         self._window = LineWindow(most_open)
         self._jobs: dict[str, _OpenJob] = {}
         self._saved_as_ended: set[str] = set()  # a read of open jobs that began before may still tell of them
@@ -502,7 +509,8 @@ class RunnerCore:
         for opened in self._jobs.values():
             if opened.phase is JobPhase.RUNNING and opened.num_left:
                 job, tokens = opened.job, opened.num_left * (opened.tokens_per_line or usual)
-                yield JobDemand(job.id, job.expires_at, opened.aim(self._line_s), job.weight, tokens)
+                aim, of_caller = opened.aim(self._line_s), (job.caller, self._weight_of(job.caller))
+                yield JobDemand(job.id, job.expires_at, aim, job.weight, tokens, *of_caller)
 
 
 def _lines_per_share(opened: _OpenJob, share: dict[str, float]) -> tuple[bool, float, float, str]:

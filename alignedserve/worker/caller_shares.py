@@ -18,11 +18,12 @@ Gain: not weighed alone; docs/notebook/gateway.md has first tokens beside the fl
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.dues import TokenPromise, Yielding
+from alignedserve.scheduling.parts import part_of_one
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -91,21 +92,6 @@ def _changed(before: Mapping[WorkerRequest, None], now: Mapping[WorkerRequest, N
 
 
 T = TypeVar("T", bound=Hashable)
-
-
-def part_of_one(wanted: Iterable[tuple[float, int]], capacity: float) -> float:
-    """Return the most that a caller of weight 1 gets; infinity where there is enough for all.
-
-    `wanted` has what each caller wants, with its weight."""
-    rising = sorted(wanted, key=lambda each: each[0] / each[1])
-    left, weights = capacity, sum(weight for _, weight in rising)
-    for amount, weight in rising:
-        part = left / weights
-        if amount > part * weight:
-            return part
-        left -= amount
-        weights -= weight
-    return float("inf")
 
 
 def beyond_parts(

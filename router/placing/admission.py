@@ -8,8 +8,10 @@ The router refuses a request that passes one of these bounds:
                     beside it. In a burst it may come several times too late; once the queue stands, not at all
     answers         real-time ones would stand still for lack of memory
 
-Where several callers have chats, each has a part, by its weight, of the queue, of the prompts' time and of the memory:
-what others have beyond theirs gives way to a caller that stays within its own, here and on workers.
+Where there are several callers, each has a part, by its weight, of what may be open and of both queues, and with chats
+of the prompts' time and of the memory: what others have beyond theirs gives way to a caller that stays within its own,
+here and on workers. For example, of a queue of 50 places each of two callers finds 25, also where the other has taken
+all 50; the queue then holds 75. It never holds more than twice its bound.
 
 Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few of them here
 (jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
@@ -76,6 +78,7 @@ class Returning:
 _RECENT_S = 30.0  # what came free so long ago counts half
 _SOON_S = 1.0  # the shortest wait that a client is asked for ...
 _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
+_TIMES = 2  # the bounds, of all callers together
 _NONE = Returns()
 _USUAL = object()  # the answer where no custom policy has one
 # A queue that empties now and then is a burst: requests that come in it are served, if late. A queue that stands is too
@@ -178,10 +181,10 @@ class Admission:
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
-        self._open_by: Counter[str] = Counter()  # caller -> its open real-time requests,
-        self._queued_by: Counter[str] = Counter()  # ... those of them that have not begun,
-        self._tokens_by: Counter[str] = Counter()  # ... and the tokens of their prompts
-        self._weights: dict[str, int] = {}  # of callers: no more than there are keys
+        self._open_by = {service: Counter[str]() for service in ServiceClass}  # caller -> its open requests,
+        self._queued_by = {service: Counter[str]() for service in ServiceClass}  # ... those that have not begun,
+        self._tokens_by = {service: Counter[str]() for service in ServiceClass}  # ... and the tokens of their prompts
+        self._weights: dict[str, int] = {}  # of callers that have open requests
         self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
         self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0
@@ -205,8 +208,8 @@ class Admission:
     def opened(self, request: Request) -> None:
         """Count the request; a later attempt or another estimate takes the place of the earlier one."""
         self._weights[request.caller] = request.weight
-        if request.service is ServiceClass.RT and self._holdings.held_by(request.id) is None:
-            self._open_by[request.caller] += 1
+        if self._holdings.held_by(request.id) is None:
+            self._open_by[request.service][request.caller] += 1
         self._holdings.put(request)
 
     def held_by(self, request: str) -> HeldMemory | None:
@@ -218,9 +221,8 @@ class Admission:
             self._queued[request.id] = request
             self._num_queued[request.service] += 1
             self._tokens_queued[request.service] += len(request.prompt)
-            if request.service is ServiceClass.RT:
-                self._queued_by[request.caller] += 1
-                self._tokens_by[request.caller] += len(request.prompt)
+            self._queued_by[request.service][request.caller] += 1
+            self._tokens_by[request.service][request.caller] += len(request.prompt)
 
     def began(self, request: str) -> None:
         """Take the request out of its queue: its prompt runs, or has run."""
@@ -228,9 +230,8 @@ class Admission:
         if queued is not None:
             self._num_queued[queued.service] -= 1
             self._tokens_queued[queued.service] -= len(queued.prompt)
-            if queued.service is ServiceClass.RT:
-                _take(self._queued_by, queued.caller, 1)
-                _take(self._tokens_by, queued.caller, len(queued.prompt))
+            _take(self._queued_by[queued.service], queued.caller, 1)
+            _take(self._tokens_by[queued.service], queued.caller, len(queued.prompt))
 
     def ended(self, now: float) -> None:
         """Note that a request has its whole output. The router closes it next."""
@@ -239,8 +240,10 @@ class Admission:
     def closed(self, request: Request) -> None:
         """Forget the request, however it ended."""
         self.began(request.id)
-        if self._holdings.remove(request.id) is not None and request.service is ServiceClass.RT:
-            _take(self._open_by, request.caller, 1)
+        if self._holdings.remove(request.id) is not None:
+            _take(self._open_by[request.service], request.caller, 1)
+            if not any(request.caller in open_by for open_by in self._open_by.values()):
+                del self._weights[request.caller]
 
     def ends_per_s(self, now: float) -> float:
         """Return how many requests ended per second lately."""
@@ -251,7 +254,8 @@ class Admission:
         if request.slo.strict and is_infeasible(request, ahead):
             return _infeasible(request, ahead)
         before = self._returning[request.service].before(now)
-        refusal = self._too_many(before, now) or (None if is_line else self._queue_full(request, ahead, before))
+        refusal = self._too_many(request, before, now)
+        refusal = refusal or (None if is_line else self._queue_full(request, ahead, before))
         refusal = refusal or self._overload(request, ahead, before, now, is_line)
         if refusal is None:
             return None
@@ -271,7 +275,7 @@ class Admission:
         Workers give each caller a part of a step by its weight (caller_shares.py). So until the chat's prompt is
         through, no other caller of this weight has more of its own computed than the chat's caller, this prompt
         included."""
-        tokens, weights = self._tokens_by, self._weights
+        tokens, weights = self._tokens_by[ServiceClass.RT], self._weights
         if (len(tokens) < 2 and request.caller in tokens) or request.service is not ServiceClass.RT:
             return 1.0
         each = (tokens[request.caller] + len(request.prompt)) / request.weight
@@ -284,8 +288,12 @@ class Admission:
         weights = sum(self._weights[caller] for caller in others if caller != request.caller)
         return weights > 0 and wanted <= capacity * request.weight / (weights + request.weight)
 
-    def _too_many(self, before: Returns, now: float) -> Refusal | None:
+    def _too_many(self, request: Request, before: Returns, now: float) -> Refusal | None:
+        own = sum(open_by[request.caller] for open_by in self._open_by.values())
         if self.num_open < self._most_open:
+            return None
+        is_within = self._is_within(own + 1, self._most_open, request, self._weights)
+        if is_within and self.num_open < _TIMES * self._most_open:
             return None
         rate = self._ends.rate(now)
         why = f"{self.num_open} requests are open, the limit is {self._most_open}"
@@ -298,11 +306,7 @@ class Admission:
         """
         service = request.service
         bound, num, tokens = self._queues.bound(service), self._num_queued[service], self._tokens_queued[service]
-        if (
-            service is ServiceClass.RT
-            and num
-            and self._is_within(self._queued_by[request.caller] + 1, bound.requests, request, self._queued_by)
-        ):
+        if num < _TIMES * bound.requests and self._is_within_queue(request, bound):
             return None
         if num >= bound.requests:
             why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
@@ -313,6 +317,14 @@ class Admission:
             over = tokens + len(request.prompt) - bound.tokens + before.tokens
             return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / tokens)
         return None
+
+    def _is_within_queue(self, request: Request, bound: Bound) -> bool:
+        """Return whether the request's caller has its part of the queue left. A first prompt may be of any length."""
+        queued, tokens = self._queued_by[request.service], self._tokens_by[request.service]
+        if not self._is_within(queued[request.caller] + 1, bound.requests, request, queued):
+            return False
+        own = tokens[request.caller]
+        return not own or self._is_within(own + len(request.prompt), bound.tokens, request, tokens)
 
     def _overload(
         self, request: Request, ahead: WorkAhead, before: Returns, now: float, is_line: bool
@@ -372,10 +384,11 @@ class Admission:
     def _is_within_memory(self, request: Request, ahead: WorkAhead) -> bool:
         """Return whether the chat's caller stays within its part of the decode workers' memory, as its chats need on
         average what all do."""
-        if not self._open_by.keys() - {request.caller}:
+        open_by = self._open_by[ServiceClass.RT]
+        if not open_by.keys() - {request.caller}:
             return False
-        own = self._holdings.rt_tokens * self._open_by[request.caller] / self._open_by.total()
-        return self._is_within(own + self._holdings.usual(request), ahead.memory, request, self._open_by)
+        own = self._holdings.rt_tokens * open_by[request.caller] / open_by.total()
+        return self._is_within(own + self._holdings.usual(request), ahead.memory, request, open_by)
 
 
 def _take(counted: Counter[str], caller: str, number: int) -> None:

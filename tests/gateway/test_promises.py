@@ -132,6 +132,17 @@ def test_a_tier_promises_no_more_than_the_key_allows(text: TextModel, hello: tup
     assert [request.slo for request in gateway.owner.opened] == [Slo(0.5, 0.08)]
 
 
+@pytest.mark.parametrize(("least", "priority"), [(None, 0), (-1, 0), (5, 5)])
+def test_who_names_no_priority_has_none_before_the_bound(
+    text: TextModel, hello: tuple[int, ...], least: int | None, priority: int
+) -> None:
+    ring = KeyRing([KeyEntry("ann", hash_key("ann"), limits=Limits(least_priority=least))])
+    gateway = Gateway(text, FakeOwner(hello), slo=USUAL, keys=ring)
+    body = {"model": "demo", "prompt": "Hi"}
+    assert gateway.ask("POST", "/v1/completions", json=body, headers={"Authorization": "Bearer ann"}).status_code == 200
+    assert [request.priority for request in gateway.owner.opened] == [priority]
+
+
 def test_every_chunk_of_a_stream_names_the_tier(gateway: Gateway) -> None:
     chunks = data_lines(gateway.chat(stream=True, service_tier="flex"))
     assert {chunk["service_tier"] for chunk in chunks[:-1]} == {"flex"}

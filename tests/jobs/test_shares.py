@@ -80,6 +80,31 @@ def test_nor_where_its_deadline_is_nearer_or_the_same(deadline: float) -> None:
     assert through["hopeless"] > deadline
 
 
+def test_a_callers_batches_leave_anothers_its_part() -> None:
+    """Also where their weights and windows would give the one batch next to nothing."""
+    flood = [JobDemand(str(number), 600.0, 540.0, 100.0, 1e6, "ann") for number in range(99)]
+    share = shares([*flood, JobDemand("bob's", 1e5, 9e4, 1.0, 1e7, "bob")], 100.0, 0.0)
+    assert share["bob's"] == pytest.approx(0.5)
+    weighty = shares([*flood, JobDemand("bob's", 1e5, 9e4, 1.0, 1e7, "bob", 3)], 100.0, 0.0)
+    assert weighty["bob's"] == pytest.approx(0.75)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1, 1e5), st.floats(1, 1e7)), min_size=1, max_size=8))
+def test_no_caller_has_less_than_its_part_or_what_it_needs(drawn: list[tuple[str, float, float]]) -> None:
+    weights = {"a": 1, "b": 2, "c": 5}
+    demands = [
+        JobDemand(str(number), deadline, deadline * 0.9, 1.0, tokens, caller, weights[caller])
+        for number, (caller, deadline, tokens) in enumerate(drawn)
+    ]
+    share, callers = shares(demands, 100.0, 0.0), {caller for caller, _, _ in drawn}
+    assert sum(share.values()) == pytest.approx(1)
+    for caller in callers:
+        own = [demand for demand in demands if demand.caller == caller]
+        need = sum(demand.tokens_left / max(1.0, demand.aim) / 100.0 for demand in own)
+        part = weights[caller] / sum(weights[other] for other in callers)
+        assert sum(share[demand.job] for demand in own) >= min(need, part) - 1e-9
+
+
 def test_a_rate_is_right_from_its_first_seconds_on_and_follows_a_change() -> None:
     rate = Rate(began_at=100.0)
     assert rate.per_s(101.0) is None

@@ -377,6 +377,31 @@ class TestCallers:
         take_in(found, *(self.of("bob", rt(f"bob-{at}")) for at in range(25)))
         assert refused(found, self.of("bob", rt("one too many"))).reason is Rejection.QUEUED
 
+    def test_documents_and_open_requests_have_places_for_who_has_none_too(self) -> None:
+        found = admission(RESERVED, most_open=50, queues=Queues(be=Bound(requests=50)))
+        take_in(found, *(self.of("ann", be(f"ann-{at}")) for at in range(50)))
+        assert refused(found, self.of("ann", be("more"))).reason is Rejection.OPEN
+        for new in (rt, be):
+            assert found.refusal(self.of("bob", new("one")), IDLE, NOW) is None
+        take_in(found, *(self.of("bob", be(f"bob-{at}")) for at in range(25)))
+        assert refused(found, self.of("bob", be("too many"))).reason is Rejection.OPEN
+
+    def test_a_part_of_a_queue_is_of_tokens_too(self) -> None:
+        found = admission(RESERVED, queues=Queues(be=Bound(tokens=1000)))
+        take_in(found, *(self.of("ann", be(f"ann-{at}", 100)) for at in range(10)))
+        take_in(found, self.of("bob", be("any length", 900)))
+        assert refused(found, self.of("bob", be("more", 100))).reason is Rejection.QUEUED
+        assert found.refusal(self.of("cid", be("first", 900)), IDLE, NOW) is None
+
+    def test_callers_together_find_twice_the_bound(self) -> None:
+        """Each stays within its part of 40, 20, 13 and 10 as it comes: 83 and more, without a bound of all."""
+        found = admission(RESERVED, most_open=40)
+        for at in range(500):
+            chat = self.of(f"key-{at // 100}", rt(f"chat-{at}"))
+            if found.refusal(chat, IDLE, NOW) is None:
+                take_in(found, chat)
+        assert found.num_open == 80
+
     def test_a_caller_of_more_weight_waits_for_less_and_has_more_places(self) -> None:
         found, ahead = self.flooded(50), WorkAhead(prompts_s=5.0, prompt_s=0.1)
         weighty = replace(self.of("bob", rt("chat")), weight=4)

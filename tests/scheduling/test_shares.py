@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.worker.caller_shares import beyond_parts, part_of_one
+from alignedserve.scheduling.parts import part_of_one
+from alignedserve.worker.caller_shares import beyond_parts
 
 ONE = dict.fromkeys(["ann", "bob"], 1)
 AMOUNTS = st.dictionaries(st.sampled_from("abcde"), st.lists(st.integers(0, 20), max_size=12), max_size=5)

@@ -102,6 +102,11 @@ class Caller:
     def weight(self) -> int:
         return 1 if self.limits.weight is None else self.limits.weight
 
+    @property
+    def priority(self) -> int:
+        """Return the priority of a request that names none."""
+        return max(0, self.limits.least_priority or 0)
+
     def salt_with(self, own: str | None) -> str:
         """Return the caller's salt, followed by the salt that the caller itself chose for a request.
 

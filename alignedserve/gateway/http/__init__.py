@@ -8,5 +8,6 @@ middleware.py       Gives every HTTP request its id, its caller and its log line
 origins.py          Refuses what a web page must not do with a server that asks for no key.
 records.py          Follows a request: its log line, its times, and the meters of what its body asks for.
 scraping.py         The text of /metrics, which scrapes share.
+turns.py            Gives callers turns by their weights.
 uploading.py        Reads a multipart form with a file as it arrives.
 """

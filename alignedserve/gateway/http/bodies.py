@@ -7,8 +7,10 @@ Callers take turns at what bodies cost before they are requests: parsing, tokeni
 
     body         of a caller at once      of all callers                    its texts are tokenised
     short        half of SHORT_AT_ONCE    SHORT_AT_ONCE                     one of a caller, by two threads
-    long         1                        LONG_AT_ONCE, above 256 KiB one   by a thread of their own
+    long         2                        LONG_AT_ONCE, above 256 KiB one   by a thread of their own
     with a form  1 trial, 1 of a long body                                  by the threads that try forms
+
+Callers that wait for the same get turns by their weights (turns.py).
 
 So a short chat stands behind no long text, and a caller with many bodies, long texts or slow grammars waits for itself.
 A short body whose form is tried has given its turn back: a trial may take seconds, and those behind it wait for all.
@@ -17,7 +19,7 @@ A short body whose form is tried has given its turn back: a trial may take secon
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TypeVar
@@ -27,6 +29,7 @@ from starlette.requests import Request as HttpRequest
 
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.http.middleware import caller_of
+from alignedserve.gateway.http.turns import FairTurns
 from alignedserve.gateway.openai.errors import (
     ApiError,
     ClientGone,
@@ -124,54 +127,48 @@ def check_encoding(http: HttpRequest) -> None:
 
 LONG_BYTES = 8 << 10  # a body above this may hold a text that takes five milliseconds to tokenise, and more
 SHORT_AT_ONCE, LONG_AT_ONCE = 32, 8  # bodies that may be parsed at once, since a parsed body takes 25 times its memory
+_LONG_OF_ONE = 2  # one that is tokenised, and one that waits for its turn at that
 _TOKENISERS = 2  # threads; the library releases Python's lock while it works
 _FORMERS = 4  # threads, which wait for the process that tries grammars: chats without a form do not; long bodies have 1
 
 T = TypeVar("T")
 
 
-class _CallerTurns:
-    """The turns of one caller."""
-
-    def __init__(self) -> None:
-        self.short, self.long = asyncio.Semaphore(SHORT_AT_ONCE // 2), asyncio.Semaphore(1)
-        self.texts, self.forms = asyncio.Semaphore(1), asyncio.Semaphore(1)
-
-
 class BodyTurns:
     def __init__(self) -> None:
-        self._short, self._long = asyncio.Semaphore(SHORT_AT_ONCE), asyncio.Semaphore(LONG_AT_ONCE)
-        self._large = asyncio.Semaphore(1)
-        self._own: defaultdict[str, _CallerTurns] = defaultdict(_CallerTurns)  # by caller: there are no more than keys
+        self._short = FairTurns(SHORT_AT_ONCE, of_one=SHORT_AT_ONCE // 2)
+        self._long, self._large = FairTurns(LONG_AT_ONCE, of_one=_LONG_OF_ONE), FairTurns(1)
+        self._texts, self._long_texts = FairTurns(_TOKENISERS, of_one=1), FairTurns(1)
+        self._forms, self._long_forms = FairTurns(_FORMERS, of_one=1), FairTurns(1)
         self._tokenisers, self._long_tokeniser = BoundedThreads(_TOKENISERS, "tokenise"), BoundedThreads(1, "long")
         # Each trial has a limit of its own, and may wait for those of the other threads.
         self._formers, self._long_former = (BoundedThreads(num, "form", times=5) for num in (_FORMERS, 1))
 
     @asynccontextmanager
-    async def turn(self, caller: str, num_bytes: int) -> AsyncIterator[AsyncExitStack]:
+    async def turn(self, caller: Caller, num_bytes: int) -> AsyncIterator[AsyncExitStack]:
         """Hold a turn with a body of this length, from before it is parsed until it has become requests, or until what
         is given here is closed."""
-        own, is_long = self._own[caller], num_bytes > LONG_BYTES
-        turns = [own.long, self._long] if is_long else [own.short, self._short]
         async with AsyncExitStack() as held:
-            for turn in [*turns, self._large] if num_bytes > LARGE_BYTES else turns:
-                await held.enter_async_context(turn)
+            await held.enter_async_context((self._long if num_bytes > LONG_BYTES else self._short).turn(caller))
+            if num_bytes > LARGE_BYTES:
+                await held.enter_async_context(self._large.turn(caller))
             yield held
 
-    async def try_form(self, caller: str, num_bytes: int, work: Callable[[], T], turn: AsyncExitStack) -> T:
+    async def try_form(self, caller: Caller, num_bytes: int, work: Callable[[], T], turn: AsyncExitStack) -> T:
         """Do work that tries a form in a thread.
 
-        A short body first gives its turn back. A long one keeps it, since few may be parsed at once; but of its caller
-        there is no other, so it waits for none of its caller's trials."""
+        A short body first gives its turn back. A long one keeps it, since few may be parsed at once."""
         if num_bytes > LONG_BYTES:
-            return await self._long_former.do(work)
+            async with self._long_forms.turn(caller):
+                return await self._long_former.do(work)
         await turn.aclose()
-        async with self._own[caller].forms:
+        async with self._forms.turn(caller):
             return await self._formers.do(work)
 
-    async def do(self, caller: str, num_bytes: int, work: Callable[[], T]) -> T:
+    async def do(self, caller: Caller, num_bytes: int, work: Callable[[], T]) -> T:
         """Do work on the texts of a body of this length in a thread."""
         if num_bytes > LONG_BYTES:
-            return await self._long_tokeniser.do(work)
-        async with self._own[caller].texts:
+            async with self._long_texts.turn(caller):
+                return await self._long_tokeniser.do(work)
+        async with self._texts.turn(caller):
             return await self._tokenisers.do(work)

@@ -224,7 +224,7 @@ def request_of(
         service=promise.service,
         slo=promise.slo,
         arrival_at=origin.arrival_at,
-        priority=body.priority or 0,
+        priority=origin.caller.priority if body.priority is None else body.priority,
         salt=origin.caller.salt_with(body.cache_salt),
         weight=origin.caller.weight,
         adapter=origin.adapter,
