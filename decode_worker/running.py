@@ -358,7 +358,8 @@ class StepEnd:
 
         The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """
-        here, pages, emit, released = self._here, self._memory.pages, self._outputs.emit, list[Command]()
+        here, pages, outputs, released = self._here, self._memory.pages, self._outputs, list[Command]()
+        emit = outputs.emit
         result, seconds, joules, prompts = done.result, done.seconds, done.joules, here.prompts
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
@@ -368,6 +369,9 @@ class StepEnd:
             request = part.request
             running = find(request)
             if running is None:
+                if outputs.has_left:
+                    tokens_run = 1 if isinstance(part, Decode) else len(part.tokens)
+                    outputs.charge_left(request, tokens_run, share * seconds, share * joules)
                 continue
             if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
                 continue
@@ -389,6 +393,7 @@ class StepEnd:
                 finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
                 pages.forget(running)
             else:
+                outputs.tell_use_of_chunk(running)
                 continue
             emit(running, finish)
             if prompts and running.state is State.PROMPT:
@@ -398,13 +403,16 @@ class StepEnd:
                     self._to_write.add_prompt(running)
             if finish is not None:
                 released += self._end(running, finish)
+        outputs.step_ended()
         return released + self._holds.release_all(let_go)
 
     def _shares(self, plan: StepPlan) -> Iterable[float]:
         """Return the shares that the parts of a step are charged with: none where nobody is told. Mostly its first
         request is metered, or none is; but that one may have left, and gateways of two versions may share a worker."""
         find = self._here.find
-        if any((running := find(part.request)) is not None and running.request.is_metered for part in plan.parts):
+        if self._outputs.has_left or any(
+            (running := find(part.request)) is not None and running.request.is_metered for part in plan.parts
+        ):
             return self._pace.cost.shares(plan)
         return repeat(0.0, len(plan.parts))
 

@@ -252,6 +252,7 @@ class DecodeCore:
                 case State.RESIDENT | State.PROMPT:
                     here.move(running, State.GONE)
                     self.memory.release_after_step(running)
+                    self.owners.leave_amid_step(running)
                 case _:
                     here.move(running, State.GONE)
         self.owners.drop(request, attempt)

@@ -19,6 +19,7 @@ from alignedserve.gateway.files import HttpRoute
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.promises import make_promise
+from alignedserve.gateway.openai.reading import cost_of
 from alignedserve.gateway.openai.requests import Origin
 from alignedserve.gateway.openai.strict import parse_body
 from alignedserve.gateway.starting import Starter
@@ -96,13 +97,14 @@ class VectorRoutes:
         vectors = await unless_gone(http.receive, all_of(work, at_once))
         meter.end()
         answer = await starter.in_thread(http, partial(build, body, starter.text.pooled, requests, vectors))
+        answer["usage"] |= cost_of(meter.spent)
         return json_response(answer, meter.timing_headers(is_over=True), starter.settings.stalled_client_s)
 
     async def _read(self, number: int, request: Request, meter: BodyMeter, follow: Follow, has_waited: bool) -> bytes:
         """Run a request. If it `has_waited` for others of its body, its deadlines count from now on."""
         if has_waited:
             request = replace(request, arrival_at=self._starter.client.now())
-        with meter.meter(number, request), follow(request) as trace:
+        with meter.meter(number, request) as of_text, follow(request) as trace:
 
             def note(delivered: Delivered) -> None:
                 meter.count_delivery(number, delivered)
@@ -111,4 +113,4 @@ class VectorRoutes:
                 meter.finish_choice(number, _FINISH)
                 trace.finish(_FINISH)
 
-            return await read_vector(self._starter.client, request, note)
+            return await read_vector(self._starter.client, request, note, of_text.use.charge)

@@ -12,7 +12,7 @@ from alignedserve.core import FinishReason, Request
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
-from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
+from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient, Settle
 from alignedserve.shell.event_loop import ENDS
 from alignedserve.tracing.traces import Follow
 
@@ -110,8 +110,9 @@ class Generation:
             request = replace(request, arrival_at=self._client.now())
         if self._ended_by is not None:
             raise self._ended_by
-        opened = self._until_admitted(request) if waits else self._client.open(request)
-        with meter.meter(number, request), self._follow(request) as trace:
+        with meter.meter(number, request) as of_choice, self._follow(request) as trace:
+            settle = of_choice.use.charge
+            opened = self._until_admitted(request, settle) if waits else self._client.open(request, settle)
             async with aclosing(opened) as deliveries:
                 async for delivered in deliveries:
                     self._is_infeasible |= delivered.is_infeasible
@@ -127,12 +128,12 @@ class Generation:
                         return
             raise RuntimeError("a request's deliveries ended without a finish")
 
-    async def _until_admitted(self, request: Request) -> AsyncGenerator[Delivered, None]:
+    async def _until_admitted(self, request: Request, settle: Settle) -> AsyncGenerator[Delivered, None]:
         """Open a request of a body that was admitted: where there is no room now, it waits."""
         while True:
             has_begun = False
             try:
-                async with aclosing(self._client.open(request)) as deliveries:
+                async with aclosing(self._client.open(request, settle)) as deliveries:
                     async for delivered in deliveries:
                         has_begun = True
                         yield delivered

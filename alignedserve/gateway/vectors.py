@@ -40,7 +40,7 @@ from alignedserve.gateway.openai.requests import (
 )
 from alignedserve.gateway.openai.strict import ListOf, Strict, fault
 from alignedserve.gateway.openai.types import PromisedRequest, Prompt, TokenId, kind_of_prompts
-from alignedserve.owner.client import Delivered, OwnerClient
+from alignedserve.owner.client import Delivered, OwnerClient, Settle
 from alignedserve.text.text_model import TextModel
 
 MOST_INPUTS = 2048  # of a body, as for OpenAI
@@ -335,9 +335,11 @@ def _usage(requests: Sequence[Request]) -> dict[str, int]:
 T = TypeVar("T")
 
 
-async def read_vector(client: OwnerClient, request: Request, note: Callable[[Delivered], None]) -> bytes:
+async def read_vector(
+    client: OwnerClient, request: Request, note: Callable[[Delivered], None], settle: Settle
+) -> bytes:
     """Run a request to its end and return its vector. `note` hears what was delivered, which has no tokens."""
-    async with aclosing(client.open(request)) as deliveries:
+    async with aclosing(client.open(request, settle)) as deliveries:
         async for delivered in deliveries:
             if delivered.finish is None or delivered.finish is FinishReason.ERROR:
                 raise no_vector()

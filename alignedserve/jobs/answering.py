@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo
+from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo, Spent
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import MOST_OPEN, Caller
@@ -19,7 +19,7 @@ from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.limits import REFUSALS, Tab
 from alignedserve.gateway.openai.errors import ApiError, no_such_model
 from alignedserve.gateway.openai.promises import ServicePromise
-from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, join_pieces
+from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, cost_of, join_pieces
 from alignedserve.gateway.openai.requests import Origin, make_requests
 from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.strict import parse_body
@@ -141,8 +141,10 @@ class Answering:
             self.metrics.count_choices(ServiceClass.BE, len(requests))
             at_once = tab.hold_up_to(min(len(requests), LINE_AT_ONCE))
             runs = (partial(self._read_vector, request, len(requests), tab.caller.id) for request in requests)
-            vectors = await all_of((partial(self._in_place, run) for run in runs), at_once)
-        return embedding_answer(body, requests, vectors)
+            read = await all_of((partial(self._in_place, run) for run in runs), at_once)
+        answer = embedding_answer(body, requests, [vector for vector, _ in read])
+        answer["usage"] |= cost_of(spent for _, spent in read)
+        return answer
 
     @contextmanager
     def _paying(self, line: LineRequest) -> Iterator[Tab]:
@@ -168,7 +170,7 @@ class Answering:
         async with self.places:
             return await run()
 
-    async def _read_vector(self, request: Request, choices: int, key: str) -> bytes:
+    async def _read_vector(self, request: Request, choices: int, key: str) -> tuple[bytes, Spent]:
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now, key) as meter, follow as trace:
 
@@ -179,7 +181,7 @@ class Answering:
                 meter.finish = FinishReason.STOP.value
                 trace.finish(meter.finish)
 
-            return await read_vector(self.client, request, note)
+            return await read_vector(self.client, request, note, meter.use.charge), meter.use.spent
 
     def _promised(
         self, line: LineRequest, model: str, on_trial: OnTrial = lambda _: None
@@ -236,7 +238,7 @@ class Answering:
         pieces, num_tokens = list[AnswerPiece](), 0
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now, tab.caller.id) as meter, follow as trace:
-            async with aclosing(self.client.open(request)) as deliveries:
+            async with aclosing(self.client.open(request, meter.use.charge)) as deliveries:
                 async for delivered in deliveries:
                     pieces.append(reader.read(delivered))
                     meter.deliver(len(delivered.tokens), delivered.opening, delivered.spent)

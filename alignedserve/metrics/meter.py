@@ -9,12 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from alignedserve.core import NO_OPENING, NOTHING_SPENT, Opening, Request, Spent, TokenTimes
+from alignedserve.core import NO_OPENING, NOTHING_SPENT, Opening, Request, ServiceClass, Spent, TokenTimes
 from alignedserve.metrics.recent import EndedRequest, RefusedRequest
 from alignedserve.metrics.requests import ALL, FAILED, REFUSED, DeadlineOutcome, RequestMetrics
 from alignedserve.owner.client import Overloaded
 
 ABORT = "abort"  # the finish of a request whose client left
+
+
+class UseMeter:
+    """Counts what a request has used of workers. It may be told after the request has ended, and holds no prompt."""
+
+    def __init__(self, metrics: RequestMetrics, service: ServiceClass, key: str) -> None:
+        self._metrics, self._service, self._key = metrics, service, key
+        self.spent = NOTHING_SPENT  # so far
+
+    def charge(self, spent: Spent) -> None:
+        """Count what was used since the last charge; `spent` is all of it."""
+        if spent != self.spent:
+            more = Spent(spent.seconds - self.spent.seconds, spent.joules - self.spent.joules)
+            self._metrics.count_use(self._service, self._key, more)
+            self.spent = spent
 
 
 class RequestMeter:
@@ -31,7 +46,7 @@ class RequestMeter:
         self._num_cached = 0  # tokens of its prompt
         self._first_at: float | None = None  # when its first token was written
         self._written_at = 0.0  # the same of the last one
-        self.spent = NOTHING_SPENT
+        self.use = UseMeter(metrics, request.service, key)
         self.finish = ABORT  # until it has another
 
     def __enter__(self) -> RequestMeter:
@@ -64,10 +79,7 @@ class RequestMeter:
         """Count tokens that have reached the owner, and what the request has used so far; the opening comes with the
         first of them."""
         counters = self._of
-        if spent != self.spent:
-            more = Spent(spent.seconds - self.spent.seconds, spent.joules - self.spent.joules)
-            self._metrics.count_use(self._request.service, self._key, more)
-            self.spent = spent
+        self.use.charge(spent)
         if not self.num_output:
             num_prompt = len(self._request.prompt)
             counters.prompt_tokens.inc(num_prompt)
@@ -141,4 +153,4 @@ class RequestMeter:
         lengths = len(request.prompt), self.num_output, self._num_cached
         promised = request.slo.ttft_s, request.slo.tbt_s
         named = request.id, request.service, self._tier, self._now(), missed
-        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, *self.spent[:2])
+        return EndedRequest(*named, times, *lengths, self._waited_s, *promised, self._key, *self.use.spent[:2])

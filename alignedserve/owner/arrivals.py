@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Generic, TypeVar
@@ -51,6 +51,12 @@ class ArrivalQueues(Generic[T]):
             self._is_waking = True
             with suppress(RuntimeError):  # the loop has ended, and all coroutines with it
                 self._loop.call_soon_threadsafe(self._hand_out)
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Have the event loop call this. Any thread may call it."""
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(work)
 
     def put_to_all(self, arrival: T) -> None:
         """Put an arrival into every queue. Only the event loop may call this."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from alignedserve.core import NO_OPENING, NOTHING_SPENT, FinishReason, Logprob, Opening, Rejection, Request, Spent
 from alignedserve.errors import AlignedServeError
@@ -48,6 +48,12 @@ class CutOff(AlignedServeError):
     """The owner ends and does not wait for the request."""
 
 
+Settle: TypeAlias = Callable[[Spent], None]
+
+
+def ignore(_: Spent) -> None: ...
+
+
 class OwnerClient(Protocol):
     @property
     def name(self) -> str:
@@ -87,8 +93,9 @@ class OwnerClient(Protocol):
     def end(self, request: str, error: AlignedServeError) -> None:
         """Raise the error where the request's deliveries are awaited, which cancels it everywhere."""
 
-    def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
-        """Yield the request's deliveries; the last has a finish.
+    def open(self, request: Request, settle: Settle = ignore) -> AsyncGenerator[Delivered, None]:
+        """Yield the request's deliveries; the last has a finish. `settle` is told what a request that ends before that
+        has used in all: soon after its end, and once more if a worker tells of a later step.
 
         If the generator is closed before that, or the task that waits for the next delivery is cancelled, the request
         is cancelled everywhere. Raises Overloaded before the first delivery if the request is not accepted.

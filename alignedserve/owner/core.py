@@ -15,7 +15,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import NOTHING_SPENT, SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch, Spent
+from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
+from alignedserve.owner.accounts import Account, SettlingAccounts
 from alignedserve.owner.explaining import Explanations
 from alignedserve.protocol.at_work import attempts_of
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
@@ -48,6 +49,7 @@ from alignedserve.protocol.messages import (
     Missed,
     Output,
     Refused,
+    RequestUse,
     Resend,
     StepLate,
     Submit,
@@ -86,9 +88,7 @@ class OwnedRequest:
     has_doubted: bool = False  # whether an attempt was given up since its KV may have been spoiled
     is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
     is_paused: bool = False  # whether its attempt waits here: no other part knows of it
-    spent: Spent = NOTHING_SPENT  # in all attempts, as workers told
-    spent_before: Spent = NOTHING_SPENT  # in the attempts before `spent_in`
-    spent_in: int = 0  # the newest attempt that a worker told of
+    account: Account = field(default_factory=Account)
 
     @property
     def next_attempt(self) -> Request:
@@ -114,15 +114,6 @@ class OwnedRequest:
     @property
     def has_passed(self) -> bool:
         return self.num_gained > PASSED[min(self.num_passed, len(PASSED) - 1)]
-
-    def note_use(self, attempt: int, spent: Spent) -> None:
-        """Note what this attempt has spent so far. A smaller value than the one known is old: a worker that handed the
-        request on may tell late."""
-        if attempt > self.spent_in:
-            self.spent_before, self.spent_in = self.spent, attempt
-        so_far = self.spent_before.plus(spent)
-        if attempt == self.spent_in and so_far.seconds > self.spent.seconds:
-            self.spent = so_far
 
     def charge(self, attempt: int, died: bool, alone: bool) -> None:
         """Count a death, which may be taken back where the worker is only silent."""
@@ -153,7 +144,7 @@ class OwnerCore:
         self._open: dict[str, OwnedRequest] = {}
         self._members: dict[str, Member] = {}  # by name
         self._late: dict[str, float] = {}  # worker -> how long its present step has run, where that is late
-        self._explanations = Explanations()
+        self._explanations, self._settling = Explanations(), SettlingAccounts()
         self._listening = False  # whether the timer for silent requests is set
         self._lost_at = lost_at  # when a role was last left without a member
         self._left_at: dict[Role, float] = {}  # role -> when its last member left, or the router joined
@@ -204,9 +195,7 @@ class OwnerCore:
             case Received(sender, Tokens(outputs)):
                 return self._arrived(sender, outputs, now)
             case Received(message=Used(uses)):
-                for request, attempt, spent in uses:
-                    if request in self._open:
-                        self._open[request].note_use(attempt, spent)
+                return self._note_use(uses)
             case Received(message=AttemptLost(request, attempt, died, alone, silent)):
                 return self._lost(request, attempt, died, alone, silent)
             case Received(message=Refused(request, attempt) as refused) if self._is_current(request, attempt):
@@ -289,7 +278,7 @@ class OwnerCore:
             opened.emitted_at = now
             opened.missing_at, opened.num_fruitless = None, 0
             of_first = (None, False) if have else (output.opening, opened.is_infeasible)
-            commands.append(Deliver(output.request, new, finish, logprobs, *of_first, opened.spent))
+            commands.append(Deliver(output.request, new, finish, logprobs, *of_first, opened.account.spent))
             if finish is not None:
                 commands += self._ended(opened)
             elif opened.num_deaths and opened.num_gained > PASSED[0]:
@@ -389,12 +378,7 @@ class OwnerCore:
             return self._go_on(opened) if must_run_alone and not opened.is_paused else []
         opened.num_fruitless += 1
         if opened.num_fruitless == MOST_FRUITLESS:
-            del self._open[request]
-            cancel = Send(ROUTER, Cancel(request, attempt))
-            return [
-                cancel,
-                Reject(request, Rejection.GIVEN_UP, f"{MOST_FRUITLESS} attempts in a row came to nothing", 10.0),
-            ]
+            return self._give_up(opened, f"{MOST_FRUITLESS} attempts in a row came to nothing")
         return self._go_on(opened)
 
     def _go_on(self, opened: OwnedRequest) -> list[Command]:
@@ -406,13 +390,12 @@ class OwnerCore:
         if len(attempts := attempts_of(event)) != 1:
             return None
         request, attempt = attempts[0]
-        if (opened := self._open.pop(request, None)) is not None:
-            attempt = opened.request.attempt
-        elif not isinstance(event, Opened):
-            return []
-        cancel = Send(ROUTER, Cancel(request, attempt))
         why = "the server fails at this request: do not send it again"
-        return [cancel, Reject(request, Rejection.CULPRIT, why, 0.0)]
+        if (opened := self._open.get(request)) is not None:
+            return self._give_up(opened, why, Rejection.CULPRIT, 0.0)
+        if not isinstance(event, Opened):
+            return []
+        return [Send(ROUTER, Cancel(request, attempt)), Reject(request, Rejection.CULPRIT, why, 0.0)]
 
     # --- Requests that may be what ends their workers
     #
@@ -441,11 +424,18 @@ class OwnerCore:
         return [_acquittal(opened)]
 
     def _convict(self, opened: OwnedRequest) -> list[Command]:
-        id, attempt = opened.request.id, opened.request.attempt
-        del self._open[id]
         num = max(opened.num_deaths, opened.num_passed)
         why = f"{num} workers ended while they ran this request, the last one alone with it"
-        return [Send(ROUTER, Cancel(id, attempt)), Reject(id, Rejection.CULPRIT, f"{why}: do not send it again", 0.0)]
+        return self._give_up(opened, f"{why}: do not send it again", Rejection.CULPRIT, 0.0)
+
+    def _give_up(
+        self, opened: OwnedRequest, why: str, reason: Rejection = Rejection.GIVEN_UP, retry_after_s: float = 10.0
+    ) -> list[Command]:
+        """End a request that was accepted; the router may know an attempt of it."""
+        request = self._open.pop(opened.request.id).request
+        charges = self._settling.end(request.id, opened.account)
+        cancel = Send(ROUTER, Cancel(request.id, request.attempt))
+        return [cancel, *charges, Reject(request.id, reason, why, retry_after_s)]
 
     def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
         """End a request that no frame can hold: its next attempt would fail too. Requests that were declared together
@@ -457,12 +447,7 @@ class OwnerCore:
             return _in_frames(current, 1, is_last)
         commands: list[Command] = _in_frames([], 1) if is_last else []
         for request in current:
-            del self._open[request.id]
-            cancel = Send(ROUTER, Cancel(request.id, request.attempt))  # the router may know an earlier attempt
-            commands += [
-                cancel,
-                Reject(request.id, Rejection.GIVEN_UP, f"the request cannot be sent to the router: {why}", 10.0),
-            ]
+            commands += self._give_up(self._open[request.id], f"the request cannot be sent to the router: {why}")
         return commands
 
     @property
@@ -479,7 +464,18 @@ class OwnerCore:
         return [Send(ROUTER, Submit(opened.request, opened.sketch)), *self._listen(now)]
 
     def _closed(self, opened: OwnedRequest) -> list[Command]:
-        return [Send(ROUTER, Cancel(opened.request.id, opened.request.attempt))]
+        request = opened.request
+        return [Send(ROUTER, Cancel(request.id, request.attempt)), *self._settling.end(request.id, opened.account)]
+
+    def _note_use(self, uses: Iterable[RequestUse]) -> list[Command]:
+        """Note what requests have used; that of requests which ended early is charged at once."""
+        commands: list[Command] = []
+        for request, attempt, spent in uses:
+            if (opened := self._open.get(request)) is not None:
+                opened.account.note(attempt, spent)
+            else:
+                commands += self._settling.note(request, attempt, spent)
+        return commands
 
     def _is_current(self, request: str, attempt: int) -> bool:
         return request in self._open and self._open[request].request.attempt == attempt

@@ -15,15 +15,17 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
 from alignedserve.errors import AlignedServeError, CastOut
 from alignedserve.explain.story import Story
+from alignedserve.owner.accounts import MOST_SETTLING
 from alignedserve.owner.arrivals import ArrivalQueues
-from alignedserve.owner.client import Culprit, CutOff, Delivered, GivenUp, Overloaded
+from alignedserve.owner.client import Culprit, CutOff, Delivered, GivenUp, Overloaded, Settle, ignore
 from alignedserve.owner.core import OwnerCore
-from alignedserve.protocol.commands import Command, Deliver, Reject, Show, TellStory
+from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Show, TellStory
 from alignedserve.protocol.events import Closed, Event, Opened, Paused, Resumed, StoryAsked
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.scheduling.policy import Predictor
@@ -54,6 +56,7 @@ class Owner(NoHands):
         self._shell: Shell = part.shell(self._core, self, give_up_on=self._core.give_up_on)
         # None: cut off
         self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | AlignedServeError | None] = ArrivalQueues()
+        self._settles = Settles()
         self._stories, self._story_numbers = asyncio.Semaphore(_MOST_STORIES), count(1)
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
@@ -105,9 +108,9 @@ class Owner(NoHands):
     def now(self) -> float:
         return self._part.clock.now()
 
-    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+    async def open(self, request: Request, settle: Settle = ignore) -> AsyncGenerator[Delivered, None]:
         ended = False
-        with self._arrivals.waiting_for(request.id) as arrivals:
+        with self._arrivals.waiting_for(request.id) as arrivals, self._settles.by(request.id, settle):
             self._shell.post(Opened(replace(request, is_metered=True), self._sketch(request)))
             try:
                 while not ended:
@@ -175,9 +178,36 @@ class Owner(NoHands):
         if isinstance(command, TellStory):
             self._arrivals.put(_story_name(command.number), command)
             return None
+        if isinstance(command, Charge):
+            self._arrivals.call(partial(self._settles.charge, command))
+            return None
         assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
         self._arrivals.put(command.request, command)
         return None
+
+
+class Settles:
+    """Whom to tell what requests have used that end early. Only the event loop may call this."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Settle] = {}  # by request
+        self._ended: dict[str, Settle] = {}  # the last MOST_SETTLING, in the order of their ends
+
+    @contextmanager
+    def by(self, request: str, settle: Settle) -> Iterator[None]:
+        self._open[request] = settle
+        try:
+            yield
+        finally:
+            self._ended.pop(request, None)
+            self._ended[request] = self._open.pop(request)
+            if len(self._ended) > MOST_SETTLING:
+                del self._ended[next(iter(self._ended))]
+
+    def charge(self, charge: Charge) -> None:
+        settle = self._open.get(charge.request) or self._ended.get(charge.request)
+        if settle is not None:
+            settle(charge.spent)
 
 
 def _story_name(number: int) -> str:

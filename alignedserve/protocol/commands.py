@@ -187,6 +187,14 @@ class Reject:
     retry_after_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Charge what a request that ended early has used in all. More may follow: its last step may end after it."""
+
+    request: str
+    spent: Spent
+
+
 # Commands that take a worker's time: it performs them one after the other.
 Work: TypeAlias = RunStep | CopyOut | CopyIn | FormOrder
 Transfer: TypeAlias = SendKv | ReceiveKv
@@ -201,6 +209,7 @@ Command: TypeAlias = (
     | Deliver
     | Show
     | Reject
+    | Charge
     | TellStory
     | Predict
     | Learn

@@ -25,7 +25,7 @@ from alignedserve.loads.workload import Arrival, Load
 from alignedserve.owner.core import OwnerCore
 from alignedserve.policies.guard import Failures, OwnPolicies
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, Deliver, Reject, Scale, Show, WatchHolder
+from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Scale, Show, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.state import RouterCore, RouterLimits
@@ -356,6 +356,8 @@ class _ClientHands(NoHands):
                 self._deliver(command)
             case Reject():
                 self._simulation.reject(command)
+            case Charge():
+                pass
             case Show(figures):
                 self._simulation.show(figures)
             case _:

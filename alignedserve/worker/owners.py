@@ -2,9 +2,11 @@
 
 All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
 used, at the first token here, at their end and whenever TELL_S have come together: all of it, so a later frame makes
-good for a lost one. Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S
-later, or at once where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens
-stay here until the owner acknowledges the last one.
+good for a lost one. A request whose client leaves amid a step is charged with that step when it has ended.
+
+Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once
+where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the
+owner acknowledges the last one.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Outputs(CorePart):
         self._kept: dict[str, _KeptOutput] = {}  # in the order of their first token, then of their last
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
+        self._left: dict[str, WorkerRequest] = {}  # dropped since the last step ended
 
     @property
     def num_kept(self) -> int:
@@ -91,10 +94,35 @@ class Outputs(CorePart):
         self._new[request.owner].append(new)
         unsaid_s = running.spent_s - running.told_s
         if unsaid_s > 0 and (finish or not running.told_s or unsaid_s > TELL_S) and request.is_metered:
-            running.told_s = running.spent_s
-            self._used[request.owner].append(
-                RequestUse(name, request.attempt, running.spent._replace(source=self._energy_source))
-            )
+            self._tell_use(running)
+
+    def tell_use_of_chunk(self, running: WorkerRequest) -> None:
+        """Tell what a request has used before its first token, if that has come together."""
+        if running.request.is_metered and running.spent_s - running.told_s > TELL_S:
+            self._tell_use(running)
+
+    def leave_amid_step(self, running: WorkerRequest) -> None:
+        """Note that a request is dropped while a step may have it."""
+        if running.request.is_metered:
+            self._left[running.request.id] = running
+
+    def charge_left(self, request: str, tokens: int, spent_s: float, joules: float) -> None:
+        """Charge a request that was dropped with its part of the step that has ended."""
+        if (running := self._left.pop(request, None)) is not None:
+            running.ran(tokens, spent_s, joules)
+            self._tell_use(running)
+
+    @property
+    def has_left(self) -> bool:
+        return bool(self._left)
+
+    def step_ended(self) -> None:
+        self._left.clear()
+
+    def _tell_use(self, running: WorkerRequest) -> None:
+        running.told_s, request = running.spent_s, running.request
+        spent = running.spent._replace(source=self._energy_source)
+        self._used[request.owner].append(RequestUse(request.id, request.attempt, spent))
 
     def flush(self) -> list[Command]:
         """Send one frame to each owner, and another one before it if there is something to say of use."""

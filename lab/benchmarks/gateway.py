@@ -39,7 +39,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import Story, tell
 from alignedserve.lab.benchmarks.common.report import command, report, status
 from alignedserve.owner.arrivals import ArrivalQueues
-from alignedserve.owner.client import Delivered
+from alignedserve.owner.client import Delivered, Settle, ignore
 from alignedserve.protocol.messages import Member
 
 MODEL, MAX_MODEL_LEN = "demo", 2048
@@ -84,7 +84,7 @@ class Beating:
     def has_unread(self, request: str) -> bool:
         return self._arrivals.has(request)
 
-    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+    async def open(self, request: Request, settle: Settle = ignore) -> AsyncGenerator[Delivered, None]:
         with self._arrivals.waiting_for(request.id) as arrived:
             self._open[request.id] = request, 0
             try:

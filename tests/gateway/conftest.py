@@ -17,7 +17,7 @@ import pytest
 from fastapi import FastAPI
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
-from alignedserve.core import NO_OPENING, Logprob, Opening, Request, Role
+from alignedserve.core import NO_OPENING, NOTHING_SPENT, Logprob, Opening, Request, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.gateway import app as gateway_app
@@ -28,7 +28,7 @@ from alignedserve.gateway.openapi import document
 from alignedserve.gateway.pages import docs_page
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
-from alignedserve.owner.client import Delivered
+from alignedserve.owner.client import Delivered, Settle, ignore
 from alignedserve.protocol.messages import Member
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
@@ -68,6 +68,7 @@ class FakeOwner:
         self.opened: list[Request] = []
         self.cancelled: list[str] = []
         self.open_now: set[str] = set()
+        self.used = NOTHING_SPENT  # what a request that is cancelled has used
         self.remembered: list[PartAnswer] = []  # what parts answer about each request
         self.paused: list[str] = []
         self.resumed: list[str] = []
@@ -77,7 +78,7 @@ class FakeOwner:
     def now(self) -> float:
         return time.monotonic()
 
-    async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
+    async def open(self, request: Request, settle: Settle = ignore) -> AsyncGenerator[Delivered, None]:
         self.opened.append(request)
         self.open_now.add(request.id)
         finished = False
@@ -90,6 +91,7 @@ class FakeOwner:
             self.open_now.discard(request.id)
             if not finished:
                 self.cancelled.append(request.id)
+                settle(self.used)
 
     def pause(self, request: str) -> None:
         self.paused.append(request)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.core import Spent
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
@@ -31,6 +32,7 @@ def test_leaving_cancels(
 ) -> None:
     async def left() -> Gateway:
         gateway = Gateway(text, FakeOwner(*before, asyncio.Event()))
+        gateway.owner.used = Spent(0.5, 20.0)
         client = connection(stream)
         answering = asyncio.create_task(gateway.app(client.scope, client.receive, client.send))
         await until(lambda: len(client.sent) > 2 if stream and before else gateway.owner.open_now)
@@ -45,6 +47,7 @@ def test_leaving_cancels(
     assert [(line["status"], line["finish"], line["output_tokens"]) for line in lines] == [(499, "abort", len(before))]
     assert gateway.metric('alignedserve:request_success_total{class="rt",finished_reason="abort"}') == 1
     assert gateway.metric('alignedserve:num_requests_open{class="rt"}') == 0
+    assert gateway.metric('alignedserve:request_device_seconds_total{class="rt",key="anonymous"}') == 0.5
     assert "http_errors_total{" not in gateway.get("/metrics").text, "that a client leaves is no error"
 
 

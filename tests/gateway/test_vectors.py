@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from alignedserve.architectures.vectors import PooledRule, PoolKind
-from alignedserve.core import FinishReason, Opening, PooledTask, Request, ServiceClass
+from alignedserve.core import FinishReason, Opening, PooledTask, Request, ServiceClass, Spent
 from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.http.limits import Tab
 from alignedserve.gateway.vectors import MOST_INPUTS, all_of
@@ -45,7 +45,8 @@ class VectorOwner(FakeOwner):
         if self.steps:
             return self.steps
         vector = array("f", numbers_of(request)).tobytes()
-        return (Delivered((0,), FinishReason.LENGTH, opening=Opening(num_cached=2, vector=vector)),)
+        opening = Opening(num_cached=2, vector=vector)
+        return (Delivered((0,), FinishReason.LENGTH, opening=opening, spent=Spent(0.25, 10.0, "rapl")),)
 
 
 def gateway_of(text: TextModel, rule: PooledRule | None = EMBEDS, *steps: Any) -> Gateway:
@@ -77,6 +78,7 @@ def test_each_input_is_a_request_of_its_own(text: TextModel) -> None:
     assert [it["embedding"] for it in answer["data"]] == [numbers_of(request) for request in opened]
     assert [it["index"] for it in answer["data"]] == [0, 1]
     num_tokens = sum(len(request.prompt) for request in opened)
+    assert answer["usage"].pop("cost") == {"device_seconds": 0.5, "joules": 20.0, "energy": "rapl"}
     assert answer["usage"] == {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     assert (answer["object"], answer["model"]) == ("list", MODEL)
 

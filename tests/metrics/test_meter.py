@@ -111,6 +111,17 @@ def test_what_requests_use_counts_for_their_class_and_key_whatever_their_end() -
     assert (used.key, used.device_s, used.joules) == ("acme", 2.0, 60.0), "of requests that ended"
 
 
+def test_what_is_told_after_a_request_has_ended_counts_too() -> None:
+    metrics = RequestMetrics()
+    with RequestMeter(metrics, request(), "default", lambda: 0.0, "acme") as meter:
+        pass  # its client leaves before its first token
+    meter.use.charge(Spent(0.25, 10.0, "nvml"))
+    meter.use.charge(Spent(0.75, 30.0, "nvml"))
+    shown = "".join(metrics.blocks())
+    assert value(shown, 'alignedserve:request_device_seconds_total{class="rt",key="acme"}') == 0.75
+    assert value(shown, 'alignedserve:prompt_tokens_total{class="rt"}') == 0
+
+
 def test_the_use_of_a_thousand_keys_is_written_in_short_blocks() -> None:
     metrics = RequestMetrics()
     for number in range(1_000):

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Role, Spent
+from alignedserve.owner.accounts import MOST_SETTLING, Account, SettlingAccounts
 from alignedserve.owner.core import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
-from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer
+from alignedserve.protocol.commands import Charge, Command, Deliver, Reject, Send, SetTimer
 from alignedserve.protocol.events import (
     Closed,
     LinkGap,
@@ -431,6 +432,39 @@ def test_what_a_request_has_used_comes_with_its_tokens(owner: OwnerCore) -> None
     assert spent(hears(owner, 1, [8])) == (1.0, 10.0)
     used(owner, 1.5, 15.0)
     assert spent(hears(owner, 2, [9], finish=FinishReason.STOP)) == (1.5, 15.0)
+
+
+def uses(owner: OwnerCore, seconds: float, name: str = "r") -> list[Command]:
+    return owner.handle(said("decode-0", Used((RequestUse(name, 0, Spent(seconds, 10 * seconds, "rapl")),))), 0.0)
+
+
+def test_a_client_that_leaves_is_charged_also_with_the_step_that_runs(owner: OwnerCore) -> None:
+    assert uses(owner, 0.5) == []
+    assert Charge("r", Spent(0.5, 5.0, "rapl")) in owner.handle(Closed("r"), 1.0)
+    assert uses(owner, 0.75) == [Charge("r", Spent(0.75, 7.5, "rapl"))]
+    assert uses(owner, 0.25) == [Charge("r", Spent(0.75, 7.5, "rapl"))]  # it comes late
+    assert uses(owner, 1.0, "unknown") == []
+
+
+def test_a_client_that_leaves_before_a_step_has_ended_is_charged_when_it_has(owner: OwnerCore) -> None:
+    assert owner.handle(Closed("r"), 1.0) == [Send(ROUTER, Cancel("r", 0))]
+    assert uses(owner, 0.25) == [Charge("r", Spent(0.25, 2.5, "rapl"))]
+
+
+def test_a_request_that_is_given_up_is_charged(owner: OwnerCore) -> None:
+    uses(owner, 0.5)
+    commands: list[Command] = []
+    for attempt in range(MOST_FRUITLESS):
+        commands = owner.handle(said(ROUTER, AttemptLost("r", attempt, died=False)), 1.0)
+    assert [type(command) for command in commands] == [Send, Charge, Reject]
+
+
+def test_accounts_of_requests_that_left_are_no_more_than_a_thousand() -> None:
+    settling = SettlingAccounts()
+    for number in range(10 * MOST_SETTLING):
+        settling.end(str(number), Account())
+    told = [number for number in range(10 * MOST_SETTLING) if settling.note(str(number), 0, Spent(1.0, 1.0))]
+    assert told == [*range(9 * MOST_SETTLING, 10 * MOST_SETTLING)]
 
 
 def test_all_attempts_count(owner: OwnerCore) -> None:

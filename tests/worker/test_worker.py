@@ -370,7 +370,7 @@ def uses(commands: list[Command]) -> dict[str, Spent]:
             kinds[command.to].append(type(command.message))
             if isinstance(command.message, Used):
                 found |= {use.request: use.spent for use in command.message.uses}
-    assert all(order in ([Used, Tokens], [Tokens]) for to, order in kinds.items() if to.startswith("gateway"))
+    assert all(order in ([Used, Tokens], [Tokens], [Used]) for to, order in kinds.items() if to.startswith("gateway"))
     return found
 
 
@@ -411,6 +411,22 @@ def test_a_step_is_charged_though_its_first_request_has_left() -> None:
     worker.handle(said(ROUTER, Cancel("a", 0)), 0.25)
     ended = uses(worker.handle(StepDone(StepResult(3, (("a", 7), ("b", 0))), 0.2), 0.4))
     assert ended["b"].seconds > 0.1, "its half of the last step"
+    assert ended["a"].seconds > 0.2, "all of the first step, and its parts of the others, though it has left"
+
+
+@pytest.mark.parametrize("make", [PrefillCore, decode_core])
+@pytest.mark.parametrize("leaves_after", [0, 1])
+def test_a_prompt_is_charged_whose_client_leaves_before_its_first_token(make: MakeCore, leaves_after: int) -> None:
+    """Else long prompts that are cancelled again and again would be free."""
+    worker = make(WorkerSetup(LIMITS))
+    worker.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(metered("a", prompt=tuple(range(24))))), 0.0)
+    told = [uses(worker.handle(StepDone(StepResult(step + 1, ()), 0.1), 0.1)) for step in range(leaves_after)]
+    assert told == [{"a": Spent(0.1, 0.0)}][:leaves_after]
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.15)
+    last = uses(worker.handle(StepDone(StepResult(leaves_after + 1, ()), 0.2), 0.3))
+    assert last["a"].seconds == pytest.approx(0.2 + 0.1 * leaves_after)
+    assert not any(worker.held.values())
 
 
 @pytest.mark.parametrize("first", [A, metered("a")])

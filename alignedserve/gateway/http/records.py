@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from alignedserve.core import Request, ServiceClass
+from alignedserve.core import Request, ServiceClass, Spent
 from alignedserve.gateway.http.limits import Tab
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
@@ -89,6 +89,11 @@ class BodyMeter:
         self._record.output_tokens += num_tokens
         self._meters[choice].deliver(num_tokens, delivered.opening, delivered.spent)
         return self._tab.use(num_tokens)
+
+    @property
+    def spent(self) -> list[Spent]:
+        """Return what each choice has used so far."""
+        return [meter.use.spent for meter in self._meters.values()]
 
     def count_write(self, choice: int) -> None:
         meter = self._meters[choice]
