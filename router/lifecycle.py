@@ -1,10 +1,10 @@
 """The life of an open request, as the router sees it: one table of states, facts and transitions.
 
-An attempt begins in WAITING, when its owner submits or declares it, and passes the three places that can have it. It
-ends in one of the four last states. Frames may be lost or come late, so a request can skip places: the router may hear
-that a decode worker has a request before it hears that a pool had it.
+An attempt begins in WAITING, when the owner submits or declares it, passes the three places that can have it, and ends
+in one of the four last states. Frames may be lost or come late, so a request can skip places: the router may hear that
+a decode worker has a request before it hears that a pool had it.
 
-The table is the only place that says which transitions exist. A transition that it does not have is a bug, and raises
+The table is the only place that says which transitions exist. Any other transition is a bug, and raises
 `IllegalTransition` with the request's story. docs/reference/states.md shows the table as a picture,
 which `diagram` draws.
 """
@@ -24,13 +24,13 @@ from alignedserve.protocol.messages import Attempt, Member
 
 class State(int, Enum):
     WAITING = 0  # for a worker: none has the prompt
-    PREFILL = 1  # a prefill worker has it
-    POOL = 2  # the KV pool of a node has it
-    DECODE = 3  # a decode worker has it
-    ENDED = 4  # its output is complete
+    PREFILL = 1  # a prefill worker has the request
+    POOL = 2  # the KV pool of a node has the request
+    DECODE = 3  # a decode worker has the request
+    ENDED = 4  # the output is complete
     LOST = 5  # the attempt is lost: the owner submits the next one
-    CANCELLED = 6  # its owner wants no more of it, or is gone
-    REPLACED = 7  # a later attempt has come in its place
+    CANCELLED = 6  # the owner wants no more, or is gone
+    REPLACED = 7  # a later attempt has come instead
 
 
 PLACES = MappingProxyType({Role.PREFILL: State.PREFILL, Role.POOL: State.POOL, Role.DECODE: State.DECODE})
@@ -39,9 +39,9 @@ OPEN = (State.WAITING, *PLACES.values())
 
 class Fact(str, Enum):
     PLACED = "placed"  # the router has sent the prompt to a worker
-    HELD = "held"  # after a restart of the router: a member says that it has the request
-    ARRIVED = "arrived"  # a member reports that the request has come to it
-    RETURNED = "returned"  # a worker had to give the request up: it waits in its node's pool again
+    HELD = "held"  # after a restart of the router: a member says that the request is there
+    ARRIVED = "arrived"  # a member reports that the request has come
+    RETURNED = "returned"  # a worker had to give the request up, which waits in the node's pool again
     ENDED = "ended"
     LOST = "lost"
     CANCELLED = "cancelled"
@@ -58,8 +58,8 @@ _ENDS = MappingProxyType(
     }
 )
 
-# State -> fact -> the states that the request may be in then. A request is never reported back to an earlier place,
-# except by RETURNED; it may move between two workers, or two pools, of one kind.
+# State -> fact -> possible next states. A request is never reported back to an earlier place, except by RETURNED; a
+# request may move between two workers, or two pools, of one kind.
 TRANSITIONS: Mapping[State, Mapping[Fact, tuple[State, ...]]] = MappingProxyType(
     {
         State.WAITING: {
@@ -85,15 +85,15 @@ TRANSITIONS: Mapping[State, Mapping[Fact, tuple[State, ...]]] = MappingProxyType
 
 
 class IllegalTransition(Exception):
-    """The router took a request where the table does not let it go; the text tells what happened to it before."""
+    """The router took a request where the table forbids; the text tells what happened to the request before."""
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request's present attempt, the state that it is in, and the member that has it."""
+    """A request's present attempt, its state, and the member that has the request."""
 
     request: Request
-    moved_at: float  # when the router last heard of the request, or inquired after it
+    moved_at: float  # when the router last heard of the request, or inquired
     is_declared: bool = False  # the owner declared it to a router that had restarted
     state: State = State.WAITING
     at: str = ""  # name of the member that has the request; empty while it waits for a worker
@@ -130,8 +130,8 @@ class OpenRequests:
     def __init__(self) -> None:
         self._all: dict[str, OpenRequest] = {}  # by the request's id
         self._num: dict[ServiceClass, Counter[State]] = {service: Counter() for service in ServiceClass}
-        self.waiting: dict[str, OpenRequest] = {}  # those in WAITING, in their order of arrival
-        self.suspects: dict[str, OpenRequest] = {}  # those that may run only alone, in their order of arrival
+        self.waiting: dict[str, OpenRequest] = {}  # those in WAITING, in order of arrival
+        self.suspects: dict[str, OpenRequest] = {}  # those that may run only alone, in order of arrival
         self._tried: dict[ServiceClass, dict[str, State]] = {service: {} for service in ServiceClass}  # with a death
         self._given_up: Counter[tuple[ServiceClass, Fact]] = Counter()  # attempts that were lost or came back
 
@@ -145,7 +145,7 @@ class OpenRequests:
         return self._all.get(id)
 
     def current(self, key: Attempt) -> OpenRequest | None:
-        """Return the open request if this is its present attempt."""
+        """Return the open request if this is the present attempt."""
         opened = self._all.get(key[0])
         return opened if opened is not None and opened.request.attempt == key[1] else None
 
@@ -155,12 +155,12 @@ class OpenRequests:
         return opened is None or opened.request.attempt < key[1]
 
     def stages(self, service: ServiceClass) -> Stages:
-        """Count the open requests of a class by the place that has them."""
+        """Count the open requests of a class by place."""
         return Stages(*(self._num[service][state] for state in OPEN))
 
     def num_tried(self, service: ServiceClass) -> tuple[int, int]:
-        """Count the requests of a class that members have, and whose last worker ended at about where they are: those
-        at prefill workers, and all."""
+        """Count the requests of a class that members have, and that stand about where their last worker ended: at
+        prefill workers, and in all."""
         states = self._tried[service].values()
         return sum(state is State.PREFILL for state in states), len(states)
 

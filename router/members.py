@@ -152,9 +152,10 @@ class Recovery:
     # --- What is held
 
     def hold(self, key: Attempt, member: Member) -> None:
-        """Remember which member holds an attempt, as its owner may still declare it.
+        """Remember which member holds an attempt, as the owner may still declare it.
 
-        Where two members claim the attempt, a decode worker is the later place, and of two the one that does not lend.
+        Where two members claim the attempt, a decode worker is the later place, and of two decode workers the worker
+        that does not lend.
         """
         held = self._held.get(key)
         is_earlier = held is None or held.role is not Role.DECODE or (held.lends and member.role is Role.DECODE)

@@ -17,12 +17,12 @@ What there is to do, and how near promises are to being missed, as the router se
 
     workers   figure    is the largest of
     prefill   load      the number of workers that have a prompt
-              pressure  the next chat's predicted wait for other prompts / (PILED_TTFT x its ttft);
-                        the mean time that chats have waited / their ttft;
+              pressure  the next chat's predicted wait for other prompts / (PILED_TTFT x the ttft);
+                        the mean time that chats have waited / the ttft;
                         the predicted wait of best-effort prompts / `be_wait_s`
     decode    load      the memory that open requests will need, as predicted / the memory of a worker
               pressure  the memory that chats alone will need / the memory of all workers;
-                        the share of chats whose next token is late / MOST_LATE;
+                        the share of chats with a late next token / MOST_LATE;
                         the predicted wait of best-effort requests in the pool / `be_wait_s`
 
 Colocated workers have a decode worker's load, and the pressures of both.

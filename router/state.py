@@ -1,4 +1,4 @@
-"""The router's core: it knows which members there are, and which of them has each open request (lifecycle.py).
+"""The router's core: knows the members, and which member has each open request (lifecycle.py).
 
 All of this is soft state. A router that has just started first gathers the members from their heartbeats. It announces
 no member before it has heard them all, since every part takes a member that is not announced for lost. Then owners
@@ -92,7 +92,7 @@ class RouterCore:
         self._died: dict[str, int] = {}  # member -> its incarnation whose process ended last
         self._retiring: set[str] = set()  # workers that get no new requests
         self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
-        self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
+        self._without_decode: set[str] = set()  # nodes with a pool and no decode worker at the last look
         self._open = OpenRequests()
         self._placement = Placement(
             limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.retention, limits.lends
@@ -241,7 +241,7 @@ class RouterCore:
     def _stop_placing_on(self, worker: Member) -> list[Command]:
         """Place no more on a worker that retires.
 
-        Where it is the last decode worker of its node, give up the requests in that node's pool: they go on elsewhere.
+        With the last decode worker of a node, give up the requests in the node's pool: they go on elsewhere.
         """
         self._retiring.add(worker.name)
         self._placement.lost(worker.name)
@@ -278,7 +278,7 @@ class RouterCore:
         return SetTimer(_LIVENESS, self._looks_at)
 
     def _alive(self, sender: str, incarnation: int) -> Member | None:
-        """Return the member, unless it is lost: its last frames come too late, since its requests were given up."""
+        """Return the member, unless lost: last frames come too late, since the requests were given up."""
         known = self._roll.get(sender)
         return known if known is not None and known.incarnation == incarnation else None
 
@@ -300,7 +300,7 @@ class RouterCore:
                 charges.append((request.owner, AttemptLost(request.id, request.attempt, died=True, alone=alone)))
                 commands += self._give_up(opened, died, alone, not died) if is_worker else self._give_up(opened)
         self._suspects.ended(member, None if died else charges, now)
-        if member.role is Role.POOL:  # prefill workers may have sent it requests that it never reported
+        if member.role is Role.POOL:  # prefill workers may have sent it requests that were never reported
             self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
         return commands
@@ -340,7 +340,7 @@ class RouterCore:
         return owner is not None and owner.role is Role.JOBS
 
     def _use_prediction(self, answer: Predicted) -> list[Command]:
-        """Keep the prediction and pass it on to the worker or pool that has the request; no request waits for it."""
+        """Keep the prediction and pass it on to the worker or pool that has the request; no request waits for that."""
         opened = self._open.current((answer.request, answer.attempt))
         if opened is None or opened.request.estimate == answer.estimate:
             return []
@@ -397,7 +397,7 @@ class RouterCore:
 
     @property
     def _nowhere(self) -> list[OpenRequest]:
-        """Return the requests that their owners declared and that no member holds."""
+        """Return the requests that owners declared and that no member holds."""
         return [opened for opened in self._open.waiting.values() if opened.is_declared]
 
     def _send_recovery_time(self, members: Iterable[Member]) -> list[Command]:
@@ -436,14 +436,14 @@ class RouterCore:
     def _give_up(
         self, opened: OpenRequest, died: bool = False, alone: bool = False, silent: bool = False
     ) -> list[Command]:
-        """Give up the attempt: its owner hears of it and submits the next one."""
+        """Give up the attempt: the owner hears of that and submits the next attempt."""
         self._remove(opened, State.LOST, Fact.LOST)
         request = opened.request
         lost = Send(request.owner, AttemptLost(request.id, request.attempt, died, alone, silent))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
-        """Cancel at every member that may hold the request: it may have gone further than the router has heard."""
+        """Cancel at every member that may hold the request, which may have gone further than the router has heard."""
         return [Send(member.name, Cancel(request, attempt)) for member in self._roll.members(*PLACES)]
 
     def _hear_progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
@@ -496,17 +496,17 @@ class RouterCore:
         return commands
 
     def _hear_last_joined(self, attempts: Iterable[Attempt]) -> list[Command]:
-        """Give up what had joined a worker that ended at once, before the router heard of it: it may be the cause. The
-        pool has put it back, and would hand it to the next worker."""
+        """Give up requests that had joined a worker that ended at once, before the router heard: one may be the cause.
+        The pool has put them back, and would hand them to the next worker."""
         known = [opened for key in attempts if (opened := self._open.current(key)) is not None]
         return [
             command for opened in known if opened.state is State.POOL for command in self._give_up(opened, died=True)
         ]
 
     def _hear_returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
-        """Record that the request waits in its node's pool again.
+        """Record that the request waits in the node's pool again.
 
-        It may have joined another worker since; and where the pool has died meanwhile, the attempt is lost.
+        The request may have joined another worker since; and where the pool has died meanwhile, the attempt is lost.
         """
         self._recovery.returned(key, worker)
         opened = self._open.current(key)
@@ -520,9 +520,9 @@ class RouterCore:
     def _answer_unknown(self, key: Attempt, member: Member) -> list[Command]:
         """Answer a member that has a request which is not open here.
 
-        During recovery its owner may still declare it; otherwise a Cancel was lost, and the router repeats it. A
-        prefill worker may have the request, too: it offers its KV for as long as no decode worker has it. Where the
-        request has ended meanwhile, a decode worker has its output, which the owner may still lack.
+        During recovery the owner may still declare the request; otherwise a Cancel was lost, and the router repeats it.
+        A prefill worker may have the request, too, and offers the KV while no decode worker has it. Where the request
+        has ended meanwhile, a decode worker has the output, which the owner may still lack.
         """
         if self._recovery.is_on:
             self._recovery.hold(key, member)
@@ -558,7 +558,7 @@ class RouterCore:
         return [*told, *self._inquire(still, now), *self._leave_pools()]
 
     def _leave_pools(self) -> list[Command]:
-        """Give up what is in the pools of nodes whose decode workers were gone at the last look, too."""
+        """Give up what is in the pools of nodes that had no decode workers at the last look, too."""
         if self._suspects.closed:
             return []
         bare = {node for node in self._roll.pools if self._placement.decodes_only_elsewhere(node)}
@@ -566,7 +566,7 @@ class RouterCore:
         return [command for node in sorted(again) for command in self._leave_pool(node)]
 
     def _leave_pool(self, node: str) -> list[Command]:
-        """Give up the requests in the pool of this node, and those that come there: they go on elsewhere."""
+        """Give up the requests in the pool of this node, also future ones: they go on elsewhere."""
         self._left.add(node)
         pool = self._roll.pools[node]
         return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
@@ -585,7 +585,7 @@ class RouterCore:
     def _place(self, now: float) -> list[Command]:
         """Place every prompt that waits, the most urgent first.
 
-        The router places none before it knows which requests members hold already.
+        The router places none before hearing which requests members hold already.
         """
         commands = self._place_suspect(now) if self._suspects.is_needed else []
         if not self._open.waiting or not self._placement.num_for_prompts:
@@ -601,7 +601,7 @@ class RouterCore:
         return commands
 
     def _place_at_once(self, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
-        """Place a request that has just come on the worker that was found for it: then no other waits for a worker."""
+        """Place a new request on the worker that was found for it: then no other waits for a worker."""
         worker = None if ahead.worker is None else self._roll.get(ahead.worker)
         if worker is None or self._suspects.is_needed or self._recovery.is_on:
             return []
@@ -613,7 +613,7 @@ class RouterCore:
         return Send(worker.name, Prefill(opened.request, decode))
 
     def _place_suspect(self, now: float) -> list[Command]:
-        """Run the next suspect, alone: the worker that is reserved for it gives up what it still has."""
+        """Run the next suspect alone: the reserved worker gives up what it still has."""
         commands, run = self._suspects.reserve(now)
         if run is None:
             return commands
@@ -639,7 +639,7 @@ class RouterCore:
     # --- The open requests
 
     def _add(self, opened: OpenRequest) -> OpenRequest:
-        """Open the request in place of its attempt before."""
+        """Open the request in place of the attempt before."""
         if (known := self._open.get(opened.request.id)) is not None:
             self._remove(known, State.REPLACED, Fact.REPLACED)
         self._open.add(opened)
@@ -658,8 +658,8 @@ class RouterCore:
     def _arrive(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> list[Command]:
         """Record that a member has the request.
 
-        In a pool from which no worker decodes any more the attempt is lost: the next one runs elsewhere. So it is where
-        it is a suspect: the pool might hand it to a worker that has others.
+        In a pool from which no worker decodes any more the attempt is lost: the next attempt runs elsewhere. So it is
+        where it is a suspect: the pool might hand it to a worker that has others.
         """
         if to.role is not Role.PREFILL and opened.state is not State.POOL:
             self._placement.kept(opened.request, to.node, self._roll.pools)

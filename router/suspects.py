@@ -1,12 +1,12 @@
-"""Run each request that may be ending its workers alone, and charge the ends of silent workers to what they had.
+"""Run each request alone that may be ending its workers, and charge the ends of silent workers to their requests.
 
-    suspect waits ── no other runs ──▶ a decode worker is reserved ── it says what it holds ──▶ the suspect runs alone
+    suspect waits ── no other runs ──▶ a decode worker is reserved ── says what it holds ──▶ the suspect runs alone
                                        (nothing is placed or joins there)
 
 A request with one death may run among others, but few of those run at a time: so a second death makes few suspects.
-Suspects run one at a time and on one worker, so that all others go on with the rest. An empty worker is taken before
-anything else is placed there: the one that has started again, as a rule. Where there is none and none is to come back,
-the worker that has the fewest requests gives up what it has. Nothing is placed on a worker whose step is late, either.
+Suspects run one at a time and on one worker, so that all other workers go on with the rest. An empty worker is taken
+before anything else is placed there: as a rule the worker that has started again. Where none is empty and none is to
+come back, the worker with the fewest requests gives them up. Nothing is placed on a worker whose step is late, either.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from alignedserve.router.lifecycle import OpenRequest, OpenRequests
 from alignedserve.router.members import Roll
 from alignedserve.router.placing.placement import Placement
 
-TRIED_TOGETHER = 16  # requests of a class with one death, for each worker: those that its death would charge again
-SUSPECT_WAITS_S = 2.0  # for a worker that is empty; then one is emptied for it ...
+TRIED_TOGETHER = 16  # requests of a class with one death, for each worker: a new death would charge them again
+SUSPECT_WAITS_S = 2.0  # for an empty worker; then a worker is emptied ...
 UNCERTAIN_S = 60.0  # by default a launcher ends silent workers sooner, and hears of their ends
-BACK_S = 120.0  # ... but not so soon after a decode worker was lost: it comes back, and is empty then
+BACK_S = 120.0  # ... but not before this time after a decode worker was lost, which comes back empty
 
 
 class Suspects:
@@ -59,17 +59,17 @@ class Suspects:
             self._uncharged[member.name] = now, charges
 
     def charge(self, name: str) -> list[Command]:
-        """Tell owners that a worker which was silent has ended: it was not cut off, and its requests have a death."""
+        """Tell owners that a silent worker has ended: it was not cut off, and its requests have a death."""
         _, charges = self._uncharged.pop(name, (0.0, []))
         return [Send(owner, lost) for owner, lost in charges]
 
     def forgive(self, name: str) -> list[Command]:
-        """Tell owners that a worker which was silent lives: it was only cut off."""
+        """Tell owners that a silent worker lives: it was only cut off."""
         _, charges = self._uncharged.pop(name, (0.0, []))
         return [Send(owner, replace(lost, died=False)) for owner, lost in charges]
 
     def uncertain(self, attempt: Attempt, now: float) -> AttemptLost | None:
-        """Return what to say of an attempt whose worker may still turn out to have ended."""
+        """Return what to say of an attempt on a worker that may still turn out to have ended."""
         recent = (charges for since, charges in self._uncharged.values() if now - since < UNCERTAIN_S)
         found = (lost for charges in recent for _, lost in charges if (lost.request, lost.attempt) == attempt)
         return next((replace(lost, died=False, silent=True) for lost in found), None)
@@ -93,9 +93,9 @@ class Suspects:
         return [Send(worker, Reserve(self._told[worker]))] if worker in self._told else []
 
     def may_run(self, request: Request) -> bool:
-        """Return whether a request that its worker's death is charged to may run among others now.
+        """Return whether a request that is charged with a death may run among others now.
 
-        Those in pools count: a decode worker that has just started again takes many of them at once."""
+        Requests in pools count: a decode worker that has just started again takes many at once."""
         at_prefill, in_all = self._open.num_tried(request.service)
         num_prefill, num_decode = map(self._placement.num_workers, WORKERS)
         has_place = not num_prefill or at_prefill < TRIED_TOGETHER * num_prefill

@@ -3,23 +3,22 @@
 The router refuses a request that passes one of these bounds:
 
     most open       the number of all open requests
-    queues          one for each class: the number of requests that have not begun, and the tokens of their prompts
-    first token     of a real-time request: it would come too late because of the prompts before it and of decodes
-                    beside it. In a burst it may come several times too late; once the queue stands, not at all
-    answers         real-time ones would stand still for lack of memory
+    queues          for each class: the number of requests that have not begun, and the tokens of these prompts
+    first token     of a real-time request: too late because of the prompts before and of the decodes beside. In
+                    a burst the token may be several times too late; once the queue stands, not at all
+    answers         real-time answers would stand still for lack of memory
 
 Where there are several callers, each has a part, by its weight, of what may be open and of both queues, and with chats
 of the prompts' time and of the memory: what others have beyond theirs gives way to a caller that stays within its own,
 here and on workers. For example, of a queue of 50 places each of two callers finds 25, also where the other has taken
 all 50; the queue then holds 75. It never holds more than twice its bound.
 
-Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few of them here
-(jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
-clients that were refused before it.
+Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few here (jobs/window.py).
+A refused client should come again when there will be room, as predicted, after earlier refused clients.
 
-Memory is looked at to the end of answers (answers.py): a chat is refused beside which chats would want more than decode
-workers have before they end. Best-effort requests do not count: they give their memory to real-time ones. Later
-attempts are never refused: their clients were admitted before.
+Memory is looked at to the end of answers (answers.py): a chat is refused if all chats together would want more than
+decode workers have before they end. Best-effort requests do not count: they give memory to real-time requests. Later
+attempts are never refused: the request was admitted before.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ class Returns:
     """The sum of all requests that are to come again."""
 
     requests: int = 0
-    tokens: int = 0  # tokens of their prompts
+    tokens: int = 0  # tokens of these prompts
 
 
 class Returning:
     """Clients of one class that were refused and told when to come again, until that time has come.
 
-    They come before clients that are refused later. So of many clients that are refused at once, each is told a later
+    These clients come before clients that are refused later. So of many clients refused at once, each is told a later
     time, and they do not all come back at the same moment.
     """
 
@@ -75,19 +74,19 @@ class Returning:
         return Returns(len(self._expected), self._tokens)
 
 
-_RECENT_S = 30.0  # what came free so long ago counts half
+_RECENT_S = 30.0  # what came free this long ago counts half
 _SOON_S = 1.0  # the shortest wait that a client is asked for ...
 _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
 _TIMES = 2  # the bounds, of all callers together
 _NONE = Returns()
 _USUAL = object()  # the answer where no custom policy has one
-# A queue that empties now and then is a burst: requests that come in it are served, if late. A queue that stands is too
-# much load: without refusals every request would be late.
+# A queue that empties now and then is a burst: its requests are served, if late. A queue that stands is too much load:
+# without refusals every request would be late.
 _CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
 _SURE = 0.7  # of that wait: predictions are off by as much
-_OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
-_STANDING_S = 2.0  # a queue stands that was not calm for so long ...
-_STANDING_PROMPTS = 5  # ... and for the time of five prompts like the one that comes
+_OVERLOAD_S = 30.0  # overload ends this long after the last refusal
+_STANDING_S = 2.0  # a queue stands that was not calm for this time ...
+_STANDING_PROMPTS = 5  # ... and for the time of five prompts like the new prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class Bound:
     """The bounds of a queue."""
 
     requests: int = 1 << 40
-    tokens: int = 1 << 40  # tokens of their prompts
+    tokens: int = 1 << 40  # tokens of the prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +113,18 @@ class Queues:
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class WorkAhead:
-    """The work that a new request finds before it, on the worker that would run it."""
+    """The work before a new request, on the worker that would run it."""
 
-    prompts_s: float = 0.0  # until its own prompt begins
-    prompt_s: float = 0.0  # time of its own prompt
+    prompts_s: float = 0.0  # until the request's prompt begins
+    prompt_s: float = 0.0  # time of the request's prompt
     token_s: float = 0.0  # time of a prompt token on that worker
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
     free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known, or
     # not asked: only chats, and custom policies, look at it
-    worker: str | None = None  # that would run it
-    loaded_s: float = 0.0  # time of its own prompt there, behind and beside what the worker has
-    shortage: Shortage = NO_SHORTAGE  # of memory, before its answer and those of other chats have ended
+    worker: str | None = None  # that would run the request
+    loaded_s: float = 0.0  # the same behind and beside what the worker has
+    shortage: Shortage = NO_SHORTAGE  # of memory, before all chats' answers have ended
 
 
 NOTHING_AHEAD = WorkAhead()
@@ -172,7 +171,7 @@ class Freed:
 
 
 class Admission:
-    """Decides about new requests; the router tells it of every request that opens, begins and closes."""
+    """Decides about new requests; the router tells when a request opens, begins and closes."""
 
     def __init__(self, policy: Policy, most_open: int, queues: Queues, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
@@ -225,7 +224,7 @@ class Admission:
             self._tokens_by[request.service][request.caller] += len(request.prompt)
 
     def began(self, request: str) -> None:
-        """Take the request out of its queue: its prompt runs, or has run."""
+        """Take the request out of the queue: the prompt runs, or has run."""
         queued = self._queued.pop(request, None)
         if queued is not None:
             self._num_queued[queued.service] -= 1
@@ -234,11 +233,11 @@ class Admission:
             _take(self._tokens_by[queued.service], queued.caller, len(queued.prompt))
 
     def ended(self, now: float) -> None:
-        """Note that a request has its whole output. The router closes it next."""
+        """Note that a request has the whole output. The router closes the request next."""
         self._ends.add(1, now)
 
     def closed(self, request: Request) -> None:
-        """Forget the request, however it ended."""
+        """Forget the request after any end."""
         self.began(request.id)
         if self._holdings.remove(request.id) is not None:
             _take(self._open_by[request.service], request.caller, 1)
@@ -265,12 +264,13 @@ class Admission:
         return replace(refusal, retry_after_s=retry_after_s)
 
     def first_token_s(self, request: Request, ahead: WorkAhead, before: Returns = _NONE) -> float:
-        """Predict the seconds until the request's first token, after those of `before`, which come again earlier."""
+        """Predict the seconds until the request's first token, after the requests of `before`, which come again
+        earlier."""
         returning_s = before.tokens * ahead.token_s / ahead.num_workers
         return ahead.prompts_s * self._part_before(request) + returning_s + ahead.prompt_s
 
     def _part_before(self, request: Request) -> float:
-        """Return the part of the prompts that wait which runs before that of a new chat.
+        """Return the part of the waiting prompts that runs before the prompt of a new chat.
 
         Workers give each caller a part of a step by its weight (caller_shares.py). So until the chat's prompt is
         through, no other caller of this weight has more of its own computed than the chat's caller, this prompt
@@ -284,7 +284,8 @@ class Admission:
         return before / all_tokens if all_tokens else 1.0
 
     def _is_within(self, wanted: float, capacity: float, request: Request, others: Iterable[str]) -> bool:
-        """Return whether the request's caller stays within its part: others' requests beyond theirs give way to it."""
+        """Return whether the request's caller stays within its part: requests beyond other callers' parts give way
+        then."""
         weights = sum(self._weights[caller] for caller in others if caller != request.caller)
         return weights > 0 and wanted <= capacity * request.weight / (weights + request.weight)
 
@@ -300,9 +301,9 @@ class Admission:
         return Refusal(Rejection.OPEN, why, (1 + before.requests) / rate if rate else _SOON_S)
 
     def _queue_full(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
-        """Refuse a request whose queue is full.
+        """Refuse a request if its queue is full.
 
-        The queue is through in `prompts_s`, and has room again when as much of it as is too much has begun.
+        The queue takes `prompts_s`, and has room again when the excess has begun.
         """
         service = request.service
         bound, num, tokens = self._queues.bound(service), self._num_queued[service], self._tokens_queued[service]
@@ -329,8 +330,8 @@ class Admission:
     def _overload(
         self, request: Request, ahead: WorkAhead, before: Returns, now: float, is_line: bool
     ) -> Refusal | None:
-        """Refuse a request because of the load, as a custom policy says or, without one, because it comes too
-        late. Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
+        """Refuse a request because of the load, as a custom policy says or, without one, because it would be late.
+        Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
         usual = self._too_late(request, ahead, before, now) or self._too_long(request, ahead)
         if self._custom is None or is_line:
             return usual
@@ -345,8 +346,8 @@ class Admission:
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a real-time request that others make late.
 
-        Time that the request takes by itself never counts against it: a prompt that alone takes longer than its ttft is
-        late on an idle server too.
+        The request's own time never counts: a prompt that alone takes longer than the ttft is late on an idle server
+        too.
         """
         if request.service is not ServiceClass.RT:
             return None
@@ -373,7 +374,7 @@ class Admission:
         return Refusal(Rejection.LATE, why, again_s)
 
     def _too_long(self, request: Request, ahead: WorkAhead) -> Refusal | None:
-        """Refuse a chat beside which answers would stand still for lack of memory, its own or others'."""
+        """Refuse a chat if answers, of this chat or others, would stand still for lack of memory."""
         is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
         if not is_asked or ahead.shortage.tokens <= 0 or self._is_within_memory(request, ahead):
             return None

@@ -1,13 +1,13 @@
-"""Predict whether decode workers have memory for the answers of their chats to the end, and for a new one's beside.
+"""Predict whether decode workers have memory for the answers of all chats to the end, with a new chat among them.
 
-All decodes of a worker grow by a token in each step, so what a chat will hold is known for as long as it lives. For
-example, 21 translations with prompts of 1,067 tokens have 450 of about 1,600 tokens of output each. They hold 32,000
-tokens now, and will want 55,000 before the first of them ends. A device of 42,000 tokens has room for one more prompt,
-but not for its answer: several chats would stand still until others have ended. (The future memory of a batch, as
-Past-Future has it, ASPLOS 25.)
+All decodes of a worker grow by a token in each step, so what a chat will hold until its end is known. For example, 21
+translations with prompts of 1,067 tokens have 450 of about 1,600 tokens of output each. The chats hold 32,000 tokens
+now, and will want 55,000 before the first chat ends. A device of 42,000 tokens has room for one more prompt, but not
+for the answer: several chats would stand still until others have ended. (The future memory of a batch, as Past-Future
+has it, ASPLOS 25.)
 
-How long an answer gets is learnt from those of chats that ended and of chats that go on: of all that reached
-some length, the share that ended there (Kaplan and Meier). So long answers are known for long before any has ended.
+How long an answer gets is learnt from ended and open chats: of all answers that reached some length, the share that
+ended there (Kaplan and Meier). So long answers are known for long before any has ended.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from alignedserve.scheduling.lengths import bounds, is_exact
 
 _SURE = 0.5  # standard deviations: seven of ten moments
 _LOOKS = 16  # moments ahead that are looked at
-_MOST_CHATS = 128  # that are looked at: of more, each stands for several
+_MOST_CHATS = 128  # that are looked at: beyond that, each stands for several
 _BIN = 32  # tokens of output that are counted together
-_PRIOR = 4.0  # outputs of the expected length that are believed to have ended before any did
+_PRIOR = 4.0  # outputs of the expected length that count as ended before any did
 _BELIEF = 1.0  # outputs that are believed to have reached each length, and to have ended there as elsewhere
-_LONGER = 4.0  # times the tokens of the longest output: so much longer at most are outputs taken to get on average
+_LONGER = 4.0  # times the longest output: outputs beyond are taken to get at most this long on average
 _HALVED = 256  # outputs after which earlier ones count half
 _PAUSE_S = 1.0  # a shortage that is over sooner keeps nobody waiting for long
-_HARDLY = 2.3  # where the hazards sum up to so much, one in ten is left
+_HARDLY = 2.3  # where the hazards sum up to this, one in ten is left
 _SUREST = 0.99  # chance to end in a bin
 
 
@@ -54,8 +54,8 @@ class StepClock:
 @dataclass(slots=True)
 class _OpenChat:
     request: Request
-    tokens: float  # of output, when its worker's clock stood at `since`
-    since: float | None  # None: it does not decode
+    tokens: float  # of output, when the worker's clock stood at `since`
+    since: float | None  # None: the chat does not decode
 
 
 class Shortage(NamedTuple):
@@ -70,16 +70,16 @@ class AnswersAhead:
     """The chats of each member with their outputs so far, and the lengths of outputs."""
 
     def __init__(self, expected_output: int, retention: Retention = KEEPS_ALL, grows: bool = True) -> None:
-        """`grows` says that a chat gets memory block by block; otherwise it gets all that it may need at once."""
+        """`grows` says that a chat gets memory block by block; otherwise a chat gets all possible memory at once."""
         self._retention, self._grows = retention, grows
-        self._at: defaultdict[str, dict[str, _OpenChat]] = defaultdict(dict)  # member -> its chats
-        self._most: Counter[str] = Counter()  # member -> what its chats hold if all outputs are as long as they may be
+        self._at: defaultdict[str, dict[str, _OpenChat]] = defaultdict(dict)  # member -> chats
+        self._most: Counter[str] = Counter()  # member -> what the chats hold if all outputs get as long as possible
         self._num_open = 0
         self._clocks: defaultdict[str, StepClock] = defaultdict(StepClock)  # decode worker -> its steps
         self._lengths = OutputLengths(expected_output)
 
     def put(self, member: str, request: Request, decodes: bool, now: float, tokens: float | None = None) -> None:
-        """Note that the member has a chat; `tokens` is its output so far, where that is known."""
+        """Note that the member has a chat; `tokens` is the output so far, where known."""
         if request.service is not ServiceClass.RT:
             return
         self.take(member, request.id, now)
@@ -89,7 +89,7 @@ class AnswersAhead:
         self._num_open += 1
 
     def take(self, member: str, request: str, now: float) -> float | None:
-        """Forget a chat of the member, and return how many tokens of output it has."""
+        """Forget a chat of the member, and return the number of output tokens."""
         if (chat := self._at[member].pop(request, None)) is None:
             return None
         self._most[member] -= chat.request.most_tokens
@@ -104,18 +104,18 @@ class AnswersAhead:
         self._clocks[worker].tell(report.step_s, now)
 
     def shortage_of_all(self, request: Request, capacity: int, now: float) -> Shortage:
-        """Return what a new chat and all others will lack of so much memory at the worst moment."""
+        """Return what a new chat and all others will want beyond `capacity` at the worst moment."""
         if request.most_tokens + self._most.total() <= capacity:
             return NO_SHORTAGE
         return self.shortage(request, dict.fromkeys(self._at, 1.0), capacity, now)
 
     def shortage(self, request: Request, members: Mapping[str, float], capacity: int, now: float) -> Shortage:
-        """Return what a new chat and those of these members will lack of so much memory at the worst moment.
+        """Return what a new chat and these members' chats will want beyond `capacity` at the worst moment.
 
-        Each member comes with the part of its chats that counts."""
+        `members` has the part of each member's chats that counts."""
         most = request.most_tokens + sum(part * self._most[member] for member, part in members.items()) - capacity
         if most <= 0 or not self._grows:
-            return Shortage(most, 0.0)  # as mostly: even if all outputs are as long as they may be, memory suffices
+            return Shortage(most, 0.0)  # as mostly: memory suffices even if all outputs get as long as possible
         chats = [
             (part, chat.request, self._tokens(member, chat, now))
             for member, part in members.items()
@@ -211,10 +211,10 @@ class _ChatAhead:
         self.part, self._tokens, self._retention = part, tokens, retention
         self._held = len(request.prompt) + tokens
         self.is_exact, self._before = is_exact(request), ends.before(tokens)
-        self.left = max(1.0, bounds(request)[1] - tokens)  # steps until its end, at the latest
+        self.left = max(1.0, bounds(request)[1] - tokens)  # steps until the end, at the latest
 
     def after(self, steps: float, ends: Ends) -> tuple[float, float]:
-        """Return what the chat holds after `steps` steps, and the chance that it goes on."""
+        """Return what the chat holds after `steps` steps, and the chance that the chat goes on."""
         if steps >= self.left:
             return 0.0, 0.0
         lives = 1.0 if self.is_exact else exp(self._before - ends.before(self._tokens + steps))

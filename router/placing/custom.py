@@ -1,4 +1,4 @@
-"""Custom policies of the router: they place and admit requests, and predict lengths."""
+"""Custom policies of the router, which place and admit requests, and predict lengths."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def facts_of(request: Request, policy: Policy) -> NewRequest:
 
 
 class CustomPlacement:
-    """Asks a policy for workers. The answer for a request that comes, whose wait is predicted first, is kept until it
-    is placed: so a policy that counts its answers counts each attempt once."""
+    """Asks a policy for workers. A new request's wait is predicted first; the answer is kept until the request is
+    placed: so a policy that counts answers counts each attempt once."""
 
     def __init__(self, policy: Policy) -> None:
         self._guard, self._policy = policy.own.guard(PolicyKind.PLACEMENT), policy
-        self._asked: Attempt | None = None  # the attempt that it was asked for last
+        self._asked: Attempt | None = None  # the attempt of the last ask
         self._answer: str | None = None
 
     @property

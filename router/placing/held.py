@@ -1,21 +1,20 @@
 """Predict what places hold: the beginnings of prompts, and the memory of open requests.
 
-A place is a pool, or a worker with its device. Each piece of a prompt is named by its tokens, all tokens before them
-and the salt, as pages are (protocol/page_names.py). A place may have given up since what it had: then the prompt is
-computed there as it would be anywhere. A router that has just started knows nothing, and learns again.
+A place is a pool, or a worker with its device. The name of a prompt's piece is made of its tokens, all tokens before
+and the salt, like a page's name (protocol/page_names.py). A place may have dropped a piece since: then the prompt is
+computed there as anywhere. A router that has just started knows nothing, and learns again.
 
-A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
-their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes
-each request to be at any point of its output, independent of the others, and wants the memory that suffices in nine of
-ten such moments:
+A request that gets memory block by block (room: growing) holds prompt and output so far. Few requests are at their
+longest at the same time, so together they hold less than the sum of their ends. The router takes each request to be at
+any point of the output, independent of the others, and wants the memory that suffices in nine of ten such moments:
 
     sum of (prompt + output / 2)  +  square root of the sum of (output / 2) squared
 
-For a single request that is its prompt and its output; for many it is hardly more than the sum of the halves. Requests
-that are open are longer than requests that come, since they stay longer: so an output counts with more than its mean,
-the more the less sure the prediction is, and without a prediction with the upper value of the prior. Where a request
-gets all its memory at once (room: whole), requests hold the sum from the start. Where requests give back what no layer
-reads any more, or fold what only some layers read, "prompt" and "output" above are what they keep of these.
+For a single request that is prompt and output; for many requests hardly more than the sum of the halves. Open requests
+are longer than new requests, since long requests stay longer: so an output counts with more than its mean, the more the
+less sure the prediction is, and without a prediction with the upper value of the prior. Where a request gets all memory
+at once (room: whole), requests hold the sum from the start. Where requests give back what no layer reads any more, or
+fold what only some layers read, "prompt" and "output" above are what is kept of these.
 The unit is half a token, in integers: sums come out the same in whatever order requests come and go.
 """
 
@@ -59,7 +58,7 @@ class Beginnings:
             self._places.popitem(last=False)
 
     def tokens_at(self, pieces: Iterable[int]) -> dict[str, int]:
-        """Return for each place how many of the prompt's first tokens it has."""
+        """Return for each place how many of the prompt's first tokens are there."""
         found: dict[str, int] = {}
         have: tuple[str, ...] = ()  # the places that have all `tokens` so far
         tokens = 0
@@ -87,7 +86,7 @@ class HeldMemory(NamedTuple):
     """The memory of one request, in half tokens."""
 
     usual: int
-    beyond: int  # what it may hold beyond that
+    beyond: int  # what the request may hold beyond that
     is_rt: bool
 
 
@@ -113,15 +112,15 @@ class _Sum:
 class Holdings:
     def __init__(self, policy: Policy, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._retention = policy, retention
-        self._held_by: dict[str, HeldMemory] = {}  # open request -> the memory that it will hold
+        self._held_by: dict[str, HeldMemory] = {}  # open request -> the memory it will hold
         self._all, self._rt = _Sum(), _Sum()
 
     def __len__(self) -> int:
         return len(self._held_by)
 
     def put(self, request: Request, held: HeldMemory | None = None) -> None:
-        """Count the request, with what other holdings hold for it, if they do; a later attempt or another estimate
-        takes the place of the earlier one."""
+        """Count the request, with `held` if other holdings have computed that; a later attempt or another estimate
+        replaces the earlier."""
         self.remove(request.id)
         self._held_by[request.id] = held = held or self._held(request)
         self._all.add(held)
@@ -163,7 +162,7 @@ class Holdings:
 
 
 def _open_length(mean: int, upper: int) -> int:
-    """Return how long the outputs of open requests with this estimate are on average, and at most its upper value.
+    """Return the mean length of outputs of open requests with this estimate, at most the upper value.
 
     Of outputs with this mean and variance, that is mean + variance / mean. Nine of ten outputs are below the upper
     value, so the root of the variance is about 0.65 of what is between.

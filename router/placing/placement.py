@@ -1,18 +1,18 @@
 """Choose the worker that runs a prompt, and the decode worker that the request should go on to.
 
-A prompt goes to the worker with the earliest predicted first token, behind the prompts that run before it there: a
-prefill worker, or a decode worker where these run the prompts (colocated). Where promises decide the order, only
-real-time prompts run before a real-time one. Workers do not compute again what their device, or the pool of their node,
-has of a prompt's beginning (held.py): it gets the prompt, unless another is through earlier all the same.
+A prompt goes to the worker with the earliest predicted first token, behind the prompts that run there before: a prefill
+worker, or a decode worker where these run the prompts (colocated). Where promises decide the order, only real-time
+prompts run before a real-time prompt. A worker does not compute a beginning of the prompt that its device, or its
+node's pool, has (held.py): such a worker gets the prompt, unless another finishes earlier all the same.
 
 From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
 decode worker has most room: the KV travels there by the collective transport, and the request stays there.
 
-Prefill workers decode, too, unless the policy keeps them apart: they *lend* their memory and their time. Then a request
-goes on only where that is worth it, and else stays where its KV is. So roles follow the load:
+Prefill workers decode, too, unless the policy keeps them apart: they *lend* memory and time. Then a request goes on
+only where that is worth it, and else stays where the KV is. So roles follow the load:
 
     prompts pile up    decode workers take prompts: of chats where they have room, of documents where they have no chats
-    decodes pile up    requests stay on the workers of their prompts, and those that had to leave come back to any
+    decodes pile up    requests stay on the workers of their prompts; requests that had to leave come back to any
     no prefill worker  decode workers take all prompts
 """
 
@@ -36,16 +36,16 @@ from alignedserve.scheduling.lengths import mean_and_upper
 from alignedserve.scheduling.policy import Policy
 
 PILED_LENT = 0.25  # the same where prefill workers decode, and none hands a request on to the decode worker just now
-PILED_BE_S = 10.0  # and best-effort prompts, when a decode worker with chats would have them through sooner by this
+PILED_BE_S = 10.0  # and best-effort prompts, when a decode worker with chats would finish them sooner by this
 HELPED_S = 1.0  # in which a decode worker that got a prompt will get another
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
-_MORE_HELD = 4  # tokens more that a worker may hold than another, for each that it need not compute
+_MORE_HELD = 4  # tokens more that a worker may hold than another, for each token that it need not compute
 
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class PromptWork:
-    """The work of a worker on a prompt: tokens that it computes, and the time to copy what the pool has."""
+    """The work of a worker on a prompt: tokens to compute, and the time to copy what the pool has."""
 
     tokens: int
     copy_s: float = 0.0
@@ -73,13 +73,13 @@ class Known:
 
     @property
     def nodes(self) -> list[str]:
-        """Return the nodes whose pools have something of it."""
+        """Return the nodes with a pool that has some of the tokens."""
         return [node for node, pool in self.pools.items() if pool in self.at]
 
 
 @dataclass(slots=True)
 class _Prompts:
-    """The prompts of a worker: those that it told of last, and those that were sent there since."""
+    """The prompts of a worker: those of its last message, and those sent there since."""
 
     told: Backlog = field(default_factory=Backlog)
     all_s: float = 0.0  # to run all of them, from `at` on
@@ -87,7 +87,7 @@ class _Prompts:
     at: float = 0.0
 
     def before(self, is_first: bool) -> float:
-        """Return the time of those that run before a new one. `is_first` says that real-time ones alone do."""
+        """Return the time of the prompts before a new prompt. `is_first`: only real-time prompts run before."""
         return self.rt_s if is_first else self.all_s
 
 
@@ -108,27 +108,27 @@ class Placement:
         the kind of the workers that prompts go to. `lends` says that prefill workers decode, too."""
         self._retention = retention
         self._policy, self._kv_tokens, self._prompts_on, self._lends = policy, kv_tokens, prompts_on, lends
-        self._custom = CustomPlacement(policy)  # names the worker in place of what follows
-        self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # who looks at it
-        self._num_at: Counter[str] = Counter()  # member -> number of its requests
-        self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
-        self._prompts: dict[str, _Prompts] = {}  # worker -> its prompts
+        self._custom = CustomPlacement(policy)  # may name the worker
+        self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # which looks at it
+        self._num_at: Counter[str] = Counter()  # member -> number of requests
+        self._holdings: dict[str, Holdings] = {}  # member -> memory of requests
+        self._prompts: dict[str, _Prompts] = {}  # worker -> prompts
         self._loads = {role: {service: Loads() for service in ServiceClass} for role in WORKERS}
-        self._roles: dict[str, Role] = {}  # worker -> its kind: a prefill worker that decodes too is of PREFILL
-        self._lent: dict[str, int | None] = {}  # such a worker -> blocks that chats find there; None: it has not told
+        self._roles: dict[str, Role] = {}  # worker -> kind: a prefill worker that decodes too is of PREFILL
+        self._lent: dict[str, int | None] = {}  # such a worker -> blocks that chats find there; None: not told
         self._helped_at: dict[str, float] = {}  # decode worker -> when it last got a prompt
-        self._coming: dict[str, str] = {}  # request that is to leave the worker of its prompt -> decode worker
+        self._coming: dict[str, str] = {}  # request that is to leave the prompt's worker -> decode worker
         self._num_workers: Counter[Role] = Counter()
         self._block_size = block_size
         self._node: dict[str, str] = {}  # worker -> node
-        self._rooms: dict[str, Rooms] = {}  # node -> the room of its decode workers
-        self._run_prompts_at: dict[str, dict[str, None]] = {}  # node -> its workers that do, in the order of arrival
+        self._rooms: dict[str, Rooms] = {}  # node -> room of the decode workers
+        self._run_prompts_at: dict[str, dict[str, None]] = {}  # node -> workers that do, in the order of arrival
         self._beginnings = Beginnings()
-        self._last: tuple[Request | None, tuple[int, ...]] = (None, ())  # the last prompt, and its pieces
-        self._pieces: dict[str, tuple[int, ...]] = {}  # request on a worker -> pieces of its prompt
+        self._last: tuple[Request | None, tuple[int, ...]] = (None, ())  # the last prompt, and the pieces
+        self._pieces: dict[str, tuple[int, ...]] = {}  # request on a worker -> pieces of the prompt
         self._pools: dict[str, None] = {}  # that have had requests
         self._answers = AnswersAhead(policy.expected_output, retention, policy.grows)
-        self._late: dict[str, tuple[int, int]] = {}  # decode worker -> (chats that it decodes, late ones among them)
+        self._late: dict[str, tuple[int, int]] = {}  # decode worker -> (chats that decode, late chats among them)
 
     # --- Workers, and the work that they have
 
@@ -214,7 +214,7 @@ class Placement:
         tokens: float | None = None,
         has_prompt: bool = False,
     ) -> None:
-        """Note that a request has come to the member, and whether its prompt is still to run there. `held` is the
+        """Note that a request has come to the member, and whether the prompt is still to run there. `held` is the
         memory that it will hold, and `tokens` its output so far, if they are known."""
         role = self._roles.get(member)
         if role is None:
@@ -234,7 +234,7 @@ class Placement:
         self._answers.ended(length)
 
     def left(self, member: str, request: Request) -> HeldMemory | None:
-        """Note that a request has left the member, and return the memory that it would have held."""
+        """Note that a request has left the member, and return the memory that was expected."""
         self._answers.take(member, request.id, 0.0)
         self._num_at[member] -= 1
         self._pieces.pop(request.id, None)
@@ -243,7 +243,7 @@ class Placement:
         return self._holdings_of(member).remove(request.id)
 
     def expects(self, member: str, request: Request) -> None:
-        """Count a request of the member again: its output is expected to be of another length."""
+        """Count a request of the member again: another output length is expected."""
         self._holdings_of(member).put(request)
         self._update_load(member)
 
@@ -267,7 +267,7 @@ class Placement:
         return min(workers, key=lambda name: self._num_at[name], default=None)
 
     def num_with_prompts(self, now: float) -> int:
-        """Count the prefill workers that have a prompt; one that decodes too may have requests and no prompt."""
+        """Count the prefill workers that have a prompt; a worker that decodes too may have requests and no prompt."""
         names = [name for name, role in self._roles.items() if role is Role.PREFILL]
         return sum(
             1 for name in names if (self._wait_s(name, ServiceClass.BE, now) if self._lends else self._num_at[name])
@@ -289,20 +289,20 @@ class Placement:
 
     @property
     def late(self) -> tuple[int, int]:
-        """Return how many chats decode, as workers told last, and how many of them are late with their next token."""
+        """Return how many chats decode, as workers told last, and for how many the next token is late."""
         return sum(num for num, _ in self._late.values()), sum(late for _, late in self._late.values())
 
     def least_wait_s(self, role: Role, service: ServiceClass, now: float) -> float:
-        """Return the wait for other prompts at the worker where it is shortest."""
+        """Return the shortest wait for other prompts at any worker."""
         worker = self._least(role, service, now)
         return 0.0 if worker is None else self._wait_s(worker, service, now)
 
     # --- Placement
 
     def ahead_of(self, request: Request, pools: Pools, now: float) -> WorkAhead:
-        """Return the worker that would run the prompt if it were placed now, and the work that it would find there.
+        """Return the worker that would run the prompt if placed now, and the work ahead there.
 
-        Admission decides by it, and `placed` takes the same answer: the worker is looked for once."""
+        Admission decides by this, and `placed` takes the same answer: the worker is looked for once."""
         known, memory = self._known(request, pools), self.memory
         worker = self._worker_for(request, known, now)
         if worker is None:
@@ -323,8 +323,8 @@ class Placement:
         )
 
     def _shortage(self, worker: str, request: Request, now: float) -> Shortage:
-        """Return what the answers of chats and of this one will lack of memory before they end: on the decode worker
-        that runs the prompt, or on all decode workers where a prefill worker does."""
+        """Return what memory the answers of all chats, with this chat, will lack before they end: on the decode worker
+        that runs the prompt, or on all decode workers where a prefill worker runs the prompt."""
         is_asked = request.service is ServiceClass.RT and self._policy.refuse_ttfts
         if not is_asked or not self._kv_tokens:
             return NO_SHORTAGE
@@ -351,7 +351,7 @@ class Placement:
         return self._num_decoding if self._lends else self._num_workers[self._prompts_on]
 
     def _worker_for(self, request: Request, known: Known, now: float) -> str | None:
-        """Return the worker that a custom policy names for the prompt, or the usual one."""
+        """Return the worker that a custom policy names for the prompt, or the usual worker."""
         own = None
         if self._custom.decides and self.num_for_prompts:
             own = self._custom.worker(request, self._choices(request, known, now))
@@ -385,8 +385,8 @@ class Placement:
     def _first_through(self, least: str, request: Request, known: Known, now: float) -> str:
         """Return the worker with the earliest first token: the least loaded, or one near its prefix.
 
-        A beginning that all requests share would draw all of them to one worker, where they would decode slowly: so a
-        worker that holds much more than others does not count."""
+        A beginning that all requests share would draw all to one worker, which would decode slowly: so a worker that
+        holds much more than others does not count."""
         nodes = [node for node in known.nodes if self._decodes_at(node)] if len(self._run_prompts_at) > 1 else []
         others = [worker for node in nodes for worker in self._run_prompts_at.get(node, ())]
         others += [worker for worker in known.at if self._roles.get(worker) is self._prompts_on]
@@ -403,8 +403,8 @@ class Placement:
         return first  # among equals the least loaded
 
     def placed(self, worker: str, request: Request, loaded_s: float, now: float) -> str:
-        """Add the prompt, with the time that it takes there, to the worker's backlog, and return the decode worker that
-        it should go on to, if any."""
+        """Add the prompt, with its time there, to the worker's backlog, and return the decode worker that the request
+        should go on to, if any."""
         if (prompts := self._prompts.get(worker)) is not None:
             passed_s, prompts.at = now - prompts.at, now
             prompts.all_s = max(0.0, prompts.all_s - passed_s) + loaded_s
@@ -427,10 +427,10 @@ class Placement:
         return named
 
     def _is_worth_a_move(self, worker: str, request: Request, rooms: Rooms, now: float) -> bool:
-        """Return whether a request is to leave the worker of its prompt, which could decode it, for a decode worker.
+        """Return whether a request is to leave the prompt's worker, which could decode it, for a decode worker.
 
-        That one must have room for it to its end, and no prompts to run: in their steps it would wait for longer than
-        it waits here. A best-effort request leaves only where its memory may be wanted here."""
+        That worker must have room for the whole output, and no prompts to run: beside prompts a step would take longer
+        than here. A best-effort request leaves only where memory may be wanted here."""
         decode, (mean, most) = self._least(Role.DECODE, request.service, now), mean_and_upper(request, self._policy)
         if mean < self._policy.least_moved or decode is None:
             return False
@@ -476,7 +476,7 @@ class Placement:
         return self._wait_s(worker, request.service, now) + self._loaded_s(worker, request, known)
 
     def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
-        """Return the wait for the prompts that go before a new one of this class."""
+        """Return the wait for the prompts that go before a new prompt of this class."""
         prompts = self._prompts.get(worker, _NO_PROMPTS)
         return max(0.0, prompts.at + prompts.before(self._policy.ordering.puts_first(service)) - now)
 
@@ -498,12 +498,12 @@ class Placement:
         return known.work(len(request.tokens), worker, self._node[worker], self._told(worker))
 
     def _saved(self, worker: str, request: Request, known: Known) -> float:
-        """Return the tokens that the worker need not compute, less those that it could in the time to copy them."""
+        """Return the tokens that the worker need not compute, less the tokens that it could compute while copying."""
         work, token_s = self._work(worker, request, known), self._told(worker).prompt_token_s
         return len(request.tokens) - work.tokens - (work.copy_s / token_s if token_s else 0.0)
 
     def _prompt_s(self, worker: str, request: Request, known: Known) -> float:
-        """Return the time of the prompt alone: to compute what neither device nor pool has of it, and to copy."""
+        """Return the time of the prompt alone: to compute what neither device nor pool has, and to copy."""
         return self._work(worker, request, known).seconds(self._told(worker).prompt_token_s)
 
     def _loaded_s(self, worker: str, request: Request, known: Known) -> float:
@@ -529,7 +529,7 @@ class Placement:
     def _least(self, role: Role, service: ServiceClass, now: float) -> str | None:
         """Return the worker with the least work before a new request of this class.
 
-        Only here are workers ordered whose work has changed, since most change more than once between two requests."""
+        Only here are changed workers ordered again, since most change more than once between two requests."""
         loads, is_first = self._loads[role][service], self._policy.ordering.puts_first(service)
         while loads.changed:
             name = loads.changed.pop()
@@ -539,6 +539,6 @@ class Placement:
         return loads.least(now)
 
     def _held(self, worker: str, service: ServiceClass) -> int:
-        """Return the tokens that requests of the worker will hold: those that a new one of this class waits for."""
+        """Return the tokens that requests of the worker will hold, of requests before a new request of this class."""
         holdings = self._holdings_of(worker)
         return holdings.rt_tokens if self._policy.ordering.puts_first(service) else holdings.tokens

@@ -1,13 +1,13 @@
-"""Workers in order: by the work before them, and decode workers by the room that they have.
+"""Workers in order: by the work ahead, and decode workers by room.
 
-A wait is predicted, and grows shorter as time passes. So a worker is filed by the moment at which it will be through,
-rounded; and as soon as a new prompt would wait there for hardly any time, it counts as idle. Among idle workers, and
-among those that are through at the same time, the one whose requests hold the fewest tokens comes first: predictions of
-waits that differ by less say nothing, and workers that hold more decode slower and are the first that lack memory.
+A wait is predicted, and grows shorter as time passes. So a worker is filed by the moment at which its prompts will be
+done, rounded; and as soon as a new prompt would hardly wait there, the worker counts as idle. Among idle workers, and
+among workers with the same moment, the worker with the fewest tokens held comes first: predictions of waits that differ
+by less say nothing, and workers that hold more decode slower and are the first that lack memory.
 
-A prompt should go on to the decode worker with room whose batch has about the prompt's length. A worker's room is what
-it told last, less what has been sent its way since. Bands are kept in the order of their middles, so that the router
-looks only at the few nearest ones, however many workers there are.
+A prompt should go on to a decode worker with room and a batch of about the prompt's length. A worker's room is what it
+told last, less what has been sent there since. Bands are kept in the order of their middles, so that the router looks
+only at the few nearest ones, however many workers there are.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Least:
 
 
 class Loads:
-    """Workers by when they will be through, and by the tokens that their requests hold."""
+    """Workers by when their prompts will be done, and by the tokens that their requests hold."""
 
     def __init__(self) -> None:
         self._busy, self._idle = Least(), Least()
@@ -149,7 +149,8 @@ class Rooms:
         return bool(self._rooms)
 
     def for_chats(self, worker: str) -> int | None:
-        """Return the blocks that chats find on the worker, free or given to them; None where it has not told yet."""
+        """Return the blocks that chats find on the worker, free or given to chats; None where the worker has not told
+        yet."""
         room = self._rooms.get(worker)
         return None if room is None else room.for_chats
 
@@ -170,9 +171,9 @@ class Rooms:
         return room is not None and room.free_blocks >= self.blocks(tokens)
 
     def choose(self, tokens: Sequence[int], most: int = 0, gives: bool = False) -> str:
-        """Return a worker for a prompt that may grow to `most` tokens, and count its room as taken; "" for none.
+        """Return a worker for a prompt that may grow to `most` tokens, and count the room as taken; "" for none.
 
-        `gives` says whether the request gives its room to chats.
+        `gives` says whether the request gives room to chats.
         """
         worker = self._nearest(len(tokens), max(most, len(tokens))) if self._by_band else None
         worker = worker or self._emptiest(self._fullest_last)
@@ -200,7 +201,7 @@ class Rooms:
             room.band = None
 
     def blocks(self, tokens: int) -> int:
-        """Return the blocks that a request with a prompt of `tokens` tokens takes when it comes."""
+        """Return the blocks that a request with a prompt of `tokens` tokens takes on arrival."""
         return self._retention.of_prompt(tokens) // self._block_size + 1
 
 

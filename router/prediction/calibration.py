@@ -1,4 +1,4 @@
-"""The predictor's correction by recent outputs: each is compared with what was said of its prompt before it was learnt.
+"""The predictor's correction by recent outputs: each is compared with the prediction before it was learnt.
 
     is_useful         whether predictions put pairs of outputs in order more often than chance does. Where they do not,
                       every prompt gets the same mean: an order by chance is worse than none

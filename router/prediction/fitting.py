@@ -1,7 +1,7 @@
 """Fit the regression to the newest past prompts: a fit counts only what has changed since the last one.
 
-Sums of the regression are exact (ridge.py). So what is taken out of them leaves no trace, and they are those of a fit
-that counts all of the newest prompts again.
+Sums of the regression are exact (ridge.py). So what is taken out leaves no trace, and the sums equal those of a fit
+that counts all newest prompts again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The router core's part of length prediction (ALISE §3.1): which prompts it asks about, and what is learnt.
+"""The router core's part of length prediction (ALISE §3.1): which prompts the core asks about, and what is learnt.
 
     Submit ─▶ Predict ─ ─ side process ─ ─▶ Predicted ─▶ Expect, to the member that has the request by then
     Progress(ended) ─▶ Learn, and now and then Retrain and, of each open request that waits for its end, Predict again
 
-No request waits for the answer, which may never come: the router places a prompt at once, and until it knows more it
-expects an output as long as the prior says (lengths.py). predictor.py has what the side process does.
+No request waits for the answer, which may never come: the router places a prompt at once, and until then expects an
+output as long as the prior says (lengths.py). predictor.py has what the side process does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BETWEEN = 256  # ... or 256 more, since older outputs tell less
 
 @dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class _AskedLength:
-    """The order that asks for an open request's length, and whether it is the router that predicts it."""
+    """The order that asks for an open request's length, and whether the router predicts the length."""
 
     order: Predict
     is_predicted: bool  # otherwise its client has said it
@@ -53,7 +53,7 @@ class PredictionOrders:
 
     @property
     def num_open(self) -> int:
-        """Return the number of open requests whose sketches are kept to learn from."""
+        """Return the number of open requests with sketches to learn from."""
         return len(self._open)
 
     def opened(self, request: Request, sketch: Sketch | None) -> list[Command]:
@@ -74,7 +74,7 @@ class PredictionOrders:
         return [learn, Retrain(), *self._asked_again(request.id)] if self._fits.is_due() else [learn]
 
     def _asked_again(self, but: str) -> list[Command]:
-        """Ask again for best-effort requests, which may wait long: the predictor knows more than when they came."""
+        """Ask again for best-effort requests, which may wait long: the predictor knows more than on their arrival."""
         return [it.order for name, it in self._open.items() if it.is_be and it.is_predicted and name != but]
 
     def closed(self, request: str) -> None:

@@ -1,7 +1,7 @@
 """The length predictor (ALISE §3.1, Algorithm 1). The router's side process runs it, and the simulator in its place.
 
     prompt ─▶ its k nearest past prompts with similarity >= s0 ─▶ mean of their outputs, weighted by similarity
-                  └── none is so similar ─▶ ridge regression ─▶ mean
+                  └── none is that similar ─▶ ridge regression ─▶ mean
 
 The regression takes the place of ALISE's network: it was closer on nearly every text (docs/how/prediction.md), and has
 a closed form. calibration.py corrects both by what came of recent prompts, and withdraws them where they tell nothing.
@@ -69,7 +69,7 @@ class LengthModel:
         self.calibration: Calibration | None = None  # None before the first fit
 
     def learn(self, sketches: Sequence[Sketch], num_prompts: Sequence[int], num_outputs: Sequence[int]) -> None:
-        """Compare outputs with what would have been said of their prompts, then add them to the past."""
+        """Compare outputs with what would have been predicted, then add them to the past."""
         self._learn(self._encoder.vectors(sketches), np.array(num_prompts), np.array(num_outputs))
 
     def predict(self, sketches: Sequence[Sketch], num_prompts: Sequence[int]) -> list[Estimate | None]:
@@ -86,7 +86,7 @@ class LengthModel:
         return Opinions(similar.similarity, _by_past(self.past, similar), by_ridge)
 
     def inputs(self, vectors: NDArray[np.int8] | NDArray[np.float32], num_prompts: Ints) -> Floats:
-        """Return the vectors scaled to one length, each with the logarithm of its prompt's length beside it."""
+        """Return the vectors scaled to one length, each with the logarithm of the prompt's length."""
         exact = vectors.astype(np.float64)
         norms = np.sqrt(np.maximum(1.0, (exact * exact).sum(axis=1)))
         return np.column_stack((_SPREAD * exact / norms[:, None], log_of(np.maximum(1, num_prompts)) / 8))
@@ -182,7 +182,7 @@ def _by_past(past: PastPrompts, similar: Similar) -> Floats:
     """Return the mean output of the nearest entry, of the two nearest, and so on.
 
     The weight is the fourth power of the similarity, since a very similar prompt tells more than all others together,
-    times the number of outputs that the entry has seen.
+    times the number of the entry's outputs.
     """
     square = similar.similarity * similar.similarity
     weights = np.where(similar.entries >= 0, square * square * past.num_seen[similar.entries], 0.0)

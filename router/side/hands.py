@@ -1,7 +1,7 @@
 """The router's hands: they send the core's orders to the side process, whose answers come back as events.
 
 The router never waits here. Orders that the side process has no time for are left out, and a side process that ends is
-started again. Some prompts then get no prediction, and the prior holds for them.
+started again. Some prompts then get no prediction, and the prior holds.
 """
 
 from __future__ import annotations
