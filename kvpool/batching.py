@@ -5,7 +5,7 @@
                                                                             ▼
                                         left siblings, right siblings, then the parent's: nearest lengths first
                                                                             │
-                            the tightest window of as many requests, two levels up, takes its place  (slide)
+                            the tightest window of as many requests, two levels up, replaces it  (slide)
 
 A batch is contiguous in length: it leaves out no request between its shortest and its longest length.
 """
@@ -24,9 +24,9 @@ SLIDE_LEVELS = 2
 class BatchBounds:
     """The bounds of a batch."""
 
-    most_blocks: int  # B_max; a request that takes more by itself is a batch of its own
+    most_blocks: int  # B_max; a request that alone takes more is a batch by itself
     room: int  # blocks of the device
-    least: int  # N_min: requests, where blocks and waiting requests allow it
+    least: int  # N_min: requests, where blocks and waiting requests suffice
     most: int  # N_max: requests
 
 
@@ -56,9 +56,9 @@ class BatchWindow:
 
 
 def find_batch(tree: QuadTree, wanted: BatchBounds, now: float) -> BatchWindow:
-    """Return the next batch; it is empty where no request waits or fits.
+    """Return the next batch; the batch is empty where no request waits or fits.
 
-    It is empty too while a starving request does not fit: others would take the room as it becomes free.
+    The batch is empty too while a starving request does not fit: others would take the room as it becomes free.
     """
     starving = tree.starving(now)
     if starving is not None:
@@ -125,7 +125,7 @@ def _take(tree: QuadTree, window: BatchWindow, leaf: int, goal: int, wanted: Bat
 
 
 def _slid(tree: QuadTree, wanted: BatchBounds, found: BatchWindow, node: TreeNode) -> BatchWindow:
-    """Return the tightest window of as many requests near the one that was found."""
+    """Return the tightest window of as many requests near the found window."""
     if found.num < 2 or not found.spread:
         return found
     near = node.ancestor(SLIDE_LEVELS).leaves
@@ -147,7 +147,7 @@ def _slid(tree: QuadTree, wanted: BatchBounds, found: BatchWindow, node: TreeNod
 
 
 def _cut_to(tree: QuadTree, leaves: list[int], num: int) -> BatchWindow:
-    """Return a window of `num` requests of these lengths, leaving out longest ones, which take most blocks."""
+    """Return a window of `num` requests of these lengths, without the longest, which take most blocks."""
     window = BatchWindow()
     for leaf in leaves:
         members = tree.members(leaf)[: num - window.num]

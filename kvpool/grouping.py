@@ -1,17 +1,17 @@
 """The waiting entries of the pool, and which of them a decode worker gets next:
 
-    one by one  in order, whatever their lengths, while there is room
-    in time     the same, after real-time requests that cannot wait (pinned); those of unequal length share only the
-                steps where that is cheap: each worker decides that itself (schedulers/near_lengths.py)
-    by length   requests of about one length together, where all wait for their batch here (AlignedServe §3.3):
+    one by one  in order, of any length, while there is room
+    in time     the same, after real-time requests that cannot wait (pinned); requests of unequal length share
+                steps only where that is cheap: each worker decides that itself (schedulers/near_lengths.py)
+    by length   requests of about one length together, where all wait for a batch here (AlignedServe §3.3):
 
         commit ──▶ tree ── find_batch ──▶ the worker's next batch, whole, before there is room for it
-           │        ├── requests as long as those that run there (dynamic): its candidate requests
+           │        ├── requests as long as the running batch (dynamic): its candidate requests
            │        ▼ the slack has run out
            └──▶ pinned: real-time requests that cannot wait, while there is room
 
-The pool looks for a batch when the worker has no next batch. Ahead of need it looks only where enough requests wait for
-a full batch; and a worker gets at most its share of the waiting requests, so that it takes none that others will lack.
+The pool looks for a batch when the worker has no next batch. Ahead of need the pool looks only where enough requests
+wait for a full batch; and a worker gets at most its share of the waiting requests, so that other workers lack none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WaitingEntry:
     to: str = ""  # the decode worker that the router named, if any
 
     def __post_init__(self) -> None:
-        self.promise.served(self.since)  # it was served until now
+        self.promise.served(self.since)  # the request was served until now
 
     @property
     def id(self) -> str:
@@ -59,7 +59,7 @@ class WaitingEntry:
         self.promise.expect(self.entry.request, policy, now)
 
     def standing(self, ask: AskBatch, now: float) -> Standing:
-        """Return the request's place in the order: a copy and a decode are before its next token."""
+        """Return the request's place in the order: a copy and a decode come before the next token."""
         transfer_s = self.entry.num_held * ask.copy_token_s
         return self.promise.standing(now, Work(transfer_s=transfer_s), ask.times)
 
@@ -134,7 +134,7 @@ class Waiters(ABC):
 
     @property
     def pinned(self) -> Sequence[WaitingEntry]:
-        """Return real-time requests that would miss their next tokens if they waited for the next batch."""
+        """Return real-time requests that would miss a token if they waited for the next batch."""
         return ()
 
     def looks_at(self, _now: float) -> float | None:
@@ -154,7 +154,7 @@ class Waiters(ABC):
         return policy.ordering.sort(self, lambda waiting: waiting.standing(ask, now), ask.times, policy.late)
 
     def _hand_out(self, candidates: Iterable[WaitingEntry], places: _RoomLeft) -> tuple[list[WaitingEntry], bool]:
-        """Take the requests that fit, and return them and whether all of them fit."""
+        """Take the requests that fit, and return these and whether all fit."""
         taken: list[WaitingEntry] = []
         for waiting in list(candidates):
             if not places.take(waiting):
@@ -164,7 +164,7 @@ class Waiters(ABC):
         return taken, True
 
     def _with_some_ahead(self, found: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft) -> list[WaitingEntry]:
-        """Take the requests that fit, and those after them that the worker wants to have at hand."""
+        """Take the requests that fit, and the next ones that the worker wants to have at hand."""
         taken, _ = self._hand_out(found, places)
         ahead = found[len(taken) : len(taken) + ask.ahead]
         for waiting in ahead:
@@ -234,7 +234,7 @@ class InTime(Waiters):
         super().__init__(policy, block_size)
         self._out = out
         self._pinned: dict[str, WaitingEntry] = {}
-        # Heap of (when a real-time request must be handed out, number, entry); entries that have left stay in it.
+        # Heap of (when a real-time request must be handed out, number, entry); entries that have left stay there.
         self._in_time: list[tuple[float, int, WaitingEntry]] = []
         self._num_ever = 0
         self._slowest = SlowestAsk()  # a request must be in time even on this worker
@@ -264,7 +264,7 @@ class InTime(Waiters):
         return handed
 
     def _choose(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
-        """Take requests in their order, whatever their lengths: as many as fit, and some ahead."""
+        """Take requests of any length in order: as many as fit, and some ahead."""
         found = list(self._in_order(ask, now)) if ask.requests or ask.ahead else []
         urgent = [*takewhile(lambda waiting: self._is_urgent(waiting, ask, now), found)]  # no key's turn goes before
         in_turn = in_turns(found[len(urgent) :], self._out())
@@ -340,7 +340,7 @@ class ByLength(InTime):
     def _choose(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
         dynamic, are_few = self._dynamic(ask, places), self._are_few(ask)
         batch = self._found(ask, now)
-        if are_few and ask.band is not None:  # too few requests for a batch of their own
+        if are_few and ask.band is not None:  # too few requests for a batch
             dynamic, batch = dynamic + batch, []
         return Handed(pinned, dynamic, batch)
 

@@ -5,8 +5,8 @@
     ...
     depth 8    65,536 leaves                                one length each
 
-A node counts the requests below it and the device blocks that they will take. Longer prefixes count as 65,536. Within a
-length requests are ordered by the time at which they are due, then by arrival.
+A node counts the requests below, and the device blocks that these will take. Longer prefixes count as 65,536. Within a
+length requests are ordered by due time, then by arrival.
 
 A node that is not empty and yields no request for long is starving. Only leaves keep a clock, and one heap over their
 alarms tells which leaf starves: what starves below a node does so in a leaf, and a search from there serves both.
@@ -23,19 +23,19 @@ from typing import NamedTuple
 LONGEST = 65_536
 DEPTHS = 8
 _SHIFTS = tuple(2 * (DEPTHS - depth) for depth in range(DEPTHS + 1))  # leaf >> shift is its node at each depth
-_BLOCKS = 28  # the lower bits of a node's sum count requests, the higher bits their blocks
+_BLOCKS = 28  # the lower bits of a node's sum count requests, the higher bits blocks
 _REQUESTS = (1 << _BLOCKS) - 1
 _OUTDATED = 1000  # outdated alarms that may stay, beside one for each leaf
-STARVING_S = 30.0  # a leaf starves after so long, and sooner where a request has less slack
+STARVING_S = 30.0  # until a leaf starves; sooner where a request has less slack
 
 
 class TreeMember(NamedTuple):
-    """A waiting request, in the order in which its length is served."""
+    """A waiting request, in the order in which a length is served."""
 
     due: float
     number: int  # order of arrival
     id: str
-    blocks: int  # blocks that it takes on a device
+    blocks: int  # blocks on a device
     leaf: int
 
 
@@ -84,7 +84,7 @@ def leaf_of(length: int) -> int:
 
 class QuadTree:
     def __init__(self) -> None:
-        # depth -> node -> requests and their blocks in one number: an insertion is one addition at each depth
+        # depth -> node -> requests and blocks in one number: an insertion is one addition at each depth
         self._sums = [[0] * (1 << 2 * depth) for depth in range(DEPTHS + 1)]
         self._by_depth = tuple(zip(self._sums, _SHIFTS, strict=True))
         self._leaves: dict[int, _Leaf] = {}  # leaves that are not empty
@@ -148,7 +148,7 @@ class QuadTree:
             del self._leaves[number]
 
     def yielded(self, leaves: Iterable[int], now: float) -> None:
-        """Start the clocks of these leaves again: they have given requests to a batch."""
+        """Start the clocks of these leaves again after they gave requests to a batch."""
         for number in leaves:
             leaf = self._leaves.get(number)
             if leaf is not None:

@@ -6,7 +6,7 @@
                                                        │             or Commit: the worker gave it up
                                                        └── the worker has it already (Kept), ─┘
                                                            or the request cannot wait for an ask (Batch):
-                                                           on arrival, or when its slack has run out
+                                                           on arrival, or when the slack has run out
 
 grouping.py decides which request is next. A lost worker's lease ends when its lock is free, not before: until then the
 worker may still be writing. Asks for pages are answered in the order of arrival; asks for spare pages come after the
@@ -87,9 +87,9 @@ class PoolCore:
         self._has_changed = False  # whether requests or asks have changed since batches were looked for
         self._looks_at: float | None = None  # when a request's slack may run out: a timer is set
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (decode worker that has it, entry)
-        self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (worker for which its pages are held, attempt)
+        self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (worker for which the pages are held, attempt)
         self._decode_workers: set[str] = set()
-        self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of the asks
+        self._asks: dict[str, AskBatch] = {}  # decode worker -> the room, in the order of the asks
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the refresh timer is set
         self._cancelled = CancelledAttempts()
@@ -168,7 +168,7 @@ class PoolCore:
 
     @property
     def kept(self) -> set[str]:
-        """Return the requests whose KV is here."""
+        """Return the requests that have KV here."""
         return {*(waiting.id for waiting in self._waiting), *self._out, *self._held}
 
     @property
@@ -206,7 +206,7 @@ class PoolCore:
 
     @property
     def _holders(self) -> tuple[PagesFor, ...]:
-        """Return how many pages each worker has for its requests; first, how many wait here for a worker."""
+        """Return how many pages each worker has for requests; first, how many wait here for a worker."""
         kept, leased = Counter[str](), Counter[str]()
         for worker, entry in self._out.values():
             kept[worker] += len(entry.pages)
@@ -251,11 +251,11 @@ class PoolCore:
         return [worker for worker, told in self._spare.items() if told]
 
     def _commit(self, worker: str, by: str, entry: Entry, num_known: int, to: str, now: float) -> list[Command]:
-        """Take over a request from a worker: it waits here from now on."""
+        """Take over a request from a worker: from now on the request waits here."""
         request = entry.request
         new, names = entry.pages[num_known:], entry.names[num_known:]
         held = self._take_prefix(entry, num_known) or self._take_returned(worker, entry, num_known)
-        taken_back = held != entry.pages[:num_known]  # before the worker heard of it: others may have the prefix now
+        taken_back = held != entry.pages[:num_known]  # before the worker heard of that: others may have the prefix now
         unwanted = taken_back or self._is_elsewhere(worker, entry) or self._latest(request.id) > request.attempt
         if unwanted or (request.id, request.attempt) in self._cancelled:
             self._pages.give_back(by, new)
@@ -270,7 +270,7 @@ class PoolCore:
         self._note("committed", entry)
         decodes = worker in self._decode_workers
         waiting = self._waiter(entry, now, to or (worker if decodes else ""))
-        if decodes and to in self._decode_workers:  # another decode worker has handed it on, as that one has room
+        if decodes and to in self._decode_workers:  # handed on by another decode worker, to a worker with room
             is_rt = waiting.promise.is_rt
             return self._batch(to, [waiting], is_pinned=is_rt, is_dynamic=not is_rt)
         self._waiting.add(waiting)
@@ -279,7 +279,7 @@ class PoolCore:
         return []
 
     def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
-        """Return the full pages of a request that its worker gives back; the last page is written again, with more."""
+        """Return the full pages of a request that a worker gives back; the last page is written again, with more."""
         name = entry.request.id
         known = self._pages.pages_of(name)[:num_known]
         if not known or not self._is_out(worker, *_attempt(entry)) or entry.pages[:num_known] != known:
@@ -294,7 +294,7 @@ class PoolCore:
         return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)
 
     def _keep(self, worker: str, by: str, keep: Keep) -> list[Command]:
-        """Keep full pages of a request, after those that are here: for its worker, or idle from now on."""
+        """Keep full pages of a request, after the pages that are here: for the worker, or idle from now on."""
         name, attempt = keep.request, (keep.request, keep.attempt)
         is_held = self._held.get(name) == (worker, attempt)
         if not (is_held or self._is_out(worker, *attempt)):
@@ -335,10 +335,10 @@ class PoolCore:
         return commands + self._straight_on()
 
     def _straight_on(self) -> list[Command]:
-        """Send requests that cannot wait to the decode worker that the router named, or that they had to leave, while
-        no other worker asks for more.
+        """Send requests that cannot wait to the decode worker that the router named or that gave them back, while no
+        other worker asks for more.
 
-        They have a claim there to memory that comes free, which prompts and growing requests would take before them."""
+        There they have a claim to memory that comes free, which prompts and growing requests would take otherwise."""
         asking = {worker for worker, ask in self._asks.items() if ask.requests}
         leaving = [
             waiting
@@ -398,11 +398,11 @@ class PoolCore:
 
     @property
     def _last_holding(self) -> str:
-        """Return the request whose held prefix is taken back first for an ask that waits.
+        """Return the request that loses its held prefix first, for an ask that waits.
 
-        A prompt that holds pages and waits for room must not block one that has room and waits for pages. Prefixes of
-        best-effort prompts go before those of real-time ones. The pool knows only the order of arrival: within a class
-        the prompt that came last has the longest expected wait.
+        A prompt that holds pages and waits for room must not block a prompt that has room and waits for pages. Prefixes
+        of best-effort prompts go before prefixes of real-time prompts. The pool knows only the order of arrival: within
+        a class the last prompt has the longest expected wait.
         """
         held = [*reversed(self._held)]
         return next((request for request in held if self._pages.class_of(request) is ServiceClass.BE), held[0])
@@ -424,7 +424,7 @@ class PoolCore:
         return WaitingEntry(entry, promise(entry.request, self._policy, len(entry.output), entry.due), now, to)
 
     def _expect(self, told: Expect, now: float) -> list[Command]:
-        """Pass a predicted length on to a request that waits here, or to the worker that has it."""
+        """Pass a predicted length on to a request that waits here, or to the worker that has the request."""
         waiting = self._waiting.waiting(told.request)
         if waiting is not None and waiting.entry.request.attempt == told.attempt:
             waiting.expect(told.estimate, self._policy, now)
@@ -432,7 +432,8 @@ class PoolCore:
         return [Send(worker, told)] if out is not None and out.request.attempt == told.attempt else []
 
     def _release(self, worker: str, request: str, attempt: int, to: str) -> list[Command]:
-        """Free the pages of a request that has left a worker, or hold its first pages for the worker that it is at."""
+        """Free the pages of a request that has left a worker, or hold the first pages for the worker that has it
+        now."""
         if self._is_out(worker, request, attempt):
             del self._out[request]
             self._pages.free_entry(request)
@@ -474,7 +475,7 @@ class PoolCore:
         self._has_changed = True
 
     def _forget(self, request: str) -> None:
-        """Drop an earlier attempt of the request, wherever it is."""
+        """Drop an earlier attempt of the request, wherever that is."""
         self._has_changed = True
         self.rewriting.waits_no_longer(request)
         if self._waiting.remove(request) or self._out.pop(request, None) or self._held.pop(request, None):

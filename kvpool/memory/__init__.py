@@ -2,5 +2,5 @@
 
 pages.py      Leases, entries, idle pages and names; the pages that are reserved for real-time requests.
 holders.py    The entries that have each page.
-rewriting.py  The interface of forms in which pages are written again while their requests wait.
+rewriting.py  The interface of forms in which pages are written again while requests wait.
 """

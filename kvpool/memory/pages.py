@@ -247,7 +247,7 @@ class Pages:
         self._free_up(page)
 
     def _lru(self, page: int) -> SegmentedLru:
-        """Return the idle pages to which this page belongs when it is idle."""
+        """Return the list that keeps this page while it is idle."""
         return self._idle
 
     def _end_lease(self, holder: str, pages: Sequence[int]) -> None:
