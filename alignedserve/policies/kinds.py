@@ -19,17 +19,16 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class RequestInLine:
-    """A request that is served, or waits to be, as an order sees it. None of it changes by the passing of time alone,
-    but whether it is late."""
+    """A served or waiting request, as an order sees it. Only `is_late` changes by the passing of time alone."""
 
     id: str
     is_rt: bool  # a chat; otherwise a best-effort request
     priority: int  # chosen by the client, lower first
     arrival_at: float
-    starts_by: float  # its next step has to begin by then, to keep what was promised
-    tokens_left: float  # predicted tokens still to run: of its prompt, and of its output
-    is_prompt: bool  # something of its prompt is still to run
-    is_late: bool  # it has missed what was promised
+    starts_by: float  # the next step has to begin by then, to keep the promise
+    tokens_left: float  # predicted tokens still to run: of the prompt, and of the output
+    is_prompt: bool  # part of the prompt is still to run
+    is_late: bool  # the promise is missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,9 @@ class SeatedRequest:
     is_rt: bool
     priority: int
     arrival_at: float
-    num_tokens: int  # of its prompt and its output so far
-    num_output: int  # tokens of its output so far
-    tokens_ahead: int  # of its prompt, still to run; 0: it decodes
+    num_tokens: int  # of the prompt and the output so far
+    num_output: int  # tokens of the output so far
+    tokens_ahead: int  # of the prompt, still to run; 0: the request decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,10 @@ class NewRequest:
     arrival_at: float
     prompt: tuple[int, ...]  # token ids
     max_tokens: int
-    expected_tokens: int  # of its output, as predicted so far
-    ttft_s: float  # promised to a chat: the time to its first token ...
+    expected_tokens: int  # of the output, as predicted so far
+    ttft_s: float  # promised to a chat: the time to the first token ...
     tbt_s: float  # ... and between two tokens
-    jct_s: float  # promised to a best-effort request: the time to its end
+    jct_s: float  # promised to a best-effort request: the time to the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,8 @@ class WorkerChoice:
     """A worker that could run a prompt, as a placement sees it."""
 
     name: str
-    wait_s: float  # predicted, until it begins with this prompt
-    prompt_s: float  # predicted, for what it has to compute and copy of this prompt
+    wait_s: float  # predicted, until the worker begins with this prompt
+    prompt_s: float  # predicted, to compute and copy this prompt
     num_requests: int  # that it has
     held_tokens: int  # of memory that these will need
     cached_tokens: int  # of this prompt that need not be computed there
@@ -77,11 +76,11 @@ class WorkerChoice:
 class LoadAhead:
     """The load that a new request finds, as an admission sees it."""
 
-    first_token_s: float  # predicted, from now to its first token
-    prompt_s: float  # the part of that which its own prompt takes
+    first_token_s: float  # predicted, from now to the first token
+    prompt_s: float  # the part of that which the prompt itself takes
     num_open: int  # requests of all clients
-    num_waiting: int  # requests of its class whose prompts have not begun, lines of batch jobs left out
-    free_tokens: float | None  # of memory on the worker that would run it; None: not known
+    num_waiting: int  # requests of the class with prompts not begun, without lines of batch jobs
+    free_tokens: float | None  # of memory on the worker that would run the request; None: not known
 
 
 class PolicyKind(str, Enum):
@@ -114,9 +113,9 @@ class OrderPolicy(OwnPolicy):
 
     @abstractmethod
     def key(self, request: RequestInLine) -> float:
-        """Return a number: requests with lower ones go first, those with equal ones by arrival.
+        """Return a number: requests with lower numbers go first, with equal numbers by arrival.
 
-        It is asked again when something of the request has changed, so it depends on nothing else.
+        The policy is asked again when something of the request has changed, so the number depends on nothing else.
         """
 
     @staticmethod
@@ -127,7 +126,7 @@ class OrderPolicy(OwnPolicy):
 class PackingPolicy(OwnPolicy):
     """Decide which requests with memory on a decode worker run in its next step.
 
-    The others keep their memory meanwhile. One that is left out of many steps in a row runs all the same.
+    The others keep their memory meanwhile. A request left out of many steps in a row runs all the same.
     """
 
     kind = PolicyKind.PACKING
@@ -182,7 +181,7 @@ class AdmissionPolicy(OwnPolicy):
 
     @abstractmethod
     def refuse(self, request: NewRequest, load: LoadAhead) -> float | None:
-        """Return None to admit the request, or the seconds after which its client may try again."""
+        """Return None to admit the request, or the seconds after which the client may try again."""
 
     @staticmethod
     def problem(answer: Any, *_facts: Any) -> str | None:
@@ -192,7 +191,7 @@ class AdmissionPolicy(OwnPolicy):
 
 
 class PredictorPolicy(OwnPolicy):
-    """Predict how long the output of a request will be, where its client has not said it."""
+    """Predict how long the output of a request will be, where the client has not said so."""
 
     kind = PolicyKind.PREDICTOR
     method = "length"

@@ -9,9 +9,9 @@ accelgen.py     AccelGen by its own formulas.
 in_order.py     By a fixed order within the time of a step.
 alise.py        ALISE: by predicted levels; requests of lower levels are swapped out.
 fcfs.py         First come, first served: Orca, vLLM, Sarathi-Serve, FastGen; AlignedServe's paper.
-tgi.py          Text Generation Inference: prompts interrupt decodes once enough of them wait.
+tgi.py          Text Generation Inference: prompts interrupt decodes once enough prompts wait.
 round_robin.py  Chats and documents in alternate steps, which BROS compares with.
 fastserve.py    By levels of service, without predictions: MLFQ, and FastServe.
 custom.py       A custom policy chooses among the requests of a step.
-apt_serve.py    Apt-Serve: before each step it is chosen which requests have memory.
+apt_serve.py    Apt-Serve: before each step, Apt-Serve chooses which requests have memory.
 """

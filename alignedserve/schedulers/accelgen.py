@@ -58,7 +58,7 @@ class AccelGen(Scheduler):
 
 
 class AccelGenNoBatch(AccelGen):
-    """Its ablation /Batch (§6.3): prompts go strictly by slack."""
+    """AccelGen's ablation /Batch (§6.3): prompts go strictly by slack."""
 
     def add_prompts(self, step: StepBuilder, prompts: Iterable[Ranked], is_rt: bool) -> None:
         step.add(prompts)

@@ -32,8 +32,8 @@ from alignedserve.worker.step.waiting_prompts import Ranked, WaitingPrompts
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
 HELD_TO = 0.75  # of the time of a step: prompts of documents beside chats that decode
-# The time of a step with documents beside which another caller's chat may come, in times of its prompt by itself and of
-# the step's decodes.
+# The longest step with documents where another caller's chat may come, in times of the chat's prompt alone, and in
+# times of the step's decodes.
 OF_FIRST, OF_DECODES = 0.5, 2.0
 HOST = 0.75  # of the decodes are of one caller
 _ROUNDING_S = 1e-9  # slack is kept as an instant
@@ -45,20 +45,20 @@ class Aligned(Scheduler):
         super().__init__(policy, most)
         self.bounds_steps = policy.chunking is Chunking.SLO
         self._near = NearLengths() if policy.grouping is Grouping.ALIGNED else None
-        self._order = DecodeOrder(policy)  # decodes in their order, where they are more than a step has places for
+        self._order = DecodeOrder(policy)  # of decodes, where a step has too few places for all
         self._ran_guests = False  # whether the last step had guests alone
 
     def plan(self, view: StepView) -> PlannedStep:
-        """Fill the next step, and leave out its longest documents where that is faster (near_lengths.py)."""
+        """Fill the next step, and leave out the longest documents where that is faster (near_lengths.py)."""
         found = self.fill(view)
         return found if self._near is None else self._near.choose(found, view)
 
     def fill(self, view: StepView) -> PlannedStep:
         """Fill the next step: chats as their promises ask, documents with what is left.
 
-        Chats come before documents, even urgent ones: what these took of R, a chat's prompt would have to make up for
-        at its last moment. Of each class urgent requests come first, then decodes, then prompts.
-        A chat's prompt that finds no memory or seat gets those of documents, which wait until there is room again.
+        Chats come before documents, even urgent documents: time of R that these took would be missing when a chat's
+        prompt is due. Of each class urgent requests come first, then decodes, then prompts.
+        A chat's prompt that finds no memory or seat gets a document's, which waits until there is room again.
         """
         at, kept = view.at, self.kept(view)
         ran_guests, self._ran_guests = self._ran_guests, False
@@ -67,14 +67,14 @@ class Aligned(Scheduler):
             return decodes  # as in most steps: no prompt waits, and there is time for all
         line, waiting = view.waiting.line, waiting_in_order(view)
 
-        # It may take R, a budget of prompt tokens, and as many requests as the engine takes.
+        # The step may take R, a budget of prompt tokens, and as many requests as the engine takes.
         step = AlignedStep(view, self.bounds(view, kept), prompt_budget(at), self.batch)
         if not ran_guests:
             step.add(step.seatable(guests(view, step)))
             self._ran_guests = not step.is_empty
             if self._ran_guests:  # or one of them was seated, and is fetched first
                 return step.selection
-        step.add_together(first_decodes(view, kept))  # those of all chats, if they fit
+        step.add_together(first_decodes(view, kept))  # decodes of all chats, if all fit
         ranks = ranks_of(view, kept, step)  # the other requests that have a seat
         for is_rt in (True, False):
             if not is_rt:
@@ -92,7 +92,7 @@ class Aligned(Scheduler):
         return step.selection
 
     def kept(self, view: StepView) -> DecodeOrder | None:
-        """Return the decodes in their order as it is now, where they are more than a step has places for."""
+        """Return the decodes in the present order, where a step has too few places for all."""
         if len(view.decodes) > self.batch:
             self._order.refresh(view.decodes, self.batch, view.at.now, view.at.times)
             return self._order
@@ -138,7 +138,7 @@ class Aligned(Scheduler):
     ) -> WorkerRequest:
         """Return the document that is last in the order of service, or without documents that chat (BROS §4.2).
 
-        While one batch takes the place of another, it is a request of the old one. Gain: not weighed alone."""
+        While one batch takes the place of another, a request of the old batch leaves. Gain: not weighed alone."""
         seated = (*prompts, *decodes)
         return last_of_old([seat for seat in seated if not seat.promise.is_rt] or seated, at)
 
@@ -156,10 +156,11 @@ class AlignedStep(StepBuilder):
 
 
 def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int) -> bool:
-    """Return whether all of a prompt runs now, though decodes are late for it: else its first token would be.
+    """Return whether all of a prompt runs now, though this makes decodes late: else the first token would be late.
 
-    It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
-    once, and a block at a time once for each block. Gain: on 17 loads -4.1 to +0.7 points, 0 to +3.6 %.
+    The prompt may make a few decodes late, or, where even a block makes decodes late, any number: the prompt at once
+    makes each decode late once, a block at a time once for each block. Gain: on 17 loads -4.1 to +0.7 points, 0 to +3.6
+    %.
     """
     promise, now = prompt.promise, step.at.now
     if not promise.is_rt or most < prompt.num_ahead or step.decodes_s == inf:
@@ -170,7 +171,7 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
         return not step.chunks  # one in a step: as long as chats decode, there may never be time for all of it
     left_s, prefix, remade = promise.due_at(now) - now, prompt.num_held, prompt.num_remade
     if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
-        return False  # it is in time a piece at a time
+        return False  # in time a piece at a time
     if step.estimate.with_chunk(most, prefix, remade) > left_s:
         return False
     if step.estimate.with_chunk(min(most, step.at.block_size), prefix, remade) > step.decodes_s:
@@ -179,7 +180,7 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
 
 
 def are_few_gaps(decodes: Iterable[WorkerRequest], now: float) -> bool:
-    """Return whether few decodes are in time, and fewer of them have had no late gap so far.
+    """Return whether few decodes are in time, and fewer still had no late gap so far.
 
     Gain: in a rush on a machine where a prompt takes twice as long as a gap may, 75 % of first tokens are in time in
     place of 47 %; over a run, long prompts 0 to +1.1 points, tight -2.8 and -3.6."""
@@ -206,9 +207,9 @@ def first_decodes(view: StepView, kept: DecodeOrder | None) -> Sequence[WorkerRe
     """Return the decodes that come before all prompts, if they all fit.
 
     These are the decodes of chats: a decode that is left out would be late more often than a prompt that gets a little
-    less. Decodes of documents are among them only where no prompt is urgent or a chat's: beside them a chat's prompt
-    would need more steps. Where there are more decodes than places, they are the first chats that have places, or all
-    chats beside a chat's prompt. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %; of chats first: not
+    less. Decodes of documents are added only where no prompt is urgent or a chat's: beside documents a chat's prompt
+    would need more steps. Where there are more decodes than places, the first chats come that have places, or all chats
+    beside a chat's prompt. Gain of documents among them: -3.7 to +1.3 points, -3.9 to +5.4 %; of chats first: not
     weighed.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
@@ -227,9 +228,9 @@ def guests(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     """Return the chats' prompts that run before all decodes, where nearly all decodes are of another caller, the host.
 
     A guest has waited for the end of a step, and would wait for another one with all of the host's decodes. So guests
-    run by themselves where that halves the second wait, and where all decodes are in time one step later. They never do
-    in two steps in a row: a stream of guests would stop the host's decodes. Gain: not weighed alone; together with a
-    gateway that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
+    run by themselves where that halves the second wait, and where all decodes are in time one step later. Never in two
+    steps in a row: a stream of guests would stop the host's decodes. Gain: not weighed alone; together with a gateway
+    that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
     """
     decodes, waiting = view.decodes, view.waiting
     callers = Counter([running.request.caller for running in decodes])
@@ -253,8 +254,8 @@ def _is_any_urgent(view: StepView) -> bool:
 
 
 def waiting_in_order(view: StepView) -> Iterator[Ranked]:
-    """Return waiting prompts in their order. Thousands of documents may wait for pages: where there are none, they are
-    left out."""
+    """Return waiting prompts in order. Thousands of documents may wait for pages: without pages, documents are left
+    out."""
     only_rt = not view.seating.takes_best_effort
     return view.waiting.line.in_order(view.at.now, view.at.times.most_s, only_rt)
 
@@ -271,15 +272,15 @@ def ranks_of(view: StepView, kept: DecodeOrder | None, step: StepBuilder) -> Ran
 def step_bounds(view: StepView, kept: DecodeOrder | None = None) -> StepBounds:
     """Return R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
 
-    `kept` has the decodes in their order; the first ones are enough. A prompt that cannot be in time beside the chats
-    that decode does not bind: either they or the prompt would be late.
+    `kept` has the decodes in order; the first are enough. A prompt that cannot be in time beside the decoding chats
+    does not bind: either the chats or the prompt would be late.
     """
     at, decodes, prompts, waiting = view.at, view.decodes, view.prompts, view.waiting
-    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, and take none of their time
+    if at.policy.late is Late.DROP_LAST:  # late requests run last, and take no time of others
         decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
-        decodes = kept.real_time(kept.most)  # more of them run in no step
+        decodes = kept.real_time(kept.most)  # no step runs more decodes
     bound = after_slow_step_s(bound, late_s, decodes, at)
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
     return StepBounds(bound, min(bound, prompts_s), min(at.calm_s, unnoticed_s(view)))
@@ -315,8 +316,7 @@ def _decodes_bound_s(decodes: Iterable[WorkerRequest], at: StepContext) -> tuple
 def _kept_bound_s(kept: DecodeOrder, at: StepContext) -> tuple[float, float]:
     """Return the same for decodes that are kept in order, with a look at the first few at a time.
 
-    Decodes that ran in the same step are due at the same moment: those that are due later than the bound cannot lower
-    it.
+    Decodes of one step are due at the same moment: decodes due later than the bound cannot lower it.
     """
     bound, in_time = inf, kept.in_time()
     while few := list(islice(in_time, _AT_A_TIME)):
@@ -343,11 +343,11 @@ def _prompts_bound_s(
 
 
 def unnoticed_s(view: StepView) -> float:
-    """Return the most time of a step with documents, so that a chat of another caller hardly notices them.
+    """Return the most time of a step with documents, so that a chat of another caller hardly notices the documents.
 
-    A chat waits for the end of the step that runs, and its own step has documents too. Within a caller's own work its
-    promise alone counts. For another's chat a step takes half the time of that chat's prompt by itself. Where it is
-    more, it takes twice the time of its decodes, or that of a chunk that saturates the hardware: shorter steps would
+    A chat waits for the end of the running step, and its own step has documents too. Within one caller's work the
+    promise alone counts. For another's chat a step takes at most half the time of the chat's prompt alone. Or, where
+    that is more, twice the time of the step's decodes, or of a chunk that saturates the hardware: shorter steps would
     do little but begin. Gain: on three CPUs the p95 of first tokens falls from 1.6 to 2.9 times that of chats alone to
     1.2 to 1.5 times, for 5 to 15 % of the documents' tokens.
     """

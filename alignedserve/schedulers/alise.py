@@ -1,8 +1,8 @@
-"""ALISE (Algorithm 2): a request takes memory from requests of lower levels, which are swapped out for it.
+"""ALISE (Algorithm 2): a request takes memory from requests of lower levels, which are swapped out.
 
-As many requests are on the device as its memory and its seats hold: that is the paper's limit M. What is beyond it lies
-in the pool, where the request with the longest expected wait goes first (EWT, ALISE §3.2), and comes back when its turn
-is before that of a request on the device. Requests of one level take nothing from each other.
+The device holds as many requests as it has memory and seats for: the paper's limit M. Others are in the pool. The
+request with the longest expected wait goes there first (EWT, ALISE §3.2), and comes back when its turn is before that
+of a request on the device. Requests of one level take nothing from each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 class Alise(InOrder):
-    """Requests run by level; the one with the longest expected wait leaves."""
+    """Requests run by level; the request with the longest expected wait leaves."""
 
     def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
         return (prompt for _, prompt in waiting.line.in_order(0.0, 0.0))
@@ -36,7 +36,7 @@ class Alise(InOrder):
         return [seat for seat in self._by_wait(seated, at) if self.level(seat, at) > level]
 
     def _by_wait(self, seated: Sequence[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
-        """Return seated requests by how long they would wait for their next step if they were in line."""
+        """Return seated requests by the wait for the next step that each would have in line."""
         policy, times = self.policy, at.times
         line = list(policy.ordering.sort(seated, lambda seat: self._standing(seat, at), times, policy.late))
 

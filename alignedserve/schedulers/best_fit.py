@@ -1,8 +1,8 @@
-"""The best fit (AccelGen §4.4): of prompts about as urgent, those that best fill the tokens and the memory left.
+"""The best fit (AccelGen §4.4): of about equally urgent prompts, the set that best fills the tokens and the memory
+left.
 
-A window holds the prompts whose slack is little more than the first prompt's. The prompt whose demand has the
-least Euclidean distance to the tokens and the memory that are left, each as a share of its total, is taken, again and
-again. Then the window moves on.
+A window holds the prompts with little more slack than the first prompt. Again and again the prompt is taken with the
+demand nearest (Euclidean) to the tokens and the memory left, each as a share of the total. Then the window moves on.
 
 Demands never exceed what is left, so the nearest is the largest: prompts are sorted by tokens and looked through from
 the largest that fits, until even the most memory of all could not make up for fewer tokens.
@@ -21,7 +21,7 @@ from alignedserve.worker.step.step_builder import StepBuilder
 from alignedserve.worker.step.view import Seating
 from alignedserve.worker.step.waiting_prompts import Ranked
 
-MOST = 128  # prompts of a window: to look through more of them would take longer than a step may
+MOST = 128  # prompts of a window: to look through more would take longer than a step may
 
 
 class WindowMember(NamedTuple):
@@ -80,7 +80,7 @@ class Window:
     def take_nearest(
         self, left: Left, may_cut: bool, most_of: Callable[[WorkerRequest, int], int]
     ) -> tuple[WorkerRequest, int] | None:
-        """Take the nearest prompt out, and return it with the number of its tokens that run.
+        """Take the nearest prompt out, and return the prompt with the number of tokens that run.
 
         `most_of` returns how many of some tokens a prompt may run, for memory and rules.
         """
@@ -141,7 +141,7 @@ def add_best_fit(
 
 
 def _left_tokens(step: StepBuilder, first: WorkerRequest) -> int:
-    """Return how many tokens of the budget are left for a window of prompts that begins with this one."""
+    """Return how many tokens of the budget are left for a window of prompts that begins with this prompt."""
     bound_s, left = step.prompts_s if first.promise.is_rt else step.bound_s, min(step.tokens, step.budget)
     fits, most = 0 if step.has_cut else step.fitting(bound_s, 0, left), min(left, first.most_in_chunk)
     if fits < most and not step.has_cut and step.is_worth_gaps(first, fits, most):

@@ -1,6 +1,6 @@
 """Levels of service: the requests that were served least run first, and nothing is predicted.
 
-A request that has used up the bound of its level goes on in the next lower one. An example: the first level reaches to
+A request that has used up the bound of a level goes on in the next lower level. An example: the first level reaches to
 32 tokens of output, the second to 96; a request with 40 tokens runs after all that have fewer than 32.
 """
 
@@ -16,12 +16,12 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
 
 def level_served(tokens: int) -> int:
-    """Return the level of a request that got `tokens`: it leaves a level when it has used up its bound."""
+    """Return the level of a request that got `tokens`: a level ends when its bound is used up."""
     return sum(tokens >= (FIRST_BOUND << bound + 1) - FIRST_BOUND for bound in range(LEVELS - 1))
 
 
 class Mlfq(FirstCome):
-    """A multi-level feedback queue (ALISE §4.1): within a level by arrival; the request that was served most leaves."""
+    """A multi-level feedback queue (ALISE §4.1): within a level by arrival; the most served request leaves."""
 
     def plan(self, view: StepView) -> PlannedStep:
         if len(view.decodes) + len(view.prompts) <= self.most:
@@ -51,8 +51,8 @@ class Mlfq(FirstCome):
 
 
 class FastServe(Mlfq):
-    """FastServe: a prompt that would use up a level's bound with its first token alone starts below it (§4.1), and
-    requests of lower levels are swapped out for those of higher ones (§4.2)."""
+    """FastServe: a prompt that would use up a level's bound with the first token alone starts below (§4.1), and
+    requests of lower levels are swapped out for requests of higher levels (§4.2)."""
 
     def level(self, running: WorkerRequest, at: StepContext) -> int:
         return self._level(running)

@@ -19,8 +19,8 @@ from alignedserve.worker.step.view import PlannedStep, StepContext, StepView, al
 
 
 class FirstCome(InOrder):
-    """Orca, vLLM, Sarathi-Serve, FastGen, DistServe: they differ in numbers alone (config/presets.py has each with its
-    paper): whole prompts or chunks, the tokens and requests of a step, and when a request gets its memory."""
+    """Orca, vLLM, Sarathi-Serve, FastGen, DistServe differ in numbers alone (config/presets.py has each with its
+    paper): whole prompts or chunks, the tokens and requests of a step, and when a request gets memory."""
 
     def plan(self, view: StepView) -> PlannedStep:
         if not self.policy.is_plain:

@@ -1,6 +1,6 @@
 """Schedulers by a fixed order, by arrival or by a key of each request, in which steps end in time.
 
-All decodes come first where they fit together. Then each request, in its order, gets what is left.
+All decodes come first where they fit together. Then each request, in order, gets what is left.
 """
 
 from __future__ import annotations

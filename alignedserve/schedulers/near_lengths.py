@@ -1,19 +1,19 @@
-"""Choose which decodes of documents share a step: those that make its tokens cheapest (AlignedServe §2.2, §3.3).
+"""Choose which decodes of documents share a step: the set that makes tokens cheapest (AlignedServe §2.2, §3.3).
 
-A step reads the KV of all its decodes, and all of them wait for it. So a long document beside many short jobs makes
-their tokens dearer. Several steps may then be better than one:
+A step reads the KV of all its decodes, and all decodes wait for the step. So a long document beside many short jobs
+makes the jobs' tokens dearer. Several steps may then be better than one:
 
     in order     [ 100 short, 20 long ] 33 ms                                          3,600 tokens/s
     by length    two or three [ 100 short ] 15 ms, then [ 100 short, 20 long ] 33 ms   5,200 tokens/s
 
-The cost model, which each worker fits to its own steps, says where: from the longest on, decodes are left out while the
-tokens of the step become cheaper without them. A chunk of a prompt belongs to the step; beside a large one, decodes are
-cheap, and all run. Where both halves of a step take less time than the whole, they take turns, and no request loses.
+The cost model, which each worker fits to its own steps, says where: from the longest on, decodes are left out while
+this makes the step's tokens cheaper. A chunk of a prompt belongs to the step; beside a large chunk decodes are cheap,
+and all run. Where both halves of a step take less time than the whole, the halves take turns, and no request loses.
 Otherwise a document loses pace so that others gain tokens, within limits:
 
-- It keeps four ninths of its pace where answers that have begun wait for a seat, and two thirds where prompts do.
-- Only for jobs that arrived after its prompt had begun: work that came at once is done when its longest requests are.
-- Only while requests wait for time, and as much memory is free as it holds: else it is to be done soon.
+- The document keeps four ninths of the pace where begun answers wait for a seat, and two thirds where prompts wait.
+- Only for jobs that arrived after the document's prompt began: work that came together ends with its longest requests.
+- Only while requests wait for time, and as much memory is free as the document holds: else it should end soon.
 - Steps with decodes of chats are filled by promises alone.
 """
 
@@ -31,7 +31,7 @@ FOR_PROMPTS = 1.5  # while prompts wait, which have no pauses yet
 
 
 class NearLengths:
-    """Leaves the longest decodes of documents out of steps, and counts for how much time it still may."""
+    """Leaves the longest decodes of documents out of steps, and counts the time for which that is still allowed."""
 
     def __init__(self) -> None:
         self._left_s = 0.0  # for which documents may still be left out
@@ -43,7 +43,7 @@ class NearLengths:
         return bool(self._ran) or self._left_s > 0.0
 
     def choose(self, found: PlannedStep, view: StepView) -> PlannedStep:
-        """Return the step as it was found, or without its longest decodes where that makes its tokens cheaper."""
+        """Return the step as found, or without the longest decodes where that makes tokens cheaper."""
         ran, self._ran = self._ran, frozenset()
         if ran:
             rest = [running for running in found.decodes if running.request.id not in ran]
@@ -67,7 +67,7 @@ class NearLengths:
 
 
 def split_by_length(found: PlannedStep, cost: CostModel) -> tuple[list[WorkerRequest], list[WorkerRequest]]:
-    """Return the decodes whose tokens are cheapest together, which are the shortest, and the others."""
+    """Return the decodes with the cheapest tokens together, which are the shortest, and the others."""
     shape = found.shape
     if shape.decodes < 2 or not _may_be_cheaper(shape, found.predicted_s, cost):
         return [*found.decodes], []
@@ -79,7 +79,7 @@ def split_by_length(found: PlannedStep, cost: CostModel) -> tuple[list[WorkerReq
         token_s = cost.seconds(shape) / left
         if token_s < best:
             near, best = left, token_s
-        elif near > left + 1:  # it has been at its least
+        elif near > left + 1:  # the least is behind
             break
     return by_length[:near], by_length[near:]
 
@@ -92,7 +92,7 @@ def _may_be_cheaper(shape: Shape, seconds: float, cost: CostModel) -> bool:
 
 
 def _only(found: PlannedStep, decodes: Sequence[WorkerRequest], view: StepView) -> PlannedStep:
-    """Return the step with these decodes alone, beside its chunks."""
+    """Return the step with its chunks and these decodes alone."""
     if not decodes:
         return found
     shape = shape_of(found.chunks, decodes)

@@ -1,9 +1,10 @@
 """The interface of a scheduler: an object that plans the steps of one worker.
 
 A worker asks for its next step, which `plan` returns for a view: the requests that may run, the prompts that wait, and
-the memory that a step may take. The other methods answer what comes before a step: how many requests it takes, which
-prompt gets a seat where `plan` does not give seats, and which request leaves where memory is short. As they stand they
-are first come, first served. A method is given all that it needs to know of its worker: a scheduler asks no other part.
+the memory that a step may take. The other methods answer what comes before a step: how many requests a step takes,
+which prompt gets a seat where `plan` does not give seats, and which request leaves where memory is short. By default
+these are first come, first served. A method is given all that it needs to know of the worker: a scheduler asks no other
+part.
 
 A request with memory on a decode worker is a resident. Residents that a step leaves out keep their memory.
 """
@@ -94,10 +95,10 @@ class Scheduler(ABC):
         steps_s: tuple[float, float],
         at: StepContext,
     ) -> bool:
-        """Return whether exactly these decodes may be planned now as the step after the one that runs.
+        """Return whether exactly these decodes may be planned now as the step after the running step.
 
-        `paused` decodes sit out that step; `steps_s` are the times of the running step and of that one. No gap may be
-        longer than promised, and no chat that arrives may wait for two steps where it should wait for one.
+        `paused` decodes sit out that step; `steps_s` are the times of the running step and of that step. No gap may be
+        longer than promised, and no arriving chat may wait for two steps instead of one.
         """
         if not self.runs_all_again or not 0 < len(decodes) <= min(at.room, self.batch):
             return False
@@ -127,7 +128,7 @@ class Scheduler(ABC):
         return num_seated < self.most
 
     def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
-        """Return the waiting prompts in the order in which they are seated, where `plan` gives no seats."""
+        """Return the waiting prompts in the order of seating, where `plan` gives no seats."""
         return waiting
 
     def first_waiting(self, waiting: WaitingPrompts, at: StepContext) -> WorkerRequest | None:
@@ -145,7 +146,7 @@ class Scheduler(ABC):
     def leaving(
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext
     ) -> WorkerRequest:
-        """Return the request that leaves for lack of memory; both are in the order of their seats."""
+        """Return the request that leaves for lack of memory; prompts and decodes come in the order of seating."""
         return (prompts or decodes)[-1]
 
     def level(self, running: WorkerRequest, at: StepContext) -> int:
@@ -153,5 +154,5 @@ class Scheduler(ABC):
         return 0
 
     def gives_way(self, seated: Sequence[WorkerRequest], to: WorkerRequest, at: StepContext) -> list[WorkerRequest]:
-        """Return the seated requests that may leave for this one, the first to leave last."""
+        """Return the seated requests that may leave for this request, the first to leave last."""
         return []

@@ -11,7 +11,7 @@ MOST_WAITING = 20  # steps of decodes that a prompt waits for at most (max_waiti
 
 
 class Tgi(FirstCome):
-    """Whole prompts interrupt decodes once enough of them wait (waiting_served_ratio), or decodes have run for long."""
+    """Whole prompts interrupt decodes once enough prompts wait (waiting_served_ratio), or decodes have run for long."""
 
     def __init__(self, policy: Policy, most: int = NO_LIMIT) -> None:
         super().__init__(policy, most)
