@@ -3,7 +3,7 @@
     rules       what a form needs of the other settings, and forbids   (schedule.blocks, .cache, kvpool.compression)
     memory/     which requests have which memory, in which form        a decode worker's core makes one
     pool/       the pool's pages of waiting requests as int8           the pool's core makes one, and each worker a part
-    orders      what the device is to do for that between two steps    as other work of a worker, in its turn
+    orders      what the device does for that between two steps    as other work of a worker, in its turn
     prefetch/   KV that prefill workers hold for decode workers        each worker's core has a part (parts/)
     device/     how an engine does it, and attends to what it has so   a worker's engine makes one
 

@@ -23,8 +23,8 @@ class CopySlots(FormOrder):
 
 @dataclass(frozen=True, slots=True)
 class ProjectKv(FormOrder):
-    """Compute K and V of a request's first tokens from the hidden vectors in `kept` and write them to blocks, which may
-    be the same."""
+    """Compute K and V of a request's first tokens from the hidden vectors in `kept`, and write K and V to blocks, which
+    may be the same."""
 
     request: str
     kept: tuple[int, ...]

@@ -9,9 +9,9 @@ HIDDEN = "hidden"  # the form of a request that is kept as hidden vectors (core.
 
 
 class Layout(str, Enum):
-    """The rule for which requests' tokens a block holds."""
+    """The rule of which requests' tokens share a block."""
 
-    PLAIN = "plain"  # those of one request
+    PLAIN = "plain"  # a block holds tokens of one request
     BIDIRECTIONAL = "bidirectional"  # a real-time request from the left, a best-effort one from the right (BROS §5)
 
 

@@ -19,10 +19,10 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 class DeviceForm(Protocol):
     @property
     def why_not(self) -> str | None:
-        """Return why no request can have this form here; None where it can."""
+        """Return why no request can have this form here; None where nothing hinders."""
 
     def problem(self, run: Run) -> str | None:
-        """Return why a request cannot run in the form that it is kept in; None where it can."""
+        """Return why a request cannot run in its present form; None where nothing hinders."""
 
     def attention(self, for_kv: Attention | None, rows: int, runs: Sequence[Run], cache: Tensor) -> Attention:
         """Return the attention of a step: its first `rows` are those of `for_kv`, then come `runs`, kept in this

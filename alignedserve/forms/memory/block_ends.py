@@ -1,9 +1,9 @@
 """Blocks that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
 
-A request keeps the end at which it began, whatever it has become since: real-time here means from the left.
+A request keeps the end at which it began, also when its class changes: real-time here means from the left.
 
-A request's token i lies in its block i // block_size, at place i % block_size from its own end. That is as if each had
-its blocks for itself, and the kernels know no more than which end it is. Both ends grow towards each other:
+Token i of a request lies in the request's block i // block_size, at place i % block_size from the request's end. That
+is as if no block were shared, and kernels know only which end it is. Both ends grow towards each other:
 
     slot         0   1   2   3   4   5   6   7
     apart        A0  A1  A2  ·   ·   b2  b1  b0      nothing is copied
@@ -12,8 +12,8 @@ its blocks for itself, and the kernels know no more than which end it is. Both e
     b runs       A0  A1  A2  A3  A4  A5  ·   ·       its share of the block moves to another block, b2 comes back there
     or A ends    ·   ·   ·   ·   ·   b2  b1  b0      b2 comes back where it was
 
-A request that is to run claims its tokens: all that it has, and a slot for each that is to come. A claim succeeds as a
-whole, or changes nothing; a request whose claim has succeeded is pinned, and loses nothing, until `unpin`.
+A request that is to run claims a slot for each token, present and coming. A claim succeeds as a whole, or changes
+nothing; after a successful claim the request is pinned, and loses nothing, until `unpin`.
 
     RT (FindPreemptBlock)   free blocks; then blocks of best-effort requests that are not pinned, the emptiest first. Of
                             full blocks, first those of a request that misses slots already, then those of the newest
@@ -21,9 +21,9 @@ whole, or changes nothing; a request whose claim has succeeded is pinned, and lo
     BE (FindBlock)          the slots of its own last block that the real-time request in it leaves; free blocks; for
                             the part of a block, the real-time block with most empty slots
 
-A real-time request takes the slots of best-effort tokens in its way, one by one as it claims them; a best-effort
-request never takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. Which blocks
-were preempted, and how far, is each holding's `kept`: the preemption table.
+A real-time request takes the slots of best-effort tokens in the way, one by one as claimed; a best-effort request never
+takes a slot from another. A token has a slot, or a place on the host, or no vectors yet. Which blocks were preempted,
+and how far, is each holding's `kept`: the preemption table.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class TwoEndedBlocks(Blocks):
         return bool(self._holdings[owner].kept)
 
     def num_missing(self, owner: SlotOwner) -> int:
-        """Return the tokens whose vectors must come back before the request can run: what that costs."""
+        """Return how many tokens' vectors must come back before the request can run: what that costs."""
         return len(self._holdings[owner].places)
 
     def saved(self, owner: SlotOwner) -> tuple[tuple[int, int], ...]:
@@ -176,7 +176,7 @@ class TwoEndedBlocks(Blocks):
         return tuple(self._holdings[owner].places.items())
 
     def is_shared(self, owner: SlotOwner) -> bool:
-        """Return whether another request is in one of its blocks."""
+        """Return whether another request is in a block of this request."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
         return any(block in others for block in holding.blocks)

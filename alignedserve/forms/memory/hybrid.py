@@ -4,9 +4,9 @@
       └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
 
 A hidden request takes whole blocks, the one half and then the other, so that no half of a block is left that KV could
-not take: at most its last block is empty. A request that is chosen may begin as hidden if that pays, if the step has
-time for what it will take of later ones, and if a block is left for each seated request to grow into. Memory that is
-left then goes to hidden requests: their K and V are made before the step, in the time that it would have taken.
+not take: at most its last block is empty. A chosen request may begin as hidden if that pays, if the step has time for
+what hidden vectors will cost later steps, and if a block is left for each seated request to grow into. Memory that is
+left then goes to hidden requests: their K and V are made before the step, in the time that the step would have taken.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are 
 
 @dataclass(slots=True)
 class HybridSeating(PackedSeating):
-    """A request that waits may take its memory as hidden vectors."""
+    """A waiting request may take memory as hidden vectors."""
 
     hides: Callable[[WorkerRequest, int], bool] = field(kw_only=True)  # whether that pays for this number of tokens
     headroom: int = 0  # blocks that are left for seated requests, where a request is seated as hidden
@@ -85,7 +85,7 @@ class WeighedMemory(PlainMemory):
         return Blocks(self.limits.num_blocks)
 
     def _begin(self, waiting: WaitingPrompts, now: float) -> None:
-        """Note what a token costs all requests that a longer step delays, where it is kept as hidden."""
+        """Note what a token that is kept as hidden costs all requests that a longer step delays."""
         num_here = self._here.num_seated + len(waiting)
         self._now, self._token_s = now, num_here * self.pace.cost.remade_token_s
 
@@ -101,7 +101,7 @@ class WeighedMemory(PlainMemory):
         return MemoryWish(self._value(running), kv, hidden, self._token_s * tokens)
 
     def _wish_of_hidden(self, running: WorkerRequest, tokens: int) -> MemoryWish:
-        """Return the wish of a hidden request that has its memory."""
+        """Return the wish of a hidden request that has memory."""
         has = len(running.blocks)
         kv, penalty = max(has, units_for(tokens, self.limits.block_size)), self._token_s * tokens
         return MemoryWish(self._value(running), kv, has, penalty, is_sure=True)
@@ -131,7 +131,7 @@ class WeighedMemory(PlainMemory):
     # --- Which requests have memory at all
 
     def worth_too_little(self, waiting: WaitingPrompts, now: float) -> list[WorkerRequest]:
-        """Return the decodes that leave, since their memory brings more elsewhere (Apt-Serve §5).
+        """Return the decodes that leave, since the memory brings more elsewhere (Apt-Serve §5).
 
         KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
         self._begin(waiting, now)
@@ -144,7 +144,8 @@ class WeighedMemory(PlainMemory):
         return sum(map(self._pending_s, requests))
 
     def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
-        """Return what each decode is kept as: as it is where all find a place for their next token, else by worth."""
+        """Return the form of each decode: the present form where all next tokens find a place, else the one of most
+        worth."""
         held = [CacheKind.HIDDEN if running.kv.form else CacheKind.KV for running in decodes]
         wishes = [self._wish(running, running.num_tokens) for running in decodes]
         more = (wish.size(kind) - len(of.blocks) for of, wish, kind in zip(decodes, wishes, held, strict=True))
@@ -153,7 +154,7 @@ class WeighedMemory(PlainMemory):
         return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
     def seat_by_worth(self, prompts: Sequence[WorkerRequest]) -> list[WorkerRequest]:
-        """Give memory to the prompts that are worth most, each as what it is worth most as; return them."""
+        """Give memory to the prompts of most worth, each in the form of most worth; return these prompts."""
         seats = self.limits.max_batch - self._here.num_seated
         if seats <= 0:
             return []
@@ -225,10 +226,10 @@ def _chunk_as_kv(chunk: Chunk, running: WorkerRequest | None) -> Chunk:
 
 
 def _hidden(blocks: tuple[int, ...]) -> KvForm:
-    """Return the form of a request whose hidden vectors fill these blocks, one half of each and then the other."""
+    """Return the form of a request with hidden vectors in these blocks, one half of each and then the other."""
     return KvForm(blocks, form=HIDDEN, in_place=2)
 
 
 def weighed(memory: PlainMemory) -> WeighedMemory | None:
-    """Return this memory, where it weighs in which form it keeps requests."""
+    """Return this memory, where it weighs the forms of requests."""
     return memory if isinstance(memory, WeighedMemory) else None

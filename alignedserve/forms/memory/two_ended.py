@@ -1,15 +1,15 @@
-"""Memory whose blocks two requests may share (BROS §5, the memory ladder of batch-level scheduling; block_ends.py).
+"""Memory in which two requests may share a block (BROS §5, the memory ladder of batch-level scheduling; block_ends.py).
 
 Before a step, and between two:
 
-    1. real-time requests that decode claim a slot more: free blocks, else what best-effort ones have
-    2. best-effort ones that miss nothing claim theirs, of what is free
+    1. real-time decodes claim a slot more: in free blocks, else from best-effort requests
+    2. best-effort decodes that miss nothing claim a slot of what is free
     3. the step is chosen among the requests that have all their slots; real-time prompts that join preempt as in 1
-    4. a request that has lost a slot to them is left out of the step; no request in it loses a slot before it ends
+    4. a request that has lost a slot is left out of the step; in the step no request loses a slot
     5. requests that miss slots get them back where there is room now, and run in the next step
 
-No request leaves for a real-time one as long as best-effort ones have slots that it can take. No best-effort request
-joins while another one here lacks slots: that one was here first.
+No request leaves for a real-time request as long as best-effort requests have slots to take. No best-effort request
+joins while another here lacks slots: that request was here first.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TwoEndedMemory(PlainMemory):
     # --- The next step
 
     def full(self) -> list[WorkerRequest]:
-        """Return the real-time decodes: they take the slots of best-effort ones."""
+        """Return the real-time decodes: these take slots of best-effort decodes."""
         self._begin()
         return [resident for resident in self._here.residents.values() if resident.promise.is_rt]
 
@@ -115,12 +115,12 @@ class TwoEndedMemory(PlainMemory):
         self._begin()  # requests that join may take these slots again
 
     def _begin(self) -> None:
-        """Let requests lose slots again, but those that have ended and whose answers are not copied yet."""
+        """Let requests lose slots again, except ended requests with answers not copied yet."""
         self.slots.unpin()
         self.slots.pin(self._here.kept)
 
     def _claim_next(self, running: WorkerRequest) -> bool:
-        """Claim all slots of a request, and one for its next token; a prompt has claimed what it needs."""
+        """Claim all slots of a request, and one for the next token; a prompt has claimed enough."""
         claimed = self.slots.claim(running, side_of(running), running.prefix + 1)
         (self._short.discard if claimed else self._short.add)(running)
         return claimed
@@ -129,7 +129,7 @@ class TwoEndedMemory(PlainMemory):
         return self._whole(self._here.residents.values()), self._whole(self._here.prompts.values())
 
     def _whole(self, requests: Iterable[WorkerRequest]) -> tuple[WorkerRequest, ...]:
-        """Return those of the requests that have all their slots."""
+        """Return the requests that have all slots."""
         if self._is_plentiful:
             return tuple(requests)
         return tuple(running for running in requests if self.slots.is_whole(running, running.prefix + 1))
@@ -140,7 +140,7 @@ class TwoEndedMemory(PlainMemory):
         return not self._short and not self.slots.have_lost
 
     def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
-        """Leave out the requests that have lost slots to others chosen after them; the rest lose none.
+        """Leave out requests that have lost slots to later chosen requests; the rest lose none.
 
         Then requests that miss slots get them back, while there is room."""
         settled = self._pinned(selection)
@@ -234,7 +234,7 @@ def _end_of(chunk: Chunk) -> int:
 
 @dataclass(slots=True)
 class TwoEndedSeating(Seating):
-    """A real-time request finds what is free, and what best-effort ones have that are in no step."""
+    """A real-time request finds what is free, and what best-effort requests have that are in no step."""
 
     slots: TwoEndedBlocks = field(kw_only=True)
     is_open: bool = False  # to real-time requests, however many are seated

@@ -1,8 +1,8 @@
 """Choose how a request is best kept on the device: as KV, as hidden vectors, or not at all (Apt-Serve §4.2, §5).
 
-Hidden vectors take half of the memory, and in every step K and V are made of them again, which delays all requests that
-are here. Scheduling request i is worth p, the time that it has been pending; as hidden p - N·ρ·m, where N requests are
-here, and ρ·m is what making its K and V takes. So memory brings, for each unit of it, with m halved:
+Hidden vectors take half of the memory, and every step makes K and V of them again, which delays all requests here.
+Scheduling request i is worth p, the time that i has been pending; as hidden p - N·ρ·m, where N requests are here, and
+making K and V of i takes ρ·m. So memory brings, for each unit of it, with m halved:
 
     first half (hidden)     2p/m - 2Nρ
     second half (KV)        2Nρ
@@ -29,13 +29,13 @@ class CacheKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryWish:
-    """The worth of a request, and the memory that it takes."""
+    """The worth of a request, and the memory it takes."""
 
-    value: float  # p, in seconds, less if it is late
-    kv: int  # memory that it takes as KV, in whatever unit
-    hidden: int  # memory that it takes as hidden vectors: about half, or as much where it may only be KV
+    value: float  # p, in seconds, less for a late request
+    kv: int  # memory as KV, in whatever unit
+    hidden: int  # memory as hidden vectors: about half, or as much where only KV is possible
     penalty: float  # N·ρ·m, in seconds
-    is_sure: bool = False  # it has its memory as hidden, whatever that is worth
+    is_sure: bool = False  # the request has memory as hidden, whatever that is worth
 
     def worth(self, kind: CacheKind | None) -> float:
         if kind is None:
@@ -79,7 +79,7 @@ def assign(wishes: Sequence[MemoryWish], memory: int) -> list[CacheKind | None]:
 
 
 def _gains(number: int, wish: MemoryWish, memory: int) -> list[_Gain]:
-    """Return the gains of a request that can fit, in the order in which it may have them.
+    """Return the gains of a request that can fit, in the order in which they may be had.
 
     Each brings no more for its memory than the gain before it."""
     if wish.is_sure:

@@ -12,7 +12,7 @@ other lease has. If the worker dies, they are free when its lock is; until then 
 The pool does not call back an order that is no longer needed. If a running request has one of the pages by the time of
 the answer, that page stays as it is, since a worker reads it by its number.
 
-A page that cannot be compressed now, because a running request shares it or it is in an order, is looked at again.
+A page that a running request shares, or that is in an order, cannot be compressed now, and is looked at again.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class WaitingOrder:
         self._mean_batch = 1.0
 
     def heard(self, ask: AskBatch) -> None:
-        """Learn from an ask how many requests run there: all places of the worker less the free ones."""
+        """Learn from an ask how many requests run there: all places of the worker less the free places."""
         running = max(1, ask.most_requests - ask.requests)
         self._ask = ask
         self._mean_batch += _WEIGHT * (running - self._mean_batch)

@@ -18,8 +18,8 @@ _WEIGHT = 0.1  # of the newest page in the mean
 class Compressing:
     """Carry out one order of the pool at a time, a page after the other.
 
-    The pool repeats an order that it has no answer to. So an order whose number is known is not done twice, since its
-    pages may be in use for other requests by now: if it is done, its answer is sent again.
+    The pool repeats an order that it has no answer to. An order with a known number is not done twice, since other
+    requests may use the pages by now: if the order is done, the answer is sent again.
     """
 
     def __init__(self) -> None:

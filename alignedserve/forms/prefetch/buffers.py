@@ -30,8 +30,8 @@ class Buffer:
     entry: Entry
     tokens: tuple[int, ...]  # that have KV
     blocks: tuple[int, ...]
-    decode: Member  # the decode worker that it is for
-    joins_at: float  # as far as can be expected
+    decode: Member  # the decode worker that will pull the KV
+    joins_at: float  # as expected now
     copy: int | None = None  # to its blocks, while it is under way
     receiving: tuple[str, int] | None = None  # the same from a device: holder of the sender, number
     transfer: tuple[str, int] | None = None  # that reads its blocks: holder of the receiver, number
@@ -60,14 +60,14 @@ class Buffer:
 class Buffers(FormPart):
     """Copies of candidates, prefetched from the pool, and the KV of requests that had to leave their devices.
 
-    No worker depends on a buffer. A prefetched one is only a copy of what the pool has; what was evicted can be
-    recomputed by its decode worker. So buffers have blocks that no prompt needs, and at most a share of them. Copies
-    are given up before what would have to be computed, and of both first the one that has longest to wait (ALISE §3.2).
-    Blocks stay taken while a copy or a transfer writes or reads there.
+    No worker depends on a buffer. Prefetched KV is only a copy of what the pool has; evicted KV can be recomputed by
+    the decode worker. So buffers have blocks that no prompt needs, and at most a share of them. Copies are given up
+    before KV that would have to be computed, and of both first the KV with the longest wait ahead (ALISE §3.2). Blocks
+    stay taken while a copy or a transfer writes or reads there.
 
-    A decode worker may pull KV that it has just sent here before this worker hears that the KV has come: a Pull is a
-    message, and the end of a transfer is an event. Such a Pull waits for the event. Those behind it wait too, since
-    transfers between two workers run in order.
+    A decode worker may pull KV just sent here before this worker hears that the KV has come: a Pull is a message, and
+    the end of a transfer is an event. Such a Pull waits for the event. Later Pulls wait too, since transfers between
+    two workers run in order.
     """
 
     def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
@@ -77,7 +77,7 @@ class Buffers(FormPart):
         self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> its Pulls that wait
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
-        self._is_to_repeat = False  # that KV is here: the word of it may have been lost
+        self._is_to_repeat = False  # that KV is here: the message may have been lost
         self.most_blocks = int(self._policy.candidate_share * memory.limits.num_blocks)
 
     @property
@@ -132,7 +132,8 @@ class Buffers(FormPart):
         return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.blocks, buffer.tokens, aside=True)
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
-        """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for it."""
+        """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for a
+        buffer."""
         needed = units_for(entry.num_held, self._memory.limits.block_size)
         left = self._memory.num_free - (self._queue.blocks_for_first if self._queue.waiting else 0)
         if needed > left or self.num_blocks + needed > self.most_blocks:
@@ -165,7 +166,7 @@ class Buffers(FormPart):
         self._is_to_repeat = True
 
     def _announce_again(self) -> list[Command]:
-        """Tell all decode workers again what is here, where the word of it may have been lost."""
+        """Tell all decode workers again what is here, where the message may have been lost."""
         if not self._is_to_repeat:
             return []
         self._is_to_repeat = False
@@ -220,14 +221,14 @@ class Buffers(FormPart):
         return self._answer(receiver)
 
     def _answer(self, receiver: str) -> list[Command]:
-        """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""
+        """Answer the Pulls of a decode worker in order; stop where KV is still coming from there."""
         commands, pulls = list[Command](), self._waiting.get(receiver, deque())
         while pulls and not self._is_coming(pulls[0][1], receiver):
             commands.append(self._send(receiver, *pulls.popleft()))
         return commands
 
     def _is_coming(self, attempt: Attempt, sender: str) -> bool:
-        """Return whether this attempt is on its way here, as far as this worker has heard."""
+        """Return whether this attempt is on the way here, as this worker has heard."""
         same = (buffer.receiving for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted)
         return any(receiving is not None and receiving[0] == sender for receiving in same)
 
@@ -249,7 +250,7 @@ class Buffers(FormPart):
     # --- Buffers that leave
 
     def _decode_lost(self, event: MemberLost, now: float) -> None:
-        """Forget the Pulls of a decode worker, and the buffers that were for it."""
+        """Forget the Pulls of a decode worker, and the buffers for that worker."""
         self._waiting.pop(event.member.holder, None)
         self._forget(buffer for buffer in self._buffers if buffer.decode == event.member)
 

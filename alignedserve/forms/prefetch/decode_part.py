@@ -32,7 +32,7 @@ _REFUSED_STEPS = 64  # steps for which a prefill worker that had no room is sent
 
 @dataclass(eq=False)
 class Eviction(Departure):
-    """A request whose KV goes to a prefill worker until there is room here again."""
+    """A request that keeps its KV on a prefill worker until there is room here again."""
 
     wait_s: float = 0.0  # until then, as was expected
     goes_on_there = False
@@ -45,8 +45,8 @@ class Eviction(Departure):
 class Prefetching(FormPart):
     """Has prefill workers hold the KV of candidates that wait in the pool, and of requests that have to leave.
 
-        candidate ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled when it joins
-            └── room before that, or LetGo: it joins from the pool, as it would without
+        candidate ── Prefetch ──▶ (copied beside prompts) ── Prefetched ──▶ pulled on joining
+            └── room before that, or LetGo: the candidate joins from the pool as usual
 
         resident ── hardly a block is free: Evict ──▶ departing ── Pull: SendKv ──▶ sent ──▶ candidate (its KV there)
             ▲                                          │            └── failed ──┐                │ Pull, ReceiveKv
@@ -55,8 +55,8 @@ class Prefetching(FormPart):
                                             given up, lost, or not intact: waiting ── recomputed ──▶
 
     What is prefetched is only a copy: nothing waits for it, and a prefill worker that dies loses nothing else. The
-    transfer of a request that leaves goes beside the steps and takes a few of them. So such a request is chosen a
-    little ahead of need. Other members notice nothing: this worker keeps the request, its output and the pool's pages.
+    transfer of a leaving request runs beside a few steps. So the request is chosen a little ahead of need. Other
+    members notice nothing: this worker keeps the request, its output and the pool's pages.
     """
 
     def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, offering: Offering) -> None:
@@ -69,7 +69,7 @@ class Prefetching(FormPart):
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
         self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
         self.num_in_vain = 0  # copies that partners were told to drop
-        self.num_evicted = 0  # requests that left, and whose KV lies on a prefill worker
+        self.num_evicted = 0  # requests that left their KV on a prefill worker
 
     @property
     def events(self) -> Events:
@@ -119,8 +119,8 @@ class Prefetching(FormPart):
     # --- Copies of candidates
 
     def _prefetch(self, now: float) -> list[Command]:
-        """Ask prefill workers for the KV of candidates that could not join at once, in the order in which they join:
-        as many as there may be room for, at partners of the pool's node."""
+        """Ask prefill workers for the KV of candidates that could not join at once, in their order: for as many as may
+        find room, at partners of the pool's node."""
         pool = self._pool.member
         peers = [] if pool is None else [peer for peer in self.holders if peer.node == pool.node]
         if not peers:
@@ -128,7 +128,7 @@ class Prefetching(FormPart):
         used, chosen = self._used, dict[str, list[JoinCandidate]]()
         for candidate in self._candidates.waiting:
             if candidate.source is not None or candidate.partner is not None or candidate.is_refused:
-                continue  # its KV is not in the pool alone
+                continue  # the KV is not in the pool alone
             blocks = self._blocks_of(candidate)
             if (partner := self._partner_for(blocks, peers, used)) is None:
                 break
@@ -142,7 +142,7 @@ class Prefetching(FormPart):
         ]
 
     def _expected_waits(self, now: float) -> dict[JoinCandidate, float]:
-        """Return how long each candidate waits (ALISE §3.2) if those before it join first and as many run as now."""
+        """Return how long each candidate waits (ALISE §3.2) if earlier candidates join first and as many run as now."""
 
         def in_line(candidate: JoinCandidate) -> InLine:
             tokens = self._tokens_left(candidate)
@@ -216,7 +216,7 @@ class Prefetching(FormPart):
         return commands
 
     def _is_bound(self, running: WorkerRequest) -> bool:
-        """Return whether a request never leaves ahead of need: it comes before others, or its KV cannot move."""
+        """Return whether a request never leaves ahead of need: the class comes first, or the KV cannot move."""
         may_go = running.has_tokens and running.kv.can_move
         return not may_go or (running.promise.is_rt and self._policy.is_rt_first)
 
@@ -230,12 +230,13 @@ class Prefetching(FormPart):
 
     @property
     def _wait_s(self) -> float:
-        """Return the expected time until a request that leaves now runs again: it joins behind all candidates."""
+        """Return the expected time until a request that leaves now runs again, behind all candidates."""
         left = sum(map(self._tokens_left, self._candidates.waiting))
         return self._pace.times.mean_s * left / max(1, self._here.num_seated - 1)
 
     def _sent(self, event: KvSent, now: float) -> None:
-        """Make a candidate of a request whose KV has left: it joins again when there is room. Else let it stay."""
+        """Make a candidate of a request when the KV has left: the request joins again when there is room. Else the
+        request stays."""
         departure = self._departures.pulled_as(event.to, event.number)
         if not isinstance(departure, Eviction) or not departure.is_wanted:
             return
@@ -259,8 +260,8 @@ class Prefetching(FormPart):
     # --- KV that a partner does not hold, or not any more
 
     def _let_go(self, message: LetGo, frame: Received, now: float) -> None:
-        """Let candidates join from the pool, let requests stay that have not left, and recompute those whose KV is
-        gone."""
+        """Let candidates join from the pool, let requests stay that have not left, and recompute requests without
+        KV."""
         sender, attempts = frame.sender, set(message.attempts)
         for candidate in self._candidates.waiting:
             is_held = candidate.partner is not None and candidate.partner.name == sender
@@ -274,14 +275,14 @@ class Prefetching(FormPart):
         self._recompute(sender, attempts)
 
     def _peer_lost(self, event: MemberLost, now: float) -> None:
-        """Let candidates join from the pool, which still has their KV; recompute those that had to leave."""
+        """Let candidates join from the pool, which still has the KV; recompute requests that had to leave."""
         for candidate in self._candidates.waiting:
             if candidate.partner == event.member and candidate.entry.pages:
                 candidate.source = candidate.partner = None
         self._recompute(event.member.name)
 
     def _recompute(self, holder: str, attempts: Collection[Attempt] | None = None) -> None:
-        """Put the requests that had to leave for this member, those that are named or all, back among the waiting."""
+        """Put the requests that had to leave for this member, the named ones or all, back among the waiting."""
         for candidate in [*self._candidates.requests]:
             is_named, source = attempts is None or candidate.key in attempts, candidate.source
             if candidate.evicted is not None and is_named and source is not None and source.name == holder:
