@@ -48,7 +48,7 @@ T = TypeVar("T")
 TIER = "flex"  # the tier of every line, whatever its body asks for
 LINE_AT_ONCE = 32  # choices of a line that run at once
 THREADS = 8  # for the texts of lines
-RUNS_AT = 2  # tokens of output: a request that has them has its place on a decode worker
+RUNS_AT = 2  # tokens of output: with these a request has a place on a decode worker
 _Pieces: TypeAlias = Sequence[AnswerPiece]
 _Shape: TypeAlias = Callable[[Sequence[Request], _Pieces], dict[str, Any]]
 _Asked: TypeAlias = tuple[ChatRequest | CompletionRequest, tuple[Request, ...], _Shape]
@@ -128,7 +128,7 @@ class Answering:
         return await self.threads.do(lambda: shape(requests, pieces))
 
     async def _embed(self, line: LineRequest) -> dict[str, Any]:
-        """Return the embeddings of a line; its requests run until they end, and have no place on the way."""
+        """Return the embeddings of a line; the requests run to their end, and take no place on the way."""
 
         def make() -> tuple[EmbeddingRequest, tuple[Request, ...]]:
             body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
@@ -166,7 +166,7 @@ class Answering:
             tab.close(is_refused)
 
     async def _in_place(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run a choice when all lines together have a place for it: they leave room to chats."""
+        """Run a choice when all lines together have a place left: lines leave room to chats."""
         async with self.places:
             return await run()
 
@@ -233,7 +233,7 @@ class Answering:
         on_running: Callable[[], None],
         tab: Tab,
     ) -> AnswerPiece:
-        """Run a request to its end; call `on_running` when it has its place on a decode worker."""
+        """Run a request to the end; call `on_running` when there is a place on a decode worker."""
         reader = AnswerReader.from_body(body, self.text, request.prompt)
         pieces, num_tokens = list[AnswerPiece](), 0
         follow = self.traces.follow(request, {}, choices, self.client.now)

@@ -74,7 +74,7 @@ class JobCommandFailed:
 
 @dataclass(frozen=True)
 class LineRuns:
-    """The line has its second token, and so a place on a decode worker."""
+    """The line has a second token, and so a place on a decode worker."""
 
     job: str
     line: int

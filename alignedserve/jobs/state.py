@@ -1,4 +1,4 @@
-"""The job runner's core: it decides which lines of which jobs run now, and moves jobs through their states.
+"""The job runner's core: decides which lines of which jobs run now, and moves jobs through their states.
 
     OpenJobsRead ─▶ CheckJob ─▶ SaveJob(IN_PROGRESS) ─▶ IndexJob ─▶ RunLine, RunLine, ...
                        └─▶ SaveJob(FAILED)                             ├─ all done ────▶ SaveJob(FINALIZING)
@@ -63,7 +63,7 @@ from alignedserve.store.job import Forecast, Job, JobStatus, LineResult, Problem
 
 TICK_S = 1.0  # between two checks of windows and forecasts
 FORECAST_S = 2.0  # between two forecasts
-STEADY_S, STEADY_SHARE = 10.0, 0.02  # a job must look late for so long, or such a part of its window, to be called late
+STEADY_S, STEADY_SHARE = 10.0, 0.02  # a job is late that looks late for this time, or share of its window
 ALONE_AT, GIVEN_UP_AT = 2, 4  # of a line's blame for deaths of job runners (open_lines.py)
 RETRIES = 5  # of a line, after failures that may pass
 MOST_BACKOFF_S = 60.0
@@ -88,7 +88,7 @@ class JobPhase(Enum):
 @dataclass
 class _OpenLine:
     opened_at: float
-    has_place: bool = False  # whether it has a place on a decode worker, or no longer waits for one
+    has_place: bool = False  # whether the line has a place on a decode worker, or no longer waits for a place
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Decide how many lines may be open at once: as many as the job runner finds room for in the system.
 
-An open line *waits* until it has its second token: the first token comes from the step of its prompt, and a line with
-a second token has a place on a decode worker. As many lines may wait as run, and FIRST if none runs. So a worker that
-has room finds a next line and some choice, and no lines pile up behind a system that is busy with chats.
+An open line *waits* until its second token: the first token comes from the prompt's step, and a line with a second
+token has a place on a decode worker. As many lines may wait as run, and FIRST if none runs. So a worker that has room
+finds a next line and some choice, and no lines pile up behind a system that is busy with chats.
 
 A large deployment runs FIRST lines in a moment, and a line that asks for a single token never runs. So the number that
 may wait grows by 1 for each line that gets its place after a short wait, and shrinks by 1 for each long wait. When the

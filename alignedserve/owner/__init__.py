@@ -1,4 +1,4 @@
-"""The owner of requests: it keeps the only lasting copy of each open request.
+"""The owner of requests keeps the only lasting copy of each open request.
 
 accounts.py    What requests have used, also those that end early.
 arrivals.py    Hand what arrives in the owner's thread to the coroutines that wait for it.

@@ -18,8 +18,8 @@ class ArrivalQueues(Generic[T]):
     """Queues of arrivals, one per request. The event loop is woken once for all that has arrived until it is awake:
     a step's tokens arrive together.
 
-    Requests get their arrivals in turns, each all that it has: so a request with few does not wait for all that others
-    have when the event loop is behind."""
+    Requests take turns, and each turn hands on all arrivals of one request: so a request with few arrivals does not
+    wait for all others when the event loop is behind."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Queue[T]] = {}  # by request; on the event loop

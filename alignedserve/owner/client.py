@@ -18,9 +18,9 @@ class Delivered:
 
     tokens: tuple[int, ...]
     finish: FinishReason | None
-    logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
+    logprobs: tuple[Logprob, ...] = ()  # of each token, where asked for
     opening: Opening = NO_OPENING  # with the first tokens
-    is_infeasible: bool = False  # with the first tokens: the prompt alone takes longer than its ttft
+    is_infeasible: bool = False  # with the first tokens: the prompt alone takes longer than the ttft
     spent: Spent = NOTHING_SPENT  # of workers' time and energy, so far
 
 
@@ -82,7 +82,7 @@ class OwnerClient(Protocol):
         """Return what the parts of the deployment remember of a request."""
 
     def pause(self, request: str) -> None:
-        """Have the request run nowhere until `resume`, since its client does not read; it then goes on as before."""
+        """Stop the request until `resume`, since the client does not read; then it goes on as before."""
 
     def resume(self, request: str) -> None:
         """Have a request that was paused run again."""

@@ -3,10 +3,11 @@
 The owner hands every token to its client exactly once and in order, whatever happens to the request on the way: it
 drops duplicates and tokens of older attempts, asks again for missing tokens, and follows a lost attempt by the next,
 which goes on after the delivered tokens. A request that is silent for long may have lost a frame that no later frame
-tells of: its owner asks the workers that may keep its tokens, and asks the router whether any part still has it.
+tells of: the owner asks the workers that may keep the tokens, and asks the router whether any part still has the
+request.
 
-A request whose client does not read is paused: its attempt is cancelled, and the next one waits here until the client
-has read what has come.
+Where a client does not read, the owner pauses the request: the attempt is cancelled, and the next attempt waits here
+until the client has read what has come.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ from alignedserve.protocol.messages import (
 
 RESEND_S = 2.0  # wait for the answer to a Resend; then the next attempt starts
 MOST_DECLARED = 32  # requests in a frame
-MOST_FRUITLESS = 10  # attempts in a row without a token, before a request is given up: it may be what breaks them
-# Tokens beyond the place of its last death after which a request has passed that place: the first number, and after
-# each death further on the next one, since a request may end its workers some tokens after each start. Some end one
-# for each block of 16 tokens, as it is copied.
+MOST_FRUITLESS = 10  # attempts in a row without a token, before a request is given up: the request may break them
+# A request has passed the place of its last death after this number of tokens beyond: the first number, and after each
+# death further on the next number, since a request may end its workers some tokens after each start. Some requests end
+# a worker for each block of 16 tokens, as the block is copied.
 PASSED = (16, 32, 128, 512)
-MOST_PASSED = 10  # deaths, each further on than the one before, from which on the request runs alone until its end
+MOST_PASSED = 10  # deaths, each further on than the death before, from which on the request runs alone until its end
 SILENCE_S = 5.0  # without news, before the owner asks about a request
-_SILENCE = ""  # name of a timer; timers of requests are named by them
+_SILENCE = ""  # name of a timer; a request's timer has the request's name
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class OwnedRequest:
     died_at: int = 0  # ... which is that of the last death: the tokens that it had
     emitted_at: float | None = None  # when the last token came
     has_doubted: bool = False  # whether an attempt was given up since its KV may have been spoiled
-    is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
+    is_infeasible: bool = False  # whether the prompt alone takes longer than the ttft
     is_paused: bool = False  # whether its attempt waits here: no other part knows of it
     account: Account = field(default_factory=Account)
 
@@ -108,7 +109,7 @@ class OwnedRequest:
 
     @property
     def num_gained(self) -> int:
-        """Return how many tokens came since the place at which its last worker ended."""
+        """Return how many tokens came since the place at which the last worker ended."""
         return len(self.output) - self.died_at
 
     @property
@@ -136,8 +137,8 @@ class OwnedRequest:
 
 
 class OwnerCore:
-    """Decides for an owner. `needed` are the roles without which no request can run, `lost_at` is since when none
-    could: for the life of an owner that follows another, since its start."""
+    """Decides for an owner. Without the `needed` roles no request can run; `lost_at` says since when: at an owner that
+    follows another, since its start."""
 
     def __init__(self, needed: frozenset[Role], lost_at: float = -math.inf) -> None:
         self._needed = needed
@@ -343,7 +344,8 @@ class OwnerCore:
         return [Send(ROUTER, Inquire(attempts))] if attempts else []
 
     def _declared(self) -> list[Command]:
-        """Declare all requests, those with deaths one by one: a router that fails at one names it."""
+        """Declare all requests, those with deaths one by one: a router that fails at a request then names the
+        request."""
         charged = [opened.request for opened in self._running if opened.num_deaths]
         others = [opened.request for opened in self._running if not opened.num_deaths]
         alone = _in_frames(charged, 1, is_last=False) if charged else []
@@ -386,7 +388,7 @@ class OwnerCore:
         return [Send(ROUTER, Submit(opened.request, opened.sketch))]
 
     def give_up_on(self, event: Event) -> list[Command] | None:
-        """End the one request of an event at which this core has failed; None where the event was about others too."""
+        """End the one request of an event at which this core has failed; None where the event was about several."""
         if len(attempts := attempts_of(event)) != 1:
             return None
         request, attempt = attempts[0]
@@ -399,18 +401,18 @@ class OwnerCore:
 
     # --- Requests that may be what ends their workers
     #
-    # A request that ends its worker at some token does so in each attempt, whatever tokens came before. All that the
-    # worker had is charged with a death, since nobody knows whose it was. With one death the request runs among others,
-    # but the router starts few of those at a time. With the second one in a row it is a suspect: the router runs it
-    # alone. One that was unlucky soon passes the place of its last death, and is acquitted. One whose worker ends again
-    # at that place, while it has no other request, is the culprit. A worker that falls silent counts as one that has
-    # ended, or a request that hangs its workers would hang them all before the first is ended; but nobody is the
-    # culprit before the end is known. A death at another place, or beside other requests, proves nothing: workers are
-    # killed for other reasons too. Among many culprits an innocent request may see ten deaths, each further on. From
-    # then on it runs alone until its end, in turns with other suspects, and its next death is its own.
+    # A request that ends its worker at some token does so in each attempt, whatever tokens came before. All requests of
+    # the worker are charged with a death, since nobody knows the culprit. With one death a request runs among others,
+    # but the router starts few of those at a time. With the second death in a row a request is a suspect: the router
+    # runs the request alone. An unlucky request soon passes the place of the last death, and is acquitted. If the
+    # worker ends again at that place, while it runs this request alone, the request is the culprit. A silent worker
+    # counts as ended, or a request that hangs its workers would hang them all before the first is ended; but nobody is
+    # the culprit before the end is known. A death at another place, or beside other requests, proves nothing: workers
+    # are killed for other reasons too. Among many culprits an innocent request may see ten deaths, each further on.
+    # From then on the request runs alone until its end, in turns with other suspects, and the next death convicts.
 
     def _acquit(self, opened: OwnedRequest) -> list[Command]:
-        """Forget the deaths. A suspect goes on among others, in its next attempt: the next suspect gets its worker."""
+        """Forget the deaths. A suspect goes on among others, in the next attempt: the next suspect gets the worker."""
         if opened.is_watched:
             has_had_turn = len(opened.output) - len(opened.request.emitted) > PASSED[-1]
             return self._go_on(opened) if has_had_turn and opened.request.is_suspect else []
@@ -438,8 +440,8 @@ class OwnerCore:
         return [cancel, *charges, Reject(request.id, reason, why, retry_after_s)]
 
     def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
-        """End a request that no frame can hold: its next attempt would fail too. Requests that were declared together
-        are declared again, each in a frame of its own, to find out which of them it is."""
+        """End a request that no frame can hold: the next attempt would fail too. Requests that were declared together
+        are declared again, one to a frame, to find out which request fails."""
         requests = message.requests if isinstance(message, Declare) else (message.request,)
         current = [request for request in requests if self._is_current(request.id, request.attempt)]
         is_last = isinstance(message, Declare) and message.is_last
@@ -486,8 +488,8 @@ def _acquittal(opened: OwnedRequest) -> Command:
 
 
 def _in_frames(requests: Sequence[Request], most: int, is_last: bool = True) -> list[Command]:
-    """Return the Declare messages for these requests, at most `most` in each: their prompts might not fit into one
-    frame. Without requests one empty message says so."""
+    """Return the Declare messages for these requests, at most `most` in each: all prompts might not fit into one frame.
+    Without requests one empty message says so."""
     starts = range(0, max(1, len(requests)), most)
     frames = [tuple(requests[at : at + most]) for at in starts]
     *before, last = frames

@@ -1,6 +1,6 @@
 """The messages between the parts of a deployment, and the events and commands between a shell and its core.
 
-at_work.py      A note of the requests that a core is working on: they may be why its process ends.
+at_work.py      A note of the requests that a core is working on: one may be why the process ends.
 cancelled.py    Remembers which attempts were cancelled, for messages about them that arrive later.
 commands.py     Orders of a core to its shell, in the imperative; they stay within one process.
 events.py       Facts that a shell tells its core, in the past tense; they stay within one process.

@@ -1,8 +1,8 @@
 """Which requests a core is working on.
 
-Where its process ends amid that work, one of these requests may be the cause. So their owners count a death for each,
-as they do for the requests of a worker that has ended (owner/core.py): a request that ends every process that works on
-it is given up after three deaths.
+Where its process ends amid that work, one of these requests may be the cause. So the owners count a death for each, as
+for the requests of a worker that has ended (owner/core.py): a request that ends every process that works on it is given
+up after three deaths.
 """
 
 from __future__ import annotations

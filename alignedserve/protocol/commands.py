@@ -47,7 +47,7 @@ class CopyOut:
     """Copy device blocks to arena pages: the KV of `tokens`, a request's first tokens, from `start` on."""
 
     number: int  # of the copy; CopiedOut names it
-    pool: str  # holder of the pages: its successor may have given the same pages to other requests
+    pool: str  # holder of the pages: a successor may have given the same pages to other requests
     blocks: tuple[int, ...]  # as in core.KvForm
     pages: tuple[int, ...]
     tokens: tuple[int, ...]

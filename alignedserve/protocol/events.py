@@ -114,10 +114,10 @@ class HolderGone:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A client's request has reached its owner."""
+    """A client's request has reached the owner."""
 
     request: Request
-    sketch: Sketch | None = None  # of its prompt, where its length is to be predicted
+    sketch: Sketch | None = None  # of the prompt, where the output's length is to be predicted
 
 
 @dataclass(frozen=True, slots=True)

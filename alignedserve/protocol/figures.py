@@ -35,13 +35,13 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSteps:
-    """Counts of a decode worker's life: its steps by what ran together in them, and what came ahead of need."""
+    """Counts of a decode worker's life: steps by what ran together, and what came ahead of need."""
 
     by_batches: tuple[int, ...] = (0, 0, 0)  # steps with members of no batch, of one, of two or more
     spread: Tally = Tally()
     switches: int = 0  # batches with a member that has joined
     prefetched: int = 0  # requests that joined from a prefill worker's device, and had waited in the pool
-    in_vain: int = 0  # requests whose KV a prefill worker had fetched, or was to fetch, and that joined otherwise
+    in_vain: int = 0  # requests that joined otherwise, though a prefill worker had fetched the KV, or was to
     held_back: int = 0  # best-effort requests that had memory and sat out a step with real-time ones, once for each
 
 
@@ -68,7 +68,7 @@ class WorkerLoad:
     running: ByClass = ByClass()
     waiting: ByClass = ByClass()
     used: float = 0.0  # share of the device's blocks
-    slack_s: float | None = None  # until the next token of its most urgent real-time request is due
+    slack_s: float | None = None  # until the most urgent real-time request's next token is due
     step_tokens: Tally = Tally()
     step_s: Tally = Tally()
     step_ratio: Tally = Tally()
@@ -86,7 +86,7 @@ class Lengths:
 
     rt: tuple[int, ...] = ()
     be: tuple[int, ...] = ()
-    num_rt: int = 0  # requests, also those whose length is left out
+    num_rt: int = 0  # requests, also where the length is left out
     num_be: int = 0
 
 
@@ -98,8 +98,8 @@ class DecodeLengths:
     """The requests of a decode worker by their lengths: what runs together, and what joins next."""
 
     batch: Lengths = NO_LENGTHS  # members of the running batch
-    guests: Lengths = NO_LENGTHS  # requests that run beside it
-    prompts: Lengths = NO_LENGTHS  # prompts that run here, by what they have in all
+    guests: Lengths = NO_LENGTHS  # requests that run beside the batch
+    prompts: Lengths = NO_LENGTHS  # prompts that run here, by all tokens of the request
     waiting: Lengths = NO_LENGTHS  # candidate requests, which join before any batch
     coming: Lengths = NO_LENGTHS  # members of the candidate batch
     band: tuple[int, int] | None = None  # of the running batch; without one, the shortest and the longest prefix

@@ -139,7 +139,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """A launcher retires a worker through the router: it gets no new requests, and ends when it has none left."""
+    """A launcher retires a worker through the router: the worker gets no new requests, and ends when none is left."""
 
     name: str
     incarnation: int
@@ -177,7 +177,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """The router tells the owner that a request will be late: its prompt alone takes longer than its ttft."""
+    """The router tells the owner that a request will be late: the prompt alone takes longer than the ttft."""
 
     request: str
     attempt: int
@@ -196,7 +196,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class Acquit:
-    """The owner tells the router that the request got past the place at which its last worker ended."""
+    """The owner tells the router that the request got past the place at which the last worker ended."""
 
     request: str
     attempt: int
@@ -207,7 +207,7 @@ class Prefill:
     """The router orders a worker to run the prompt."""
 
     request: Request
-    decode: str = ""  # the decode worker with most room: the request goes there if it cannot wait in the pool
+    decode: str = ""  # the decode worker with most room: a request that cannot wait in the pool goes there
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +229,14 @@ class Expect:
 
 
 class Output(NamedTuple):  # made for each token; see wire.py
-    """Some tokens of one request, the first at `index` of its whole output."""
+    """Some tokens of one request, the first at `index` of the whole output."""
 
     request: str
     attempt: int
     index: int  # of all tuples it hides a method
     tokens: tuple[int, ...]
     finish: FinishReason | None
-    logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
+    logprobs: tuple[Logprob, ...] = ()  # of each token, where asked for
     opening: Opening | None = None  # with the token at index 0, where there is anything to say
 
 
@@ -254,8 +254,8 @@ class RequestUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A worker tells an owner what its metered requests have used, before the tokens that this was spent on: at their
-    end, and each time it has grown by a good deal."""
+    """A worker tells an owner what metered requests have used, before the tokens that this was spent on: at a request's
+    end, and each time the use has grown by a good deal."""
 
     uses: tuple[RequestUse, ...]
 
@@ -283,7 +283,7 @@ Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
 class Backlog:
     """The prompts that a worker has still to run, and the time of one more; all zero where nothing is known yet."""
 
-    prompts_s: float = 0.0  # to compute what is to be computed of them, and to copy what the pool has
+    prompts_s: float = 0.0  # to compute what neither device nor pool has, and to copy what the pool has
     prompt_token_s: float = 0.0  # of a prompt token alone, by the cost model
     rt_prompts_s: float = 0.0  # of real-time requests alone
     loaded_token_s: float = 0.0  # of one more prompt token behind and beside what is there
@@ -295,17 +295,17 @@ class Backlog:
 class Progress:
     """A worker or pool tells the router which attempts have reached another stage."""
 
-    committed: tuple[Attempt, ...] = ()  # the pool has their KV
-    joined: tuple[Attempt, ...] = ()  # they run on the sending decode worker
+    committed: tuple[Attempt, ...] = ()  # the pool has the KV
+    joined: tuple[Attempt, ...] = ()  # run on the sending decode worker
     ended: tuple[Attempt, ...] = ()
     lengths: tuple[int, ...] = ()  # of the outputs of `ended`, tokens of earlier attempts included
-    lost: tuple[Attempt, ...] = ()  # their KV is lost: the owner starts the next attempt
-    unknown: tuple[Attempt, ...] = ()  # the router inquired about them, and they are not here
+    lost: tuple[Attempt, ...] = ()  # the KV is lost: the owner starts the next attempt
+    unknown: tuple[Attempt, ...] = ()  # the router inquired about these, and they are not here
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_blocks: int = 0
     backlog: Backlog = Backlog()
     felled: tuple[Attempt, ...] = ()  # the sender's core has ended at them, or is about to
-    # The worker that sent their KV, or that had to answer the offer of it, has gone, perhaps because of them.
+    # The worker that sent the KV, or that had to answer the offer of KV, has gone, perhaps because of these attempts.
     cut: tuple[Attempt, ...] = ()
 
 
@@ -317,7 +317,7 @@ class Report:
     free_blocks: int = 0
     step_s: float = 0.0  # mean time of its steps
     num_rt: int = 0  # running real-time requests
-    num_late: int = 0  # running real-time requests whose next token is late
+    num_late: int = 0  # running real-time requests with the next token late
     given_blocks: int = 0  # that best-effort requests have, and give to chats
 
 
@@ -446,18 +446,18 @@ class Commit:
 
     entry: Entry
     num_known: int = 0  # full pages that the pool keeps: of the Prefix, or of the entry as it was handed out
-    to: str = ""  # the decode worker that gets the request, where it cannot wait for a batch
+    to: str = ""  # the decode worker that gets a request that cannot wait for a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A prefill worker offers a request whose prompt is done, and whose KV it has, to a decode worker of its peers.
+    """A prefill worker that has finished a prompt offers the request, with the KV, to a decode worker of its peers.
 
-    It sends the offer again until the receiver answers: with Pull once it has room for the request, or with Decline.
+    The offer is repeated until the receiver answers: with Pull once there is room for the request, or with Decline.
     """
 
     entry: Entry  # without pages
-    has_pool: bool = True  # the sender has another way for the request; without, it waits there and is not declined
+    has_pool: bool = True  # the request has another way; without, it waits at the receiver, never declined
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +471,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A decode worker asks for the KV of an attempt that was offered, and waits for it (ReceiveKv)."""
+    """A decode worker asks for the KV of an offered attempt, and waits for the KV (ReceiveKv)."""
 
     number: int  # of the transfer; numbers rise between two lives of workers, in each direction
     request: str
@@ -480,46 +480,46 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A decode worker tells a prefill worker that can send it KV which requests will join, in their order.
+    """A decode worker tells a prefill worker that can send KV which requests will join, in order.
 
-    The prefill worker copies their KV from the pool's pages while it has room, and keeps it until it is pulled or
-    cancelled. The pool keeps it, too.
+    The prefill worker copies the KV from the pool's pages while there is room, and keeps the copy until a Pull or a
+    Cancel. The pool keeps the KV, too.
     """
 
     entries: tuple[Entry, ...]
-    waits_s: tuple[float, ...]  # expected, until each of them joins
+    waits_s: tuple[float, ...]  # expected, until each joins
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """A decode worker tells a prefill worker that this request has to leave its device.
+    """A decode worker tells a prefill worker that this request has to leave the device.
 
-    A receiver that has room for its KV pulls it (Pull, with a number of its own), and holds it like prefetched KV; the
-    pool does not have it. The decode worker keeps all else of the request, and can compute the KV anew.
+    A receiver with room pulls the KV (Pull, with its own number), and holds it like prefetched KV; the pool does not
+    have this KV. The decode worker keeps all else of the request, and can recompute the KV.
     """
 
     entry: Entry  # without pages
-    wait_s: float  # expected, until it joins again
+    wait_s: float  # expected, until the request joins again
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetched:
-    """The answer to Prefetch and Evict, as each KV arrives: Pull works for these from now on. It is sent again while
-    they are there."""
+    """The answer to Prefetch and Evict, as each KV arrives: Pull works for these from now on. The answer is repeated
+    while the KV is there."""
 
     attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """A prefill worker has no room, or no more room, for these attempts; their KV is only in the pool, if anywhere."""
+    """A prefill worker has no room, or no more room, for these attempts; the KV is only in the pool, if anywhere."""
 
     attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The pool tells the decode worker that has the request that it holds these pages for it, its first tokens."""
+    """The pool tells the request's decode worker that it holds these pages, the first tokens."""
 
     request: str
     attempt: int
@@ -531,12 +531,13 @@ class Kept:
 class Keep:
     """A decode worker hands on full pages that hold the request's tokens after those of the first `num_known` pages.
 
-    It releases the request, or goes on with it: then the pool holds all of these pages for it, and says which (Kept).
+    The worker releases the request, or `goes_on`: then the pool holds all of these pages for the request, and says
+    which (Kept).
     """
 
     request: str
     attempt: int
-    num_known: int  # full pages that the pool holds for it
+    num_known: int  # full pages that the pool holds for the request
     pages: tuple[int, ...]
     names: tuple[int, ...]  # of these pages
     service: ServiceClass = ServiceClass.RT
@@ -557,7 +558,7 @@ class AskBatch:
     band: tuple[int, int] | None = None  # the shortest and the longest prefix that runs there
     rt_blocks: int = 0  # more blocks, which best-effort requests have there: for real-time requests only
     wants_batch: bool = True  # its next batch, whole: no batch is waiting there
-    ahead: int = 0  # requests of the band beyond its room, to join as others end
+    ahead: int = 0  # requests of the band beyond the room, to join as others end
     wait_s: float = 0.0  # from a batch's arrival there until a member of it joins, on average
 
 
@@ -567,17 +568,17 @@ class Batch:
     batch."""
 
     entries: tuple[Entry, ...]
-    is_pinned: bool = False  # they cannot wait: take them, whatever room there is
-    is_dynamic: bool = False  # their prefixes are in the band of the running batch: they join that batch
+    is_pinned: bool = False  # the requests cannot wait: take them, whatever room there is
+    is_dynamic: bool = False  # the prefixes are in the band of the running batch: the requests join that batch
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A worker tells that the request has left it; its pages are free, or held for the worker that has it now."""
+    """A worker tells that the request has left; its pages are free, or held for the worker that has the request now."""
 
     request: str
     attempt: int
-    to: str = ""  # that worker, where its KV has gone there directly
+    to: str = ""  # that worker, where the KV has gone there directly
 
 
 @dataclass(frozen=True, slots=True)

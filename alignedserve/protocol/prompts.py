@@ -1,4 +1,4 @@
-"""Choices of one body have the same prompt and the same rules, and each comes in a frame of its own: a part keeps these
+"""Choices of one body share prompt and rules, and each choice comes in its own frame: a part keeps prompt and rules
 once, or a body of some kilobytes with many choices would take megabytes."""
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class SharedPrompts:
     def __init__(self) -> None:
         self._prompt: tuple[int, ...] = ()
         self._stop_tokens: tuple[int, ...] = ()
-        self._rules: Sampling | None = None  # the last that had any that may be long
+        self._rules: Sampling | None = None  # the last rules that may be long
 
     def share(self, envelope: Envelope) -> Envelope:
-        """Return the envelope, with what of its request is equal to that of the request before in place of its own."""
+        """Return the envelope; fields that equal those of the request before share its objects."""
         message = envelope.message
         if not isinstance(message, Submit | Prefill):
             return envelope

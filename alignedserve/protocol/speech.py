@@ -107,5 +107,5 @@ class Refusals:
         self.count += 1
         if sender not in self._senders and len(self._senders) < self._MOST_LINES:
             self._senders.add(sender)
-            # without its content, which may be a prompt
+            # without the content, which may be a prompt
             log.warning("%s drops what %.60r may not say: %s", self._me, sender, type(message).__name__)

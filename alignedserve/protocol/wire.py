@@ -118,8 +118,8 @@ def decode(frame: bytes, most_bytes: int) -> Envelope:
 
 
 def attempts_in(frame: bytes) -> tuple[messages.Attempt, ...]:
-    """Return the attempts at the requests that a frame holds, where they are few. `decode` may fail at these so badly
-    that it ends its process: nothing but their names is read here."""
+    """Return the attempts in a frame, where they are few. `decode` may fail at these so badly that the process ends:
+    nothing but names is read here."""
     try:
         read = _read_frame(frame)
         match read.kind:
