@@ -8,7 +8,7 @@ embedding.py   The routes of vectors: /v1/embeddings, /v1/score and /v1/rerank.
 explaining.py  The route of a request's timeline.
 files.py       The routes of /v1/files: the files that batch jobs read and write.
 exchanges.py   Answers a body while its client waits: as a stream of events, or whole.
-generation.py  Runs the requests of one body and reads their tokens as they are delivered.
+generation.py  Runs the requests of one body and reads tokens as they are delivered.
 handover.py    Hands the listening socket to the gateway that replaces this one.
 messages.py    Anthropic's Messages API: its bodies and the chats that they become, its routes and answers.
 openapi.py     Our own OpenAPI document: every route (routes.yaml) with its parameters, body and answers.

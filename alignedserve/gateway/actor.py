@@ -67,9 +67,8 @@ class HttpServer(uvicorn.Server):
         A token makes some dozens of objects, which die with it. With Python's own threshold a look for cycles of
         garbage comes every few tokens, and with many open streams those looks took a tenth of the gateway's time.
 
-        The event loop gives Python's lock away with each read and write. A thread that works on a large body, or on a
-        response that is kept, then has it for 5 ms with Python's own setting, several times before a chat's first
-        token.
+        The event loop gives Python's lock away with each read and write. With Python's own setting a thread that works
+        on a large body, or on a kept response, has it for 5 ms, several times before a chat's first token.
         """
         gc.freeze()
         gc.set_threshold(_MANY_OBJECTS, *gc.get_threshold()[1:])
@@ -149,8 +148,8 @@ class Gateway:
                     task.cancel()
 
     async def _wait_for_workers(self) -> None:
-        """Leave connections to the other gateways at this port until this one knows workers, or is to stop. If it knows
-        none for long, it listens, and answers why requests are refused."""
+        """Leave connections to the other gateways at this port until this one knows workers, or is to stop. If none is
+        known for long, the gateway listens, and answers why requests are refused."""
         ends_at = time.monotonic() + MOST_UNREADY_S
         while self._handover.has_others and not (self._owner.ready or self._app.state.draining):
             if time.monotonic() >= ends_at:

@@ -207,7 +207,7 @@ class _Routes:
         return JSONResponse({"status": "ready"})
 
     async def status(self, _: HttpRequest) -> Response:
-        """Answer which parts are running, and where. Operators read this; it shows nothing of any request."""
+        """Answer which parts are running, and where. This page for operators shows nothing of any request."""
         parts = [
             {"name": member.name, "role": member.kind.value, "node": member.node, "address": member.address}
             for member in self._client.members

@@ -75,7 +75,7 @@ class VectorRoutes:
         build: Callable[[Body, PooledRule, Sequence[Request], Sequence[bytes]], Answer],
         http: HttpRequest,
     ) -> Response:
-        """Answer a body of this kind: `make` its requests, and `build` the answer of them and their vectors."""
+        """Answer a body of this kind: `make` makes its requests, and `build` the answer from requests and vectors."""
         starter = self._starter
         starter.check_ready()
         async with starter.read(http) as sent:

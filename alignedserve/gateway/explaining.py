@@ -25,7 +25,7 @@ MOST_A_MINUTE = 60  # stories that a caller may ask a gateway for: each costs ev
 class ExplainRoutes:
     def __init__(self, client: OwnerClient) -> None:
         self._client = client
-        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()  # (caller, its own name) -> request
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()  # (caller, the client's name) -> request
         self._asked: dict[str, Bucket] = {}  # by caller; there are few
 
     def remember(self, caller: Caller, name: str | None, request: str) -> None:

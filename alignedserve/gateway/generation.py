@@ -1,4 +1,4 @@
-"""Run the requests of one body, some of them at a time, and read their tokens as their owner delivers them."""
+"""Run the requests of one body, some at a time, and read tokens as the owner delivers them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClien
 from alignedserve.shell.event_loop import ENDS
 from alignedserve.tracing.traces import Follow
 
-Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
+Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of the choice, in the order of the requests
 _Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: a task has no more sources
 
 
@@ -44,7 +44,7 @@ class Generation:
         self._may_begin.set()
         self._is_infeasible = self._is_over = False
         self._ended_by: AlignedServeError | None = None
-        sources = (  # made as they begin: of what waits there is the request alone
+        sources = (  # made as they begin: a waiting request has nothing else
             self._read(number, request, reader, number >= at_once)
             for number, (request, reader) in enumerate(zip(requests, readers, strict=True))
         )
@@ -74,7 +74,7 @@ class Generation:
         self._meter.end()
 
     def pause(self) -> None:
-        """Stop the requests, since their client does not read; they go on when it has read all that has come."""
+        """Stop the requests, since the client does not read; they go on when the client has read all that has come."""
         self._is_paused = True
         self._may_begin.clear()
         for id in self._ids:
@@ -101,9 +101,9 @@ class Generation:
     async def _read(
         self, number: int, request: Request, reader: AnswerReader, waits: bool
     ) -> AsyncGenerator[Numbered, None]:
-        """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more.
+        """Yield a request's pieces up to the piece with a finish; then cancel a request that would deliver more.
 
-        If it `waits` for others of its body, its deadlines count from when it begins."""
+        If the request `waits` for others of the body, deadlines count from its begin."""
         meter = self._meter
         if waits:
             await self._may_begin.wait()

@@ -23,7 +23,7 @@ class GatewaySettings:
     is_exposed: bool = False  # other machines reach it: without keys clients have the scopes of a usual key alone
     cors_origins: tuple[str, ...] = ()  # pages of these origins may use the API; none: browsers refuse all of them
     names: tuple[str, ...] = ()  # names of this server, besides localhost and its addresses
-    stalled_client_s: float = 60.0  # an answer is given up if its client reads nothing for so long
+    stalled_client_s: float = 60.0  # an answer is given up if the client reads nothing for this time
     metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
     slo: SloConfig = field(default_factory=SloConfig)
     at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others

@@ -1,6 +1,6 @@
 """Send answers to clients that may leave at any time.
 
-When a client leaves, its requests are cancelled. It depends on the server's version if Starlette reports that. So
+When a client leaves, its requests are cancelled. Whether Starlette reports that depends on the server's version. So
 here every wait for tokens and every stream is raced against the end of its connection.
 """
 

@@ -1,5 +1,6 @@
 """Vectors of texts: the bodies that ask for embeddings, for scores of pairs of texts, or for documents in the order of
-their relevance; the requests that they become, and their answers. The fields are OpenAI's, vLLM's, Jina's and Cohere's.
+their relevance; the requests made of these bodies, and the answers. The fields are OpenAI's, vLLM's, Jina's and
+Cohere's.
 
 Each text, or each pair of texts, is a request of its own:
 
@@ -71,7 +72,7 @@ class EmbeddingRequest(VectorRequest):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=MOST_DIMENSIONS)
     add_special_tokens: bool | None = None
-    prompt_name: str | None = None  # of the folder's prompts: which of them begins each text
+    prompt_name: str | None = None  # which of the folder's prompts begins each text
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -136,7 +137,7 @@ class RerankRequest(VectorRequest):
 
 # --- Requests
 
-_ONE = Estimate(1, 1)  # a request for a vector ends with its prompt
+_ONE = Estimate(1, 1)  # a request for a vector ends with the prompt
 
 
 _Prompt: TypeAlias = tuple[tuple[int, ...], int | None]  # the tokens of an input; of a pair, where its second begins

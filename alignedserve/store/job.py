@@ -119,7 +119,7 @@ class Job:
     expires_at: int  # created_at + window: the deadline of its lines
     status: JobStatus = JobStatus.VALIDATING
     weight: float = 1.0
-    salt: str = ""  # of the key: its lines share KV with other requests of the same key only
+    salt: str = ""  # of the key: lines share KV with requests of the same key only
     output_lives_s: int | None = None  # how long the files with its results are kept; None: the usual time
     metadata: dict[str, str] | None = None
     model: str | None = None  # of its first line, once the file is checked

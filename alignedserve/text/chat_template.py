@@ -46,7 +46,7 @@ _PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
 
 @dataclass(frozen=True)
 class Rendering:
-    """The inputs of a template besides the messages, and the most tokens that its prompt may have."""
+    """The inputs of a template besides the messages, and the most tokens that the prompt may have."""
 
     tools: tuple[dict[str, Any], ...] = ()
     opens_answer: bool = True  # whether the prompt ends where the assistant's answer begins

@@ -162,7 +162,7 @@ def main() -> None:
         return
     _say(answers, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    statm = Path("/proc/self/statm")  # where the system says how much memory it has, it may use so much more
+    statm = Path("/proc/self/statm")  # where the system tells a process's memory: a limit for what more it may use
     if statm.exists():
         data = int(statm.read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, resource.RLIM_INFINITY))
@@ -176,7 +176,7 @@ def main() -> None:
 
 def _serve(syntaxes: Syntaxes, answers: IO[bytes]) -> None:
     for line in sys.stdin.buffer:
-        began = time.process_time()  # from here on it may use so much more time; the limit is in whole seconds
+        began = time.process_time()  # a trial's time counts from here; the limit is in whole seconds
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (int(began) + 1 + MOST_CPU_S, hard))
         fault = syntaxes.find_fault(json.loads(line))

@@ -121,7 +121,7 @@ class Adapters:
             self._write({**self._known, name: loaded})
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; requests that have it go on to their end."""
+        """Forget an adapter; open requests with this adapter go on to the end."""
         with self._locked():
             self._read()
             if name not in self._known:

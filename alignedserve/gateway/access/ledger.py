@@ -43,7 +43,7 @@ log = logging.getLogger("alignedserve.gateway")
 class Bucket:
     """The amount that a caller may still take: at most a minute's limit, refilled evenly.
 
-    It may fall below 0, because the cost of a request is known only later."""
+    The balance may fall below 0, because the cost of a request is known only later."""
 
     left: float = 0.0
     at: float = 0.0  # when `left` was computed; 0 is never, and then it is full

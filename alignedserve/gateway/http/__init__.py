@@ -6,7 +6,7 @@ error_responses.py  Turns errors into HTTP answers.
 limits.py           Holds each caller to its limits: requests and tokens in a minute, requests open at once.
 middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
 origins.py          Refuses what a web page must not do with a server that asks for no key.
-records.py          Follows a request: its log line, its times, and the meters of what its body asks for.
+records.py          Follows a request: log line, times, and the meters of what the body asks for.
 scraping.py         The text of /metrics, which scrapes share.
 turns.py            Gives callers turns by their weights.
 uploading.py        Reads a multipart form with a file as it arrives.

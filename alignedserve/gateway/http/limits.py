@@ -56,7 +56,7 @@ TRIAL_S = 50e-6  # of a processor, for the trial of a grammar
 
 
 class Tab:
-    """The share of its caller's limits that an HTTP request takes: its places among the open requests, its tokens."""
+    """The share of the caller's limits that an HTTP request takes: places among the open requests, and tokens."""
 
     def __init__(self, ledger: Ledger, caller: Caller, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self.caller, self._limits, self._now = ledger, caller, caller.limits, now
@@ -71,14 +71,15 @@ class Tab:
 
     def enter(self) -> None:
         """Take a request of the minute from the caller's limit, for a body to generate or tokenise; raise if none is
-        left. As at OpenAI, what only looks takes none: who asks for a batch each second would have no chats left."""
+        left. As at OpenAI, a look takes none: else a caller that asks for a batch each second would have no chats
+        left."""
         per_minute = self._limits.requests_per_minute
         if per_minute is None:
             return
         self._take("requests", per_minute, least=1, cost=1)
 
     def _take(self, what: Literal["requests", "tokens"], per_minute: int, least: float, cost: float) -> None:
-        """Take a cost from what is left of this minute; raise, and take none, where less than `least` is left."""
+        """Take `cost` from what this minute has left; where less than `least` is left, take nothing and raise."""
         with self._ledger.row(self.caller.id) as row:
             bucket = row.requests if what == "requests" else row.tokens
             bucket.fill(per_minute, self._now())
@@ -93,7 +94,7 @@ class Tab:
         return rate_limited(limit, wait_s)
 
     def admit(self) -> None:
-        """Take a place for a request whose body is still to be read; raise if no place or token is left."""
+        """Take a place for a request before the body is read; raise if no place or token is left."""
         self.need_token()
         self.hold_places(1)
 
@@ -135,7 +136,7 @@ class Tab:
 
     def hold_logprobs(self, requests: Sequence[Request], has_limit: bool, is_streamed: bool = False) -> None:
         """Hold the log-probabilities that the answer to these requests may have, until it has ended; raise if its
-        caller's other answers leave too few. A stream has sent them; but those of its prompts come together."""
+        caller's other answers leave too few. A stream has sent them already; but those of prompts come together."""
         top = requests[0].sampling.logprobs
         if top is None:
             return

@@ -31,7 +31,7 @@ class HttpRecord:
     caller: str | None = None  # the id of the caller
     service: ServiceClass | None = None  # None: the request does not ask for tokens
     prompt_tokens: int = 0  # of all requests of the body
-    cached_tokens: int = 0  # of the prompt tokens, those whose KV a device or the pool had
+    cached_tokens: int = 0  # prompt tokens with KV on a device or in the pool
     output_tokens: int = 0
     ttft_s: float | None = None
     finish: str | None = None  # stop, length, abort (the client left) or error
@@ -66,17 +66,17 @@ class HttpRecord:
 
 
 class BodyMeter:
-    """Measures the requests of one body; each is known by the number of its choice."""
+    """Measures the requests of one body, each named by the number of the choice."""
 
     def __init__(
         self, metrics: RequestMetrics, record: HttpRecord, tier: str, now: Callable[[], float], tab: Tab
     ) -> None:
         self._metrics, self._record, self._tier, self._now, self._tab = metrics, record, tier, now, tab
         self._meters: dict[int, RequestMeter] = {}
-        self._first_at, self._waited_s = 0.0, 0.0  # of the first token of any choice, and until its prompt began to run
+        self._first_at, self._waited_s = 0.0, 0.0  # of the first token of any choice, and until the prompt began to run
 
     def meter(self, choice: int, request: Request) -> RequestMeter:
-        """Return the meter of a request of the body; what is counted of its choice goes there."""
+        """Return the meter of a request of the body, for all that is counted of the choice."""
         self._meters[choice] = meter = RequestMeter(self._metrics, request, self._tier, self._now, self._tab.caller.id)
         return meter
 

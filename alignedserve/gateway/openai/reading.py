@@ -27,9 +27,9 @@ class AnswerPiece:
     text: str
     tokens: tuple[int, ...]
     finish: FinishReason | None
-    logprobs: tuple[Logprob, ...] = ()  # one for each token, if the request asks for them
+    logprobs: tuple[Logprob, ...] = ()  # one for each token, if asked for
     prompt_logprobs: tuple[Logprob, ...] = ()  # in the first piece
-    num_cached: int = 0  # prompt tokens whose KV the pool had, in the first piece
+    num_cached: int = 0  # prompt tokens with KV in the pool, in the first piece
     calls: tuple[CallPart, ...] = ()  # parts of tool calls that were found in the output
     stop: str | None = None  # the stop string that has ended the answer
     reasoning: str = ""  # what the model says to itself before its answer
@@ -54,7 +54,7 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
 
 
 def cost_of(spent: Iterable[Spent]) -> dict[str, Any]:
-    """Return what requests have used as a field of a usage; nothing where their workers did not say."""
+    """Return what requests have used as a field of a usage; nothing where the workers did not say."""
     in_all = reduce(Spent.plus, spent, NOTHING_SPENT)
     if not in_all.seconds:
         return {}

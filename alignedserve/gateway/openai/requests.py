@@ -33,8 +33,8 @@ _SEEDS = 1 << 64
 FAR_TOO_LONG = 8  # characters for each token that a conversation may have: few texts have that many
 MOST_CONTEXTS = 16  # the length of a prompt that need not fit into the model's context, in contexts
 MOST_RULE_BYTES = 4 << 20  # of memory that the rules of all choices of a body may take in a part: each choice has them
-# Tokens that the prompts of all choices of a body may have: each choice has its prompt in each part, where a token
-# takes 36 bytes, and 4 or more in the body. So a few choices, which any prompt may have, take less than 50 times that.
+# Tokens that the prompts of all choices of a body may have: each part has the prompt for each choice, at 36 bytes a
+# token, and 4 or more in the body. So a few choices, which any prompt may have, take less than 50 times that.
 MOST_CHOICE_TOKENS, FEW_CHOICES = 1 << 18, 5
 _TOKEN_BYTES, _BIAS_BYTES = 36, 120  # of memory, for a token in a tuple, and for a token with its bias
 # Tokens of a body of /tokenize need not fit into the context. MOST_CONTEXTS of a long one would take a thread for ten
@@ -46,7 +46,7 @@ MOST_CONVERTED = 1 << 18
 class Origin:
     """The origin of a body: its caller, and the member that receives its tokens."""
 
-    id: str  # of the body's first request; the ids of its other requests begin with it
+    id: str  # of the body's first request; the ids of the other requests begin with this id
     owner: str  # the member that receives their tokens
     arrival_at: float
     caller: Caller = ANONYMOUS
@@ -67,7 +67,7 @@ class _Rules:
 
     @property
     def num_bytes(self) -> int:
-        """Return about how much memory a request needs for them in each part that has it."""
+        """Return about how much memory a request needs for these rules in each part on its way."""
         sampling, outputs = self.sampling, () if self.sampling.grammar is None else self.sampling.grammar.outputs
         num_tokens = len(self.stop_tokens) + sum(map(len, outputs))
         packed = len(sampling.allowed_tokens) + len(sampling.syntax)
@@ -89,7 +89,7 @@ def make_requests(
     rules = _make_rules(body, text, origin.on_trial)
     prompts = _prompts(body, text, max_model_len)
     num_choices, num_tokens = body.n or 1, sum(map(len, prompts))
-    # A small body must not be large in every part, where each of its choices has its whole prompt.
+    # A small body must not be large in every part, where each choice has the whole prompt.
     if num_choices > FEW_CHOICES and num_choices * num_tokens > MOST_CHOICE_TOKENS:
         message = f"n: {num_choices} choices of {num_tokens} prompt tokens have {num_choices * num_tokens}, and "
         message += f"{MOST_CHOICE_TOKENS} is the most for more than {FEW_CHOICES} choices: ask for fewer at a time"
@@ -116,7 +116,7 @@ def num_requests(body: ChatRequest | CompletionRequest) -> int:
 def _check_logprobs(body: ChatRequest | CompletionRequest, made: Sequence[Request], most: int) -> None:
     """Raise if an answer could have more log-probabilities than are held for one: each takes some 60 bytes of it.
 
-    A stream is sent as it comes, but for those of a prompt that it repeats."""
+    A stream is sent as it comes, except log-probabilities of a repeated prompt."""
     if body.num_logprobs is None:
         return
     each, choices = 1 + body.num_logprobs, body.n or 1
@@ -247,8 +247,8 @@ def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_mo
 
 
 def _check_texts(text: TextModel, shown: object, max_model_len: int, most: int) -> None:
-    """Raise if the texts of a conversation surely have more than `most` tokens, before they are rendered. Where they
-    may be about as long as that, the prompt that its template makes of them tells (_chat_ids): once is enough."""
+    """Raise if the texts of a conversation surely have more than `most` tokens, before they are rendered. Where the
+    texts may be about that long, the template's prompt tells (_chat_ids): once is enough."""
     if sum(map(len, texts := [*all_texts(shown)])) > FAR_TOO_LONG * most:
         check_length(texts, text, max_model_len, most, "messages")
 

@@ -158,7 +158,7 @@ class AnswerShape(ABC):
     def chunk(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
         """Return the chunk of a piece; None if it needs none: its text is held back, or was a special token's.
 
-        In the chunk of a piece with the log-probabilities of its prompt, iterators stand for lists (writing.py)."""
+        Where the piece has the log-probabilities of the prompt, iterators stand for lists (writing.py)."""
         self.count(number, piece)
         first = number not in self._begun
         if not self._needs_chunk(piece, first):
@@ -196,7 +196,7 @@ class AnswerShape(ABC):
         self._output_tokens += len(piece.tokens)
         self._reasoning_tokens += piece.num_reasoning
         self._spent[number] = piece.spent
-        if number % self.num_per_prompt == 0:  # a prompt counts once, however many choices it has
+        if number % self.num_per_prompt == 0:  # a prompt counts once, for any number of choices
             self._cached_tokens += piece.num_cached
 
     @property

@@ -74,7 +74,7 @@ class CalledTool(Typed):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The call as a chat template receives it: its arguments as an object, or as their text where they are none.
+        """The call as a chat template receives it: its arguments as an object, or as text where they are no object.
 
         A model may have written what is no object, and an agent shows it that so that it can mend it."""
         name, written = self.function.name, self.function.arguments

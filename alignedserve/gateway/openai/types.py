@@ -48,7 +48,7 @@ MOST_CHOICES = 128  # of a prompt
 MOST_STOP_TOKENS = 256  # that a client names: each token of an output is looked for among them
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
-_LAST = 32  # tokens of a prompt that show whether it ends within a reasoning
+_LAST = 32  # last tokens of a prompt: they show whether the prompt ends within a reasoning
 
 
 class TextPart(Strict):
@@ -419,8 +419,8 @@ class ChatRequest(_AnyRequest):
         return {item.name: NO_PARAMETERS if item.parameters is None else item.parameters for item in functions}
 
     def begins_inside(self, prompt: Sequence[int], text: TextModel) -> bool:
-        """Return whether an output begins within a reasoning, as the last tokens of its prompt show, or the message
-        that it continues."""
+        """Return whether an output begins within a reasoning, as the last tokens of the prompt show, or the continued
+        message."""
         family = text.reasoning
         if family is None or not self.continue_final_message:
             return family is not None and family.begins_inside(text.decode_all(prompt[-_LAST:]))

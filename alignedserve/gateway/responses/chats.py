@@ -38,7 +38,7 @@ _NAMES = {
 
 
 def make_chat(body: ResponseRequest, items: Sequence[Item]) -> ChatRequest:
-    """Return the chat of a body whose conversation has these items; raise an ApiError that names the body's fields."""
+    """Return the chat of a body with these items of conversation; raise an ApiError that names the body's fields."""
     same = {name: getattr(body, name) for name in _SAME}
     try:
         return ChatRequest.of({**same, "messages": make_messages(body.instructions, items), **_forms(body)})

@@ -38,7 +38,7 @@ class ReasoningFamily:
         return self.ends[0]
 
     def begins_inside(self, before: str) -> bool:
-        """Return whether an output is reasoning from its start, by the end of its prompt."""
+        """Return whether an output is reasoning from the start, by the end of the prompt."""
         before = before.rstrip()
         if before.endswith(self.starts):
             return True
