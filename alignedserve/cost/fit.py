@@ -142,7 +142,7 @@ class _KindFit:
 
 
 def fit(points: Sequence[Point], remade_token_s: float = 0.0) -> CostModel:
-    """Fit the cost model to profiled steps. `remade_token_s` holds where no step made K and V anew."""
+    """Fit the cost model to profiled steps. `remade_token_s` holds where no step made K and V again."""
     return OnlineCost(points, remade_token_s).model
 
 

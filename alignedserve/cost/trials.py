@@ -131,5 +131,5 @@ def _random_trial(bounds: Bounds, chance: random.Random) -> Trial:
         typical, unevenness = size(16, longest), chance.choice((1.0, 1.2, 4.0))
         prefixes = [round(typical * unevenness ** chance.uniform(-1, 1)) for _ in range(size(1, limits.max_batch))]
         if chance.random() < 0.1:
-            prefixes[0] = longest // 2  # one long request among short ones
+            prefixes[0] = longest // 2  # one long request among short requests
     return Trial(tuple(chunks), tuple(prefixes))

@@ -322,14 +322,14 @@ class Engine:
         self._sampler.prepare(sampling, caller, ready)
 
     def without_ended(self, plan: StepPlan) -> StepPlan:
-        """Return the plan without decodes that were planned ahead and whose requests have ended since."""
+        """Return the plan without decodes planned ahead for requests that have ended since."""
         left = tuple(d for d in plan.decodes if d.token is not None or not self._before.ended(d.request))
         return plan if len(left) == len(plan.decodes) else replace(plan, decodes=left)
 
     def unread_rows(self, plan: StepPlan) -> dict[str, int]:
-        """Return the device row of each decode whose input token is not read yet.
+        """Return the device row of each decode with an input token not read yet.
 
-        A decode whose history edits its logits is not among them: its token must be read first.
+        Where history edits the logits, the decode is left out: the token must be read first.
         """
         rows = (
             (decode.request, self._before.row(decode.request))
@@ -395,7 +395,7 @@ class Engine:
         return self._model.logits(states[: len(wanted)]) if wanted else torch.empty(0)
 
     def _attention(self, ordered: Sequence[Run], spans: Spans, adapters: StepAdapters | None) -> Attention:
-        """Return the attention of a step: first come the runs of KV, to which `spans` belong."""
+        """Return the attention of a step: first come the runs of KV, which `spans` describes."""
         others = ordered[len(spans) :]
         if not others:
             return attention_of(spans, self.cache, self._kernels, adapters)

@@ -3,8 +3,8 @@ kernels.
 
 A captured step reads and writes the same memory each time. So there is one graph for each of some batch sizes, with its
 own buffers for tokens, positions and tables; a step of another size runs in the next larger graph. The rows left over
-are padding: each is a request of one token, whose K and V go to the scratch block, which belongs to no request, and
-whose logits are not read. All graphs put their logits in one buffer and find their blocks in one table; nothing
+are padding, each a request of one token: K and V go to the scratch block, which belongs to no request, and nothing
+reads the logits. All graphs put their logits in one buffer and find their blocks in one table; nothing
 else of a graph outlives its replay, so all of them share the memory in which they compute.
 
 The table has a place for each block of each request, so that requests which share a beginning fit too: 2 MB for 256

@@ -28,7 +28,7 @@ class Unread:
 
 
 class Before:
-    """The tokens that the step before has sampled: each request continues from its own."""
+    """The tokens that the step before has sampled: each request continues from its own token."""
 
     def __init__(self, known: Mapping[str, int], unsampled: Sequence[str] = (), unread: Unread | None = None) -> None:
         self._known, self._unread = known, unread
@@ -48,7 +48,7 @@ class Before:
         return None if self._unread is None else self._unread.rows.get(request)
 
     def ended(self, request: str) -> bool:
-        """Return whether the request has ended because no token could be sampled: its planned decodes are dropped."""
+        """Return whether the request has ended because no token could be sampled: planned decodes are dropped then."""
         return request in self._unsampled
 
     def token(self, request: str) -> int:

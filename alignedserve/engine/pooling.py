@@ -1,4 +1,4 @@
-"""Makes the vectors that requests ask for of the states of their tokens, as the folder says (architectures/vectors.py).
+"""Makes the vectors that requests ask for from the states of tokens, as the folder says (architectures/vectors.py).
 
 states of all tokens that count ─▶ one per text ─▶ Dense layers ─▶ cut ─▶ length 1 ─▶ bytes
                                         └────────▶ head for scores ─▶ activation ─▶ bytes
@@ -135,7 +135,7 @@ class Vectors:
         self._states = states
 
     def added_to(self, result: StepResult) -> StepResult:
-        """Add the vectors to a step's result: a request whose vector is not finite is as one without a next token."""
+        """Add the vectors to a step's result: a vector that is not finite counts as a missing next token."""
         if self._states is None:
             return result
         poolings = [chunk.pooling for chunk in self.chunks if chunk.pooling is not None]

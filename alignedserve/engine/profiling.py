@@ -196,7 +196,7 @@ def _size(shape: Shape) -> float:
 
 
 def measure_remaking(meter: Meter) -> float:
-    """Return the seconds per token to make K and V anew of what is kept in another form; 0 if nothing can be."""
+    """Return the seconds per token to make K and V again from another form; 0 without such a form."""
     engine = meter.engine
     if engine.form.why_not is not None:
         return 0.0

@@ -43,8 +43,8 @@ class RankParts(Generic[AnEngine]):
     def copies_beside(self) -> bool:
         """Return whether copies from the pool go on beside a decode worker's steps.
 
-        A GPU has engines for that. On a CPU they would take the memory that the steps read from: between two steps a
-        copy takes less from the requests that decode than beside them, and joins much sooner.
+        A GPU has engines for that. On a CPU such copies would take bandwidth of the memory that steps read: a copy
+        between two steps delays the decoding requests less, and the request joins much sooner.
         Ranks would begin such copies at different steps."""
         return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
 

@@ -28,7 +28,7 @@ LEAST_S = 10.0  # the limit of work that should take no time ...
 ON_GPU_S = 60.0  # ... that of work on a GPU, where a kernel may have to be compiled, and of a page beside steps ...
 UNKNOWN_S = 120.0  # ... and where it is not known what work takes, and of the first step on a GPU
 _TIMES = 20  # the prediction
-FORM_S = 0.3  # for each request with a grammar: to find which tokens it allows may take this long
+FORM_S = 0.3  # for each request with a grammar: to find the allowed tokens may take this long
 _NUM_CORES = len(os.sched_getaffinity(0))
 _MOST_PASSED_S = 2.0  # between two looks: in more than that this process stood still, and its work with it
 
@@ -75,7 +75,7 @@ class WorkWatch:
 
     @contextmanager
     def between(self, what: str, tokens: int | None = None) -> Iterator[None]:
-        """Watch work for which the steps wait: a copy of so many tokens, or work of a duration that is not known."""
+        """Watch work that steps wait for: a copy of this number of tokens, or work of unknown duration."""
         limit_s = UNKNOWN_S if tokens is None else max(self._least_s, _TIMES * self._copying.seconds(tokens))
         self._between = _Other(what, limit_s)
         try:

@@ -22,32 +22,32 @@ class Kind(str, Enum):
     """A core decides one of these; each says what `other` and the numbers of the decision mean."""
 
     # Noted by the router
-    ARRIVED = "arrived"  # tokens: of the prompt; seconds: since it came; expected_s: of prompts before it; why: promise
-    DECLARED = "declared"  # its owner told it to a router that had just started
+    ARRIVED = "arrived"  # tokens: of the prompt; seconds: since arrival; expected_s: of prompts before; why: promise
+    DECLARED = "declared"  # the owner told a router that had just started of the request
     REFUSED = "refused"  # other: the reason; why: in words; expected_s: until a next try
     PREDICTED = "predicted"  # tokens: of the output; number: nine of ten outputs are not longer
     PLACED = "placed"  # other: the worker that is to run the prompt
     MOVED = "moved"  # other: the member that has the request, as the router heard
-    CANCELLED = "cancelled"  # its client has gone
-    REPLACED = "replaced"  # its owner sent a later attempt
+    CANCELLED = "cancelled"  # the client has gone
+    REPLACED = "replaced"  # the owner sent a later attempt
     # Noted by workers
-    QUEUED = "queued"  # number: prompts that wait before it; tokens: to be computed
-    BEHIND = "behind"  # number: other prompts that ran in part while it waited; tokens: of them; why: by class
-    BESIDE = "beside"  # number: other requests that decoded while it waited; seconds: of that; why: by class
-    SEATED = "seated"  # it has memory; tokens: found in the cache
+    QUEUED = "queued"  # number: prompts that wait before; tokens: to be computed
+    BEHIND = "behind"  # number: other prompts that ran in part meanwhile; tokens: of these; why: by class
+    BESIDE = "beside"  # number: other requests that decoded meanwhile; seconds: of that; why: by class
+    SEATED = "seated"  # the request has memory; tokens: found in the cache
     CHUNK = "chunk"  # number: of the step; tokens; seconds: that the step took; expected_s: as was predicted
-    OFFERED = "offered"  # its prompt is through; other: the decode worker that may pull its KV
-    WRITES = "writes"  # its prompt is through, and its KV goes to the pool once there are pages
-    COMMITTED = "committed"  # its KV is in the pool, where it waits for a decode worker
-    CANDIDATE = "candidate"  # a decode worker has taken it over; number: others before it; other: the sender; why: how;
-    # seconds: since it came, where the pool had it
-    JOINING = "joining"  # it has memory there, and its KV is copied; other: from where
-    JOINED = "joined"  # it decodes; number: requests that decode there; tokens: its output so far
-    DISPLACED = "displaced"  # it had to give up its memory; other: the request that gets it; why: how
-    DROPPED = "dropped"  # it was cancelled, or it runs elsewhere
+    OFFERED = "offered"  # the prompt is done; other: the decode worker that may pull the KV
+    WRITES = "writes"  # the prompt is done, and the KV goes to the pool once there are pages
+    COMMITTED = "committed"  # the KV is in the pool, and the request waits there for a decode worker
+    CANDIDATE = "candidate"  # a decode worker has taken over; number: requests before; other: the sender; why: how;
+    # seconds: since arrival, where the pool had the request
+    JOINING = "joining"  # there is memory, and the KV is copied; other: from where
+    JOINED = "joined"  # the request decodes; number: requests that decode there; tokens: of the output so far
+    DISPLACED = "displaced"  # memory was taken away; other: the request that gets the memory; why: how
+    DROPPED = "dropped"  # cancelled, or running elsewhere
     # Noted by both
-    ENDED = "ended"  # tokens: of its output, where known; why: the finish
-    LOST = "lost"  # the attempt is lost: its owner starts the next one; why
+    ENDED = "ended"  # tokens: of the output, where known; why: the finish
+    LOST = "lost"  # the attempt is lost: the owner starts the next; why
 
 
 _WAITS = (Kind.QUEUED, Kind.CANDIDATE, Kind.DISPLACED)  # a request that waits on a worker was noted so last
@@ -62,7 +62,7 @@ class Decision:
     request: str
     attempt: int
     service: ServiceClass
-    salt: str  # of the request: it says whose the request is, and no answer shows it
+    salt: str  # names the request's caller; no answer shows the salt
     other: str = ""  # a member or a request
     tokens: int = 0
     number: int = 0
@@ -88,7 +88,7 @@ class Step:
 class Findings:
     """The notes that a ring holds about one request."""
 
-    decisions: tuple[Decision, ...] = ()  # about it, and about requests that it displaced
+    decisions: tuple[Decision, ...] = ()  # about the request, and about those displaced for its memory
     steps: tuple[Step, ...] = ()
     since: float = 0.0  # some of what was noted before is forgotten
 

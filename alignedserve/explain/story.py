@@ -18,21 +18,21 @@ from types import MappingProxyType
 from alignedserve.core import ServiceClass
 from alignedserve.explain.decisions import Decision, Findings, Kind, Step
 
-_ID_PREFIXES = ("chatcmpl-", "cmpl-")  # of answers, whose requests have the same id with another prefix
+_ID_PREFIXES = ("chatcmpl-", "cmpl-")  # of answers; the request has the same id with another prefix
 _PREFIX = "req-"
-_ROUTER = "router"  # it has to do with every request
+_ROUTER = "router"  # takes part in every request
 
 
 class StoryStage(str, Enum):
-    ROUTING = "routing"  # at the router, until a worker is to run its prompt
-    QUEUE = "queue"  # on a worker, until its prompt begins to run
+    ROUTING = "routing"  # at the router, until a worker is to run the prompt
+    QUEUE = "queue"  # on a worker, until the prompt begins to run
     PROMPT = "prompt"
-    HAND_ON = "hand on"  # its prompt is through, and its KV is on its way
+    HAND_ON = "hand on"  # the prompt is done, and the KV is on its way
     POOL = "pool"  # in the pool, until a decode worker takes it
     CANDIDATE = "candidate"  # on a decode worker, until there is memory
-    COPY = "copy"  # its KV is copied to the decode worker
+    COPY = "copy"  # the KV is copied to the decode worker
     DECODE = "decode"
-    DISPLACED = "displaced"  # it has given up its memory and waits
+    DISPLACED = "displaced"  # memory was given up, and the request waits
 
 
 _BEGINS: Mapping[Kind, StoryStage] = MappingProxyType(
@@ -50,7 +50,7 @@ _BEGINS: Mapping[Kind, StoryStage] = MappingProxyType(
         Kind.DISPLACED: StoryStage.DISPLACED,
     }
 )
-NEXT_ATTEMPT_S = 5.0  # an attempt that is lost without a next one for so long was the last: its owner gave it up
+NEXT_ATTEMPT_S = 5.0  # a lost attempt without a successor until then was the last: the owner gave the request up
 ENDS = (Kind.REFUSED, Kind.ENDED, Kind.LOST, Kind.CANCELLED, Kind.REPLACED)
 
 
@@ -117,7 +117,7 @@ class Story:
     request: str
     asked_at: float
     moments: tuple[Moment, ...]  # of the request, in the order of time
-    displaced: tuple[Moment, ...]  # other requests that gave up memory for it
+    displaced: tuple[Moment, ...]  # other requests that gave up memory for this one
     stays: tuple[Stay, ...]
     steps: Mapping[str, Sequence[Step]]  # by part
     silent: tuple[str, ...]  # parts that did not answer

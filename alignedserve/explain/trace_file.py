@@ -1,8 +1,8 @@
 """Write a story as a trace for Perfetto.
 
-    process of the request   its stages
+    process of the request   the stages
     process router           what it decided, each as an instant
-    process decode-0         what it decided; the steps that it ran while it had the request
+    process decode-0         what it decided; the steps that ran while the worker had the request
 
 Times are microseconds since the request came, or since the step began that ran then.
 """

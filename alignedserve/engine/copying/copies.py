@@ -7,9 +7,9 @@ page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2,
               V of token 0, 1, ... page_size - 1
     layer 1   K ...
 
-A request's tokens fill its blocks one by one, each block from its left end or, where it stands as ~block, from its
-right end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row
-count: the rest is neither written, nor read, nor part of the checksum.
+A request's tokens fill the blocks one by one, each block from the left end or, where written ~block, from the right
+end; a page holds the tokens in order. In a request's last page only the first `length` tokens of each row count: the
+rest is neither written, nor read, nor part of the checksum.
 
 The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says that there is none. A CPU sums up what it
 copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
@@ -18,8 +18,8 @@ A page of another kind (forms/device/pages.py) is written from a page of kind KV
 A GPU does both itself: it receives the page as it is, and expands it into the blocks.
 
 To and from a GPU several pages are under way at once, so that the next is prepared while one is copied; but few: what a
-step copies itself, some kilobytes, waits behind them in the same queue of the device. A turn ends when its pages are
-through: between two turns nothing touches the arena.
+step copies itself, some kilobytes, waits behind them in the same queue of the device. A turn ends when all its pages
+are copied: between two turns nothing touches the arena.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def pages_at_once(device: torch.device, page_bytes: int) -> int:
 class _Queue:
     """The pages of a turn that are on their way to or from a device: few at once, and a page at least beside the next.
 
-    At the end of the turn all are through, also where ordering one of them has failed: what they are copied to may
-    belong to others from then on.
+    At the end of the turn all copies are done, also where ordering one has failed: the places that they were copied to
+    may belong to other requests from then on.
     """
 
     def __init__(self, device: torch.device, page_bytes: int) -> None:

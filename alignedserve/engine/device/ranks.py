@@ -69,8 +69,8 @@ class Team(RankLinks):
     """The ranks of one worker: all call the same methods in the same order.
 
     A method raises RankLost if another rank is lost or does not answer in time. On GPUs no CPU waits here: with a limit
-    NCCL would block it until the GPU is through, twice in each layer. If a rank is lost during a step, the launcher
-    ends all ranks, also those that wait for its tokens; if a rank hangs, NCCL ends those that wait after `_STEP`.
+    NCCL would block it until the GPU is done, twice in each layer. If a rank is lost during a step, the launcher ends
+    all ranks, also those that wait for its tokens; if a rank hangs, NCCL ends those that wait after `_STEP`.
     """
 
     def __init__(self, store: Store, rank: int, size: int, host: str, device: torch.device) -> None:

@@ -21,7 +21,7 @@ def attention_of(spans: Spans, cache: Tensor, kernels: Kernels, adapters: StepAd
 
 
 class KvAttention:
-    """Attention of requests whose K and V are kept."""
+    """Attention of requests that are kept as K and V."""
 
     def __init__(self, cache: Tensor, spans: Spans, kernels: Kernels, paged: Paged | None = None) -> None:
         self._cache, self._spans, self._kernels = cache, spans, kernels

@@ -45,7 +45,7 @@ def fold_blocks(memory: Tensor, layers: LayerFold, folds: Sequence[Sequence[int]
 
 
 class FoldedAttention:
-    """Attention of requests whose K and V are kept, some of them in folded blocks."""
+    """Attention of requests that are kept as K and V, some in folded blocks."""
 
     paged = None
 

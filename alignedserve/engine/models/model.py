@@ -1,7 +1,7 @@
 """The interface between the engine and a model.
 
 A model knows its weights but no requests: it runs the concatenated tokens of a step, and asks the step's attention for
-everything that depends on the request to which a token belongs.
+everything that depends on a token's request.
 """
 
 from __future__ import annotations

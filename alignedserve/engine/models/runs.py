@@ -12,7 +12,7 @@ from alignedserve.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A request's tokens in a step, and the blocks that hold them and its earlier tokens."""
+    """A request's tokens in a step, and the blocks that hold these and earlier tokens."""
 
     request: str
     tokens: Sequence[int]
@@ -74,7 +74,7 @@ class Checker:
             raise PlanError(f"request {run.request} lacks its first {run.kv.dropped} tokens, which are no whole blocks")
 
     def _check_folded(self, run: Run, fold: Fold) -> None:
-        """Check a request that has folded blocks: it counts as dropped what that spares."""
+        """Check a request with folded blocks: `dropped` counts the tokens that folding spares."""
         if run.kv.dropped < 0 or run.kv.dropped % (self._block_size * (fold.blocks - 1)):
             raise PlanError(f"request {run.request} is spared {run.kv.dropped} tokens, which no folded blocks spare")
         folded = fold.folded(run.kv.dropped)

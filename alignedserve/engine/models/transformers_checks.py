@@ -46,7 +46,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 log = logging.getLogger("alignedserve.engine")
 
-PROMPT, CHUNK, OTHER = 9, 4, 6  # tokens of a prompt, of its first chunk, of another prompt beside its second chunk
+PROMPT, CHUNK, OTHER = 9, 4, 6  # tokens of a prompt, of the first chunk, of another prompt beside the second chunk
 _BLOCK_SIZE = 4
 # How far our logits may be off, relative to the spread of a token's logits. In half precision rounding errors add up
 # over the layers, and may send a token to another expert: then the median over all tokens counts.

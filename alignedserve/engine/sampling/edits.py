@@ -8,8 +8,8 @@
     min_tokens                  stop tokens get -inf until the output has this number of tokens
 
 The order is vLLM's. Edits depend on all tokens of the request, and a step adds a single token. So the state of a
-request's edits is kept from step to step, and made again from its `History` where it is missing. On a GPU the state is
-copied to the device, and nothing is read back.
+request's edits is kept from step to step, and made again from `History` where the state is missing. On a GPU the state
+is copied to the device, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _make_grammar(
 
 
 class _Seen:
-    """The distinct tokens of a request, and how often each is in its output."""
+    """The distinct tokens of a request, and how often each is in the output."""
 
     def __init__(self, prompt: Iterable[int]) -> None:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}

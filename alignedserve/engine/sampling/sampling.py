@@ -1,9 +1,9 @@
 """Sample tokens from logits, for a whole batch at once, by a generator without state.
 
-The random number of a token is a function of the request's seed and of the token's index in its output. So, given its
-logits, the tokens of a request depend neither on the batch in which it runs nor on how often it was moved, evicted or
-restarted: each row is computed by itself, and tokens are drawn by inverse transform in an order that follows from the
-row alone. Limits, biases and penalties come first (edits.py), then the steps of kernels/common/drawing.py.
+The random number of a token is a function of the request's seed and of the token's index in its output. So, given the
+logits, the tokens of a request depend neither on the batch nor on moves, evictions or restarts: each row is computed by
+itself, and tokens are drawn by inverse transform in an order that follows from the row alone. Limits, biases and
+penalties come first (edits.py), then the steps of kernels/common/drawing.py.
 
 Sampled tokens stay on the device until they are read: on a GPU, reading them is the first thing that waits for it.
 """
@@ -52,7 +52,7 @@ class NextToken:
     sampling: Sampling
     index: int  # in the output
     request: str = ""
-    history: History | None = None  # of a request whose sampling edits logits
+    history: History | None = None  # of a request with edited logits
     newest: int | None = None  # the token before it, if the output has one
 
 
