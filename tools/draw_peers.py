@@ -3,8 +3,8 @@
     python tools/draw_peers.py
 
 Every figure in the picture comes from a file in lab/benchmarks/results. The chats are those of
-`python -m lab.benchmarks.isolation --seconds 30`; vLLM's server got the same load, from a client of its own before
-`--url` of that benchmark sent it, with servers started as its help says.
+`python -m lab.benchmarks.isolation --seconds 30`; vLLM's server got the same load, from a separate client before that
+benchmark had `--url`, with servers started as the benchmark's help says.
 The engines are those of `python -m lab.benchmarks.engine --peer-python PATH --peers vLLM`.
 """
 
@@ -32,7 +32,7 @@ INKS = {PICTURE: "#16191d", DARK: "#e8ebef"}  # of text and lines; the ground is
 
 
 class ChatsBar(NamedTuple):
-    """The share of chats that kept their promise beside documents, and the tokens that the documents got meanwhile."""
+    """The share of chats in time beside documents, and the tokens that the documents got meanwhile."""
 
     label: str
     is_ours: bool

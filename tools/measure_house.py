@@ -25,7 +25,7 @@ PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernel
 BENCHMARKS = "benchmarks"  # in lab/ now
 BESIDE = ("tools", "deploy", BENCHMARKS)  # counted as code, but nobody installs it
 CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
-# What a request passes on its way: mechanisms that are of little use must be known to few files of it.
+# What a request passes: few of these files may know mechanisms of little use.
 _IN_PACKAGE = "cost engine executor protocol scheduling schedulers transport worker".split()  # and not forms/
 SERVING = [*(f"{PACKAGE}/{part}" for part in _IN_PACKAGE), *PARTS[1:-1]]
 # Words that only those know who know the mechanism, as it was called and as it is called, and the files of its own.
@@ -230,8 +230,8 @@ class House:
         return [name for name, path in others.items() if re.search(words, path.read_text(encoding="utf-8"))]
 
     def written_by_several(self) -> dict[str, list[str]]:
-        """Return the fields of a worker's request that several files assign to, with these files. What a class writes
-        of itself are not the request's fields; a list that grows is not seen."""
+        """Return the fields of a worker's request that several files assign to, with these files. Fields that a class
+        writes of itself do not count; a growing list is not seen."""
         home = next((module for module in self.modules.values() if REQUEST in module.classes), None)
         fields = [
             line.target for line in (home.classes[REQUEST].body if home else ()) if isinstance(line, ast.AnnAssign)

@@ -128,7 +128,7 @@ class Results:
 def run_step(
     step: Step, command: Sequence[str], limit_s: float, environment: dict[str, str], results: Results
 ) -> dict[str, Any]:
-    """Run a step for so long at most, add the figures that it prints to the results, and return how it ended."""
+    """Run a step for a limited time, add the printed figures to the results, and return how the step ended."""
     began, mark = time.monotonic(), f"{step.name}-{os.getpid()}-{time.monotonic_ns()}"
     for log in results.logs:
         log.write(f"=== {step.name}\n".encode())

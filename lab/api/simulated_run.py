@@ -28,7 +28,7 @@ from alignedserve.loads.records.records import RequestOutcome, RequestRecord, Ru
 from alignedserve.simulator.explaining import story_of
 from alignedserve.simulator.run import Simulation
 
-_HEARD_S = 1.0  # after a request's end: by then every part has noted it
+_HEARD_S = 1.0  # after a request's end: by then every part has noted the end
 _TOKEN_TITLES = ("request", "service", "index", "at_s", "gap_s")
 _LIBRARIES = ("pandas", "polars")
 
@@ -110,7 +110,8 @@ class SimulatedRun:
     def explain(self, request: str) -> RequestStory:
         """Tell what happened to a request, as `alignedserve explain` does.
 
-        Parts remember their last decisions. Where they have forgotten the request, the run is repeated up to its end.
+        Parts remember their last decisions. Where parts have forgotten the request, the run is repeated up to the
+        request's end.
         """
         record = self._record_of(request)
         story = story_of(self._simulation, request)

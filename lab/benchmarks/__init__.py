@@ -12,7 +12,7 @@ Single cores and processes
     gateway.py          the time that the gateway adds to a request and to a token
     hostile.py          what hostile bodies, floods and lost launchers cost a deployment, and others' chats
 Deployments, real or simulated
-    charged.py          whether requests are charged with what workers used, and what that costs
+    charged.py          whether requests are charged for what workers used, and what that costs
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
 The simulator and what it compares

@@ -106,7 +106,7 @@ def _of_process(pid: int) -> Iterator[tuple[str, float]]:
 
 
 async def watch(deployment: ServedDeployment, shared: Path, args: Any, part: int, left_s: float) -> None:
-    """Load the deployment for so long, and add a line for each half minute."""
+    """Load the deployment for this time, and add a line for each half minute."""
     load, began = MixedLoad(deployment.url, args.rate, seed=part, may_refuse=args.load > 0), perf_counter()
     playing, before = asyncio.create_task(load.play()), names(deployment)
     try:

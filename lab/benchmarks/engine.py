@@ -152,7 +152,7 @@ MIXED = (
 
 @dataclass(frozen=True)
 class Times:
-    prompts_s: float  # until every request has its first token
+    prompts_s: float  # until every request has a first token
     steps_s: list[float]  # seconds of each step after that
 
     @property
@@ -277,7 +277,7 @@ class LlamaCpp:
         self._program, self._flags = folder / BENCH, flags
 
     def run(self, case: Case) -> Times:
-        """Return the times of a run: its decode steps are timed together."""
+        """Return the times of a run: decode steps are timed together."""
         (prompt,), requests, steps = set(case.prompts), len(case.prompts), max(1, case.output - 1)
         lengths = {"-npp": prompt, "-ntg": steps, "-npl": requests, "-c": requests * (prompt + steps + 1)}
         # a step takes as many tokens as ours may

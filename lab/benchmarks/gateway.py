@@ -55,7 +55,7 @@ PHASES = 50
 class Beating:
     """An owner of requests that gives each open request a token on every beat, and notes the time in shared memory.
 
-    A request's seed is the number of its stream. In a long beat, streams get their tokens at `PHASES` different times:
+    A request's seed is the number of the stream. In a long beat, streams get their tokens at `PHASES` different times:
     the workers of a real server do not end their steps all at once.
     """
 
@@ -66,7 +66,7 @@ class Beating:
         self._beat_s, self._noted = beat_s, noted
         self.late: dict[str, float] = {}
         self._arrivals: ArrivalQueues[Delivered] = ArrivalQueues()
-        self._open: dict[str, tuple[Request, int]] = {}  # request and number of its tokens so far
+        self._open: dict[str, tuple[Request, int]] = {}  # request and number of tokens so far
         threading.Thread(target=self._beat, daemon=True).start()
 
     def now(self) -> float:

@@ -80,7 +80,7 @@ STEP_GOALS = {(1, 1000): 6.2, (128, 1000): 13.0}  # ms, of the 8B on an H100
 JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
 PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
 QUANTISED, SHORT = (1, 8, 64), 64  # batches, and tokens before: nearly all that is read is weights
-MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt beside them
+MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt
 
 
 class Bench:
@@ -246,7 +246,7 @@ class Bench:
                 report(f"{title}_{name[:60]}", took * 1e6, "us", baseline=count)  # as often in a step
 
     def prompt(self, tokens: int, behind: int = 0) -> StepPlan:
-        """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have their KV already."""
+        """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have KV already."""
         prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
         blocks = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
         return StepPlan(0, (Chunk("r", prompt, behind, KvForm(blocks), GREEDY),))
@@ -272,7 +272,7 @@ class Bench:
         self.busy(plans)
 
     def mixed(self) -> dict[str, StepPlan]:
-        """Report steps of decodes with some tokens of a prompt, and return them."""
+        """Report steps of decodes with some tokens of a prompt, and return the steps."""
         engine, plans = self.capturing, dict[str, StepPlan]()
         alone = seconds(partial(engine.step, self.decodes([1000] * MANY)), 8)
         for tokens in MIXED if self.device.type == "cuda" else MIXED[:1]:

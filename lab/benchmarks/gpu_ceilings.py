@@ -130,7 +130,7 @@ def _flash_attention_3() -> Callable[..., torch.Tensor] | None:
 
 
 class Attending:
-    """Attention of one layer for requests of these lengths, with `queries` each, whose blocks are spread at random."""
+    """Attention of one layer for requests of these lengths, with `queries` each, in blocks at random places."""
 
     def __init__(self, model: Model, lengths: Sequence[int], block_size: int, queries: int = 1) -> None:
         self.lengths, self.queries, self.scoring = lengths, queries, Scoring(model.head_dim**-0.5)
@@ -157,8 +157,8 @@ class Attending:
 
 
 def alignment(model: Model) -> None:
-    """Time one layer's attention: few long requests among short, against as many of their mean length. gamma2 is that
-    of the cost model (docs/how/cost_model.md), from these two batches."""
+    """Time one layer's attention: few long requests among short, against equally many of the mean length. gamma2 is
+    that of the cost model (docs/how/cost_model.md), from these two batches."""
     for long in (4096, 16_384):
         mixed = [32] * 60 + [long] * 4
         even = [sum(mixed) // len(mixed)] * len(mixed)

@@ -123,7 +123,7 @@ class Served:
         report("beside_chats_in_time", 100 * classes["rt"]["attainment"], "%", goal=100.0, at_least=True)
 
     def shared(self) -> None:
-        """Ask many requests over one beginning at once; a first one brings it into the cache."""
+        """Ask many requests over one beginning at once, after a first request has cached the beginning."""
         count, long = self.size.shared
         beginning = self.prompt(long)
 

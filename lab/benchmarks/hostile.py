@@ -160,7 +160,7 @@ async def texts(http: httpx.AsyncClient) -> None:
 
 
 async def again(clients: int, ask: Callable[[int], Awaitable[object]]) -> None:
-    """Have so many clients ask without end; each ask gets a number of its own."""
+    """Have `clients` clients ask without end; each ask gets its own number."""
     numbers = itertools.count()
 
     async def ask_on() -> None:

@@ -144,7 +144,7 @@ class PriorityWording(IdWording):
     """Says of documents the field by which vLLM's server orders requests."""
 
     def __init__(self, priority: int | None) -> None:
-        super().__init__(Random())  # without a seed: no run finds the prompts of one before
+        super().__init__(Random())  # without a seed: no run finds prompts of an earlier run
         self._more = {} if priority is None else {"priority": priority}
 
     def prompt(self, request: Request) -> Prompt:

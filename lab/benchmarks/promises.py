@@ -58,7 +58,7 @@ SEATS = "engine.max_batch=256"  # of every preset, as `bros` has: with fewer, sh
 DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
 AT_ONCE, A_SECOND = 300, 4.0  # documents
 LONGEST_S = 20.0
-LOTS = {  # of documents: a lot comes when the one before it has ended
+LOTS = {  # of documents: a lot comes when the lot before has ended
     "name": "documents",
     "service": "be",
     "prompt": "512-1024",
@@ -81,7 +81,7 @@ class NamedLoad:
         return SimulationTrial("aligned", f"{self.workload},first_s={self.seconds}", cluster, 0, rate, GPU)
 
     def beside_documents(self, path: Path, documents: Mapping[str, object] = MappingProxyType(LOTS)) -> str:
-        """Write the same requests with documents beside them, and return the name of the file."""
+        """Write the same requests with documents beside, and return the name of the file."""
         endless = {} if self.workload.startswith("trace:") else {"rate": 1.0, "num_requests": 100_000}
         return save_load(path, self.seconds, {**endless, **self.stream()}, {**documents})
 
@@ -104,7 +104,7 @@ def loads(chats: Path) -> dict[str, NamedLoad]:
     }
 
 
-LENT = {  # loads near what two workers take, with their rates in chats per second
+LENT = {  # loads near what two workers take, with rates in chats per second
     "chats as ShareGPT's": ("chat", 14.0),
     "conversations": ("conversations,num_requests=100000", 2.5),
     "long prompts": ("sizes:prompt=lognormal:2047:1900:7000,output=lognormal:28:50:400", 5.0),
@@ -183,7 +183,7 @@ def lending(chosen: dict[str, NamedLoad], seeds: Sequence[int], _with_all: bool)
 
 
 def kept_and_gap(record: RunRecord) -> tuple[int, float]:
-    """Return the chats that kept all promises, and the 99th percentile of the gaps between their tokens."""
+    """Return the chats that kept all promises, and the 99th percentile of gaps between tokens."""
     return num_kept(record), RunFigures.from_record(record).rt.tbt_s.p99
 
 
@@ -208,7 +208,7 @@ def answers(_: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> No
 
 
 def beside(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -> None:
-    """Run each preset with chats at shares of their capacity."""
+    """Run each preset with chats at shares of the capacity."""
     mixes = list(product(chosen, (True, False)))
     few = [mix for mix in mixes if mix in (("chats", True), ("long prompts", False))]
     for name, at_once in mixes if with_all else few:
@@ -229,7 +229,7 @@ def beside(chosen: dict[str, NamedLoad], seeds: Sequence[int], with_all: bool) -
 
 
 def _mixed(load: NamedLoad, at_once: bool, path: Path, preset: str, share: float) -> SimulationTrial:
-    """Return a trial of chats at a share of their capacity, and documents."""
+    """Return a trial of chats at a share of the capacity, and documents."""
     chats = {"first_s": load.seconds, **load.stream()}
     rate, own_rate = share * load.capacity, read_workload(load.workload).rate
     if at_once:
@@ -248,7 +248,7 @@ class Beside:
     attained: float
     tokens_per_s: float  # of documents
     longest_pause_s: float  # of a document, between two tokens
-    longest_wait_s: float  # of a document, for its first token
+    longest_wait_s: float  # of a document, for the first token
 
     @classmethod
     def from_record(cls, record: RunRecord) -> Beside:

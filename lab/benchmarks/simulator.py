@@ -71,7 +71,7 @@ def _whole_s(request: RequestRecord) -> float:
 
 
 def _request(arrival_s: float, num_prompt: int, num_output: int, ttft_s: float, whole_s: float) -> RequestRecord:
-    """Return a request of which the times of the first and of the last token are known."""
+    """Return a request with known times of the first and the last token."""
     token_at = [arrival_s + ttft_s] * (num_output - 1) + [arrival_s + whole_s]
     return RequestRecord("", ServiceClass.RT, Slo(), arrival_s, num_prompt, token_at)
 
@@ -91,8 +91,8 @@ def _read_csv(path: Path) -> list[RequestRecord]:
 
 
 def _read_jsonl(path: Path) -> list[RequestRecord]:
-    """Read requests as LLMServingSim writes them. Clients and engine have clocks of their own: the first request to be
-    queued at once shows how far they are apart."""
+    """Read requests as LLMServingSim writes them. Clients and engine have clocks of their own: the first request that
+    is queued at once shows how far the clocks are apart."""
     rows = sorted(map(json.loads, path.read_text(encoding="utf-8").splitlines()), key=itemgetter("arrival_time"))
     apart = min(row["queued_ts"] - row["arrival_time"] for row in rows)
     return [

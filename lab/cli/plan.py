@@ -203,7 +203,7 @@ class _SimulationTask:
 
 
 def _simulate(task: _SimulationTask) -> tuple[int, Outcome]:
-    """Return the task's number, and what counts of its run: neither steps nor requests are kept."""
+    """Return the task's number, and what counts of the run: neither steps nor requests are kept."""
     simulation = Simulation(replace(settings_of(task.trial), record=False))
     tally = RequestTally(task.promise, task.expected)
     simulation.clients.on_end = tally.hear

@@ -5,14 +5,14 @@ The grids were measured, or come from roofline.py for GPUs that were not.
 The time of a step is that of its linear layers, by tokens; of its attention, in every layer; of the work for each
 request that samples; and with tensor parallelism of the all-reduce, twice a layer.
 
-Attention of prompts alone and of decodes alone is measured; where both share a step it is their sum times a measured
-factor, 0.4 to 5. Decodes of unequal prefixes lie between the times of their mean and of their longest: at the mean
-plus α times the difference, with α measured by how many requests there are and how many of them are long.
+Attention of prompts alone and of decodes alone is measured; where both share a step, attention takes the sum times a
+measured factor, 0.4 to 5. Decodes of unequal prefixes take between the time at the mean prefix and at the longest: the
+mean's plus α times the difference, with α measured by the number of requests and of long requests.
 
-Weak spots. The grids have one prompt chunk in a step: several chunks count as their sum, and beside decodes as one
-chunk of all their tokens. α was measured with long prefixes four times as long as the short prefixes, and on one
-device. The grids are of one rank, and no rank waits for a slower one. Logits that ranks gather and the host's work are
-left out. On the A100 prompts and decodes were measured apart, so a step with both takes their sum;
+Weak spots. The grids have one prompt chunk in a step: several chunks count as the sum, and beside decodes as one chunk
+of all tokens. α was measured with long prefixes four times as long as the short prefixes, and on one device. The grids
+are of one rank, and no rank waits for a slower one. Logits that ranks gather and the host's work are left out. On the
+A100 prompts and decodes were measured apart, so a step with both takes the sum;
 the output layer, about 0.15 ms, is left out.
 """
 
@@ -177,7 +177,7 @@ class Grid:
             raise ValueError("a grid needs two ascending sizes or more on each axis, and a time for each combination")
         self._first, self._others = axes[0], axes[1:]
         self._values: list[Any] = tree["values"]  # nested lists, a level for each axis
-        # First axes count tokens or requests: few numbers, which return at nearly every step, so their cells are kept.
+        # First axes count tokens or requests: few numbers, which return at nearly every step, so the cells are kept.
         self._line_cells: dict[float, Cell] = {}
         self._near_cells: dict[float, Cell] = {}
 

@@ -3,8 +3,8 @@
 A matrix product takes as long as reading its weights and as its arithmetic, at the shares of the peaks that kernels
 reach; near the ridge the two add up like the sides of a right angle, as was measured on five GPUs. A kernel takes 3 µs
 at least. Attention of decodes reads K and V; attention of prompts computes, each multiprocessor on tiles of 64 queries,
-whose keys it takes one after the other. How steps of prompts and decodes, and unequal lengths, slow attention down
-follows from no data sheet: these factors are those of a measured GPU, where the device does not give its own.
+key after key. How steps of prompts and decodes, and unequal lengths, slow attention down follows from no data sheet:
+these factors are those of a measured GPU, where the device does not give its own.
 Quantised weights take fewer bytes and the arithmetic of bf16, at the same shares of the peaks: nobody measured that.
 Nor did anybody measure mixtures, where a step reads the experts that its tokens choose and computes those of each
 token, or latent attention, where all heads share what is kept: there attention of decodes computes for longer than it
@@ -27,7 +27,7 @@ _LAYER_KERNELS = 4  # beside the matrix products: two norms, positions, activati
 _PREFILL_KERNELS, _DECODE_KERNELS = 3, 4  # of attention; decodes are computed in parts, which a kernel adds up
 _TILE = 64  # queries
 _WASTED = 32  # tokens: half of the last tile of a matrix product, on average
-_BLOCK = 64  # tokens that a decode reads beyond its prefix, on average
+_BLOCK = 64  # tokens that a decode reads beyond the prefix, on average
 _SAMPLER_US, _SAMPLER_READS = 20.0, 2  # reads of the logits, in fp32 (LLMServingSim)
 _BF16, _FP32 = 2, 4  # bytes
 _KILO, _MEGA = 1e3, 1e6

@@ -28,8 +28,8 @@ After every event too, for the whole deployment:
   the last frame is lost;
 - patience: every request has ended by `Scenario.ends_by`.
 
-Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`); policies of one's
-own have raised nothing and returned no nonsense. The modelled
+Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`); custom policies
+have raised nothing and returned no nonsense. The modelled
 engine raises an exception for wrong KV; like any other exception of a core it is a failure.
 """
 
@@ -83,7 +83,7 @@ class Rule(Enum):
     PLACES = "places"  # a decode worker has an attempt once (events of the worker)
     PAGES = "pages"  # a page is free, idle, leased to one, or entries'; entries have pages while they wait
     LEASES = "leases"  # a worker uses only what the pool has leased to it
-    TOKENS = "tokens"  # a client gets its request's next tokens: no gap, no repeat (every delivery)
+    TOKENS = "tokens"  # a client gets the request's next tokens: no gap, no repeat (every delivery)
     ENDS_ONCE = "ends once"  # nothing follows a request's end
     WASTE = "waste"  # no attempt starts without cause; nothing is kept without an owner, or, without faults, for long
     SPEECH = "speech"  # no member says what its role may not
@@ -275,7 +275,7 @@ class InvariantWatch(Witness):
 
 
 def _written(command: Command, block_size: int) -> set[int]:
-    """Return the blocks to which a worker writes."""
+    """Return the blocks that a worker writes."""
     match command:
         case RunStep(plan):
             return {block for part in plan.parts for block in _written_by(part, block_size)}

@@ -28,7 +28,7 @@ def some_with_jobs(drawn: Scenario) -> Scenario:
 
 
 def _draw_job(draw: Random, number: int, drawn: Scenario) -> JobAsk:
-    """Draw a job, none of whose lines needs more memory than the largest request."""
+    """Draw a job; no line needs more memory than the largest request."""
     at, most = draw.uniform(0.5, drawn.asks[-1].at), max(ask.most_tokens for ask in drawn.asks)
     return JobAsk(
         number=number,

@@ -31,7 +31,7 @@ _Line = tuple[str, int]
 
 
 class JobStates(Protocol):
-    """Tells what the store has of jobs, and which requests of their lines are open."""
+    """Tells what the store has of jobs, and which requests of lines are open."""
 
     def is_open(self, job: str, /) -> bool: ...
 

@@ -1,7 +1,7 @@
-"""Describe a small deployment, its requests and its faults.
+"""Describe a small deployment, with requests and faults.
 
-A scenario names everything itself, request by request: a shrinker can leave any part out, and a saved scenario means
-the same later.
+A scenario names everything, request by request: a shrinker can leave any part out, and a saved scenario means the same
+later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AskedVector(str, Enum):
 
 @dataclass(frozen=True)
 class Ask:
-    """A client's request. Its number decides the words of its prompt, which follow those of the turn before."""
+    """A client's request. The turn's number decides the words of the prompt, which follow those of the turn before."""
 
     number: int
     at: float
@@ -56,7 +56,7 @@ class Ask:
     max_tokens: int
     service: ServiceClass = ServiceClass.RT
     leaves_after_s: float | None = None
-    beginning: int | None = None  # prompts with the same number share their beginning
+    beginning: int | None = None  # prompts with the same number begin alike
     num_alike: int = 0
     after: Ask | None = None  # the turn before: this request continues it
     tbt_s: float = Slo().tbt_s

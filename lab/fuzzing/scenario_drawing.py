@@ -206,7 +206,7 @@ def _with_lengths(drawn: Scenario) -> Scenario:
 
 
 def _in_haste(drawn: Scenario) -> Scenario:
-    """Give most requests of every second run a TBT so short that they cannot wait in the pool."""
+    """Give most requests of every second run a TBT too short to wait in the pool."""
     draw = Random(f"{drawn.seed}/haste")
     if draw.random() < 0.5:
         return drawn
@@ -294,7 +294,7 @@ def _with_hidden(drawn: Scenario) -> Scenario:
 
 
 def _draw_queues(seed: int) -> Queues:
-    """Draw queues: in every sixth run, they are bounded, and the router rejects requests when they are full."""
+    """Draw queues: in every sixth run, queues are bounded, and the router rejects requests when a queue is full."""
     draw = Random(f"{seed}/queues")
     bounds = [Bound(draw.randint(1, 4), draw.choice((50, 200))) for _ in ServiceClass]
     return Queues(*bounds) if draw.random() < 1 / 6 else Queues()

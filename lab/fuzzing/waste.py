@@ -10,14 +10,14 @@ At every command:
 From time to time:
 
 - outputs: a worker keeps an output that has not ended only of an attempt that it has;
-- pages: a decode worker keeps pages of the pool only for an attempt that it has, or whose answer is being written; pool
+- pages: a decode worker keeps pages of the pool only for an attempt that it has, or while it writes the answer; pool
   and worker agree which attempts the worker has got out of the pool, but for what is on its way between them; a pool
   holds first pages of a prompt, or of what is decoded, only for an attempt that the worker has;
 - late releases: in a run without faults no worker and no pool has a request that has ended.
 
 What does not hold at one look may hold at the next, since messages are on their way: it fails the check after a while
 in which neither member was in a fault. That is less than the time after which parts repeat what may have been lost.
-Where a frame between the two was lost, that time comes on top: it may matter only when a request leaves, much later.
+Where a frame between the two was lost, add that time: the loss may matter only when a request leaves, much later.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class WasteWatch:
         self._has_prefix: set[Attempt] = set()  # attempts for which a pool holds the beginning of the prompt
         self._without_prefix: set[Attempt] = set()  # attempts whose beginning it has taken back
         self._pulled: dict[tuple[str, str, int], Attempt] = {}  # (holder that pulls, name that sends, number) ->
-        self._need_not_come: set[tuple[str, Attempt]] = set()  # what members let go, gave to the pool, or are to drop
+        self._need_not_come: set[tuple[str, Attempt]] = set()  # what members released, gave to the pool, or are to drop
         self._odd_since: dict[_Odd, float] = {}
         self._look_at = 0.0
 

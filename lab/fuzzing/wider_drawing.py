@@ -27,7 +27,7 @@ def widened(drawn: Scenario) -> Scenario:
 
 
 def _with_callers(drawn: Scenario) -> Scenario:
-    """Let several callers share every third run, one of them with most of the requests; turns keep their caller."""
+    """Let several callers share every third run, one with most of the requests; turns keep the caller."""
     if Random(f"{drawn.seed}/callers").random() > 1 / 3:
         return drawn
     callers = ["ann"] * 6 + ["bob", "cat"]
@@ -179,8 +179,8 @@ def _with_more_workers(drawn: Scenario) -> Scenario:
 
 
 def _with_families(drawn: Scenario) -> Scenario:
-    """Let the requests of every fifth run come together and begin alike: they share pages of a device while one of
-    them runs, and some of those that others wait for leave."""
+    """Let the requests of every fifth run come together and begin alike: they share pages of a device while one runs,
+    and some requests leave that others wait for."""
     draw = Random(f"{drawn.seed}/families")
     if draw.random() > 1 / 5:
         return drawn

@@ -29,5 +29,5 @@ def num_preemptions(core: DecodeCore) -> int:
 
 
 def num_evictions(core: DecodeCore) -> int:
-    """Return how many requests have left for others with their KV."""
+    """Return how many requests have left for others with KV."""
     return sum(preempted.number for preempted in core.log.counts.preempted if preempted.keeps_kv)

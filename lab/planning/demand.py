@@ -1,9 +1,9 @@
 """Compute the work that a workload brings and the most that a device can do: a smaller deployment is hopeless.
 
-A worker in balance runs steps of B decodes and B x P / O prompt tokens, where prompts have P and outputs O tokens: as
-many as B requests bring for each token that they emit. It ends B / (O x time of the step) requests in a second. The
-best B that memory, the limits of a step and the time between tokens allow is the most that a worker can do. Real
-workers do less: lengths are unequal, and requests come in bursts.
+A worker in balance runs steps of B decodes and B x P / O prompt tokens, where prompts have P and outputs O tokens: what
+B requests bring for each emitted token. The worker ends B / (O x time of the step) requests in a second. The best B
+that memory, the limits of a step and the time between tokens allow is the most that a worker can do. Real workers do
+less: lengths are unequal, and requests come in bursts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Expected = dict[ServiceClass, int | None]  # requests of a class, about
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests in a second, and their mean lengths in tokens."""
+    """Requests in a second, and mean lengths in tokens."""
 
     rate: float
     prompt: float
@@ -70,7 +70,7 @@ def _of_stream(stream: Stream, be_tokens_per_s: float | None, seed: int) -> Dema
 
 
 def expected_requests(workload: Mixture) -> Expected:
-    """Return how many requests of each class come, about; None where that depends on how fast they are served."""
+    """Return how many requests of each class come, about; None where that depends on the service."""
     found: Expected = dict.fromkeys(ServiceClass, 0)
     for stream in workload.streams:
         service, before = stream.promise.service, found[stream.promise.service]
@@ -109,7 +109,7 @@ class Capacity:
 
 
 def _balanced(device: Hardware, limits: WorkerLimits, demand: Demand, prompt: float) -> Iterator[float]:
-    """Yield what a worker does with steps of some decodes and their share of prompt tokens."""
+    """Yield what a worker does with steps of some decodes and the prompt tokens that belong to them."""
     prefix = round(demand.prompt + demand.output / 2)
     for decodes in _sizes(min(limits.max_batch, limits.num_tokens // max(1, prefix))):
         tokens = decodes * prompt / demand.output
@@ -132,7 +132,7 @@ def _sizes(most: int) -> Sequence[int]:
 
 
 def _chunks(tokens: float, prompt: float) -> list[tuple[int, int]]:
-    """Return prompt tokens as chunks of a step: whole prompts, and a part of one."""
+    """Return prompt tokens as chunks of a step: whole prompts, and a part of a prompt."""
     whole, part = divmod(round(tokens), max(1, round(prompt)))
     chunks = [(max(1, round(prompt)), 0)] * whole
     return [*chunks, (part, round(prompt) // 2)] if part else chunks
@@ -158,7 +158,7 @@ def _first(sized: DeploymentFamily, rate: float, capacity: Capacity) -> int:
 
 
 def _most(sized: DeploymentFamily, size: int, capacity: Capacity) -> float:
-    """Return the most that this size does: decode workers take prompts too, where they have time."""
+    """Return the most that this size does: decode workers take prompts too, where there is time."""
     topology = sized.of_size(size).topology
     if topology.colocated:
         return size * capacity.colocated

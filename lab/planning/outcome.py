@@ -20,7 +20,7 @@ _FEW = 20  # broken promises, which end no run
 
 @dataclass(slots=True)
 class Count:
-    """Requests of a class, by the promises that they broke."""
+    """Requests of a class, by broken promises."""
 
     asked: int = 0
     missed: int = 0
@@ -36,7 +36,7 @@ class Count:
         return self.without(self.missed)
 
     def without(self, missed: int) -> float:
-        """Return the share of the requests without the missed ones."""
+        """Return the share of the requests that kept all promises."""
         return ratio(self.asked - missed, self.asked)
 
 
@@ -57,8 +57,8 @@ class Outcome:
 class PromisesToKeep:
     """The promises that a deployment has to keep."""
 
-    attain: float  # share of the chats that keep their deadlines
-    be_attain: float  # share of the documents that end within their completion window
+    attain: float  # share of chats that keep all deadlines
+    be_attain: float  # share of documents that end within the completion window
     be_tokens_per_s: float | None = None  # output of documents
 
     def least(self, service: ServiceClass) -> float:

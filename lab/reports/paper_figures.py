@@ -82,8 +82,8 @@ class AliseFigures:
 @dataclass(frozen=True, slots=True)
 class AccelGenFigures:
     steps_in_slo: float
-    jct_attainment: float  # over all requests, each against its own deadline
-    goodput: float  # requests per second that keep every promise of their class
+    jct_attainment: float  # over all requests, each against the own deadline
+    goodput: float  # requests per second that keep every promise of the class
     budget_used: float  # forward size ÷ budget, mean over steps with a budget
     kv_allocated: float  # allocated ÷ total KV, mean weighted by the duration of steps
 
@@ -126,7 +126,8 @@ def _by_end(steps: Sequence[StepRecord]) -> Iterable[StepRecord]:
 
 @dataclass(frozen=True, slots=True)
 class AptServeFigures:
-    """Figures of Apt-Serve. A request attains if its TTFT and its own P99 TBT are in time, however long one gap was."""
+    """Figures of Apt-Serve. A request attains if TTFT and the request's own P99 TBT are in time, however long one gap
+    was."""
 
     attainment: float
     attained_per_s: float

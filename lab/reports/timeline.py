@@ -1,6 +1,6 @@
 """Write a run as a Chrome trace, to look at in Perfetto (ui.perfetto.dev).
 
-    process "requests"   a track for each request, from its arrival to its end, and a mark at its first token
+    process "requests"   a track for each request, from arrival to end, and a mark at the first token
     process decode-0     steps │prefill│  decode  │ mixed │ ...
                          copies   │to device│     │from device│, and those beside steps on a track of their own
 

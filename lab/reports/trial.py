@@ -21,7 +21,7 @@ class SimulationTrial:
     profile: str | None = None  # name of a GPU profile, or a file, that gives the duration of steps
     direct: bool | None = None  # whether prefill workers send KV directly to decode workers; None: as the preset says
     options: tuple[str, ...] = ()  # settings that override the preset's, each as path=value
-    gateway_ms: float = 0.0  # time of a request besides its steps and messages: HTTP, templates, tokens
+    gateway_ms: float = 0.0  # time of a request besides steps and messages: HTTP, templates, tokens
 
     @property
     def name(self) -> str:

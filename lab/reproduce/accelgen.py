@@ -2,9 +2,9 @@
 
 Prompts are 34, 52 and 14 % in [10, 512], (512, 4K] and (4K, 8K] tokens, outputs 51 and 49 % in [10, 512] and (512, 2K].
 The first token of a prompt is due after the mean time that prompts of its length take alone, in groups of 512 tokens,
-times 0.5 to 1.5: half of them cannot be in time. The other tokens are due every 0.1875 s times 0.75 to 1.25. The paper
-has 20,000 requests, 8 in a second: about forty times what 12 GB for KV keep up with. So the figures have a second load,
-and the systems take most of it.
+times 0.5 to 1.5: half of the prompts cannot be in time. The other tokens are due every 0.1875 s times 0.75 to 1.25. The
+paper has 20,000 requests, 8 in a second: about forty times what 12 GB for KV keep up with. So the figures have a second
+load, and the systems take most of it.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ _THREE = Figure(
 # --- §4: mixes of short and long requests
 
 _MIX = "mix:service=be,short={short},arrivals=at_once,num_requests="
-_USUAL, _FULL = "400,output=32-224", "2000"  # requests, and their outputs
+_USUAL, _FULL = "400,output=32-224", "2000"  # requests, and outputs
 _SHORT, _OFTEN = (70, 75, 80, 85, 90, 95), (70, 95)  # percent of the requests
 
 

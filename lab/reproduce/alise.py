@@ -31,7 +31,7 @@ _SYSTEMS = (_ALISE, _VLLM, _ORCA, _ALIGNED)
 
 @dataclass(frozen=True)
 class _Data:
-    """A data set: the lengths of its requests, and how long the usual run is."""
+    """A data set: the lengths of requests, and how long the usual run is."""
 
     name: str
     keys: str

@@ -32,7 +32,7 @@ _ALIGNED = System("aligned", "aligned")
 
 @dataclass(frozen=True)
 class _Texts:
-    """A set of requests: their lengths and promises, and the rates at which an OPT-13B is short of memory."""
+    """A set of requests: lengths, promises, and the rates at which an OPT-13B is short of memory."""
 
     name: str
     lengths: str

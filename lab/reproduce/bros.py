@@ -28,7 +28,7 @@ _SYSTEMS = (_BROS, _VLLM, System("RR", "round-robin"), _ALIGNED)
 
 @dataclass(frozen=True)
 class _Texts:
-    """A set of chats: its name, and the keys of a workload that has its lengths."""
+    """A set of chats: the name, and the keys of a workload with these lengths."""
 
     name: str
     keys: str = ""

@@ -2,7 +2,7 @@
 
     python -m lab.benchmarks.common.models llama160m FOLDER    # writes one
 
-Their tokenizer is the demo model's: prompts are token ids, so any tokenizer will do.
+The tokenizer is the demo model's: prompts are token ids, so any tokenizer will do.
 """
 
 from __future__ import annotations
