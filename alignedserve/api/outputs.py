@@ -14,7 +14,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """An output of a prompt, which has several where `n` asks for them."""
+    """An output of a prompt; `n` asks for several."""
 
     index: int
     text: str

@@ -123,7 +123,7 @@ class Connections:
         self._address, self._clock, self._connect_s = address, clock, connect_s
         self._free = list[Connection]()
         self._busy = dict[str, Connection]()  # by request
-        self._left = set[str]()  # requests whose client left before there was a connection
+        self._left = set[str]()  # requests without a connection when their client left
         self._num_read = 0  # tokens of answers that have ended
         self._tls = ssl.create_default_context() if address.is_tls else None
 
@@ -170,7 +170,7 @@ class Connections:
             connection.close(why)
 
     def silent(self, since: float) -> list[str]:
-        """Return the requests whose connections moved no byte since that time."""
+        """Return the requests on connections that moved no byte since that time."""
         return [name for name, connection in self._busy.items() if connection.last_at < since]
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Writes the prompts of a workload for a server: as token ids, or as messages of plain words.
 
-A workload's tokens are numbers without a meaning. Each run writes them by a table of its own, so that no server has
-seen the prompts of an earlier run; prompts that begin alike still do. The next turn of a conversation has the server's
-own answer in it, so that a server that keeps KV finds it again.
+A workload's tokens are numbers without a meaning. Each run writes them by a table of its own, so no server knows
+prompts of an earlier run; prompts that begin alike still do. The next turn of a conversation contains the server's own
+answer, so that a server that keeps KV finds the KV again.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ChatWording(MessageWording):
 
 
 class StreamWordings(Wording):
-    """A wording for each stream: chats from files are as they are there, all others share one."""
+    """A wording for each stream: chats from files keep their words, all other streams share one wording."""
 
     def __init__(self, workload: Mixture, usual: Wording) -> None:
         super().__init__()

@@ -316,7 +316,7 @@ def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
         return
     state = Presence.FOUND if tried.native else Presence.ABSENT
     yield Finding("kernels", state, tried.what)
-    # Which quantised models are read, and whether kernels multiply with their weights as they are.
+    # Name the formats of quantised weights that we read, and say whether kernels multiply without expanding.
     expands = "" if tried.native else "; without the kernels each call expands them: slowly"
     yield Finding(
         "quantised weights", state, f"read from {', '.join(method.value for method in StoredMethod)}{expands}"

@@ -114,7 +114,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output", _FCFS
         ),
-        # PagedAttention (SOSP 23) §4.5: the newest request gives up all its memory first, and is recomputed later.
+        # PagedAttention (SOSP 23) §4.5: the newest request gives up all memory first, and is recomputed later.
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
             {**_FCFS, **_GROWING, **_RECOMPUTES, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
@@ -215,7 +215,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             "the start, and one token is due at a time: its B_curr, which grows from 128, its token groups, "
             "and documents that take the place of a chat in a step are missing",
         ),
-        # Its own ablation (BROS §7.4): a request that gives up its memory is recomputed.
+        # The paper's own ablation (BROS §7.4): a request that gives up memory is recomputed.
         "bros-plain": Preset(
             "BROS with plain blocks: best-effort memory is taken as a whole",
             {**_BROS, **_RECOMPUTES},
@@ -269,7 +269,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="AccelGen §4.2, §4.3, §4.4",
             differs="preemption times are missing; an urgent request takes another's place in the step, not its memory",
         ),
-        # Without the first of its methods prompts are whole and run alone, as in the vLLM that it was built on.
+        # Without AccelGen's first method prompts are whole and run alone, as in the vLLM that AccelGen builds on.
         "accelgen-no-chunk": Preset(
             "AccelGen /Chunk: whole prompts alone, by slack, the best fit of tokens and memory",
             {**_ACCELGEN, **_GROWING, "schedule.chunking": "none", "engine.max_step_tokens": 8192},

@@ -88,7 +88,7 @@ class Keeper(ABC):
         router, interval_s = self._specs[0].router, config.wire.heartbeat_s
         self._to_router = Pulse(LAUNCHER, 0, Started(()), router, interval_s, self._keys.launcher)
         self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
-        self._left: set[str] = set()  # parts of which another launcher has started the newest life, which goes on
+        self._left: set[str] = set()  # parts with a newest life from another launcher, which goes on
         self._replaces_left = left is not None and left.is_other_version
         if left is not None:
             self._newest |= left.record.lives
@@ -489,7 +489,7 @@ class Keeper(ABC):
             self.end(part)
 
     def _wait_until_ended(self, parts: set[str], patience_s: float) -> None:
-        """Wait until these parts have ended, for so long at most, and keep the others meanwhile. A second signal ends
+        """Wait at most `patience_s` until these parts have ended, and keep the others meanwhile. A second signal ends
         this wait and those to come."""
         deadline = time.monotonic() + patience_s
         while self._alive & parts and not self._is_hurried and (left_s := deadline - time.monotonic()) > 0:

@@ -218,7 +218,7 @@ class OnRay(CommandedKeeper):
         return {name: place for name, place in self._places.items() if name.startswith(Role.POOL.value)}
 
     def _has_room(self, pool: _NodePlace, needs: Resources) -> bool:
-        """Return whether the pool's node has so much free beside all that is reserved there."""
+        """Return whether the pool's node has `needs` free beside all that is reserved there."""
         node = self._node_of(pool.group)
         free = self._ray._private.state.available_resources_per_node().get(node, {}) if node is not None else {}
         return all(free.get(name, 0.0) >= number for name, number in needs.items())

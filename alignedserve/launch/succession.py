@@ -86,7 +86,7 @@ class Record:
     lives: Mapping[str, Life]  # the newest life of each part, also of those that have gone
     specs: tuple[PartSpec, ...]  # the parts that are to run
     processes: Mapping[str, Process]  # of the newest lives
-    version: int = VERSION  # of the wire, between parts of which some are this launcher's
+    version: int = VERSION  # of the wire, between this launcher's parts and others
     has_served: bool = False  # whether the deployment has taken requests: it outlasts deaths of its parts then
 
     @property
@@ -271,7 +271,7 @@ def _pidfd_of(process: Process) -> int | None:
 
 
 def _has_ended(pidfd: int, within_s: float | None = None) -> bool:
-    """Wait until the process has ended, for so long at most, and return whether it has."""
+    """Wait up to `within_s` until the process has ended, and return whether it has."""
     ends = select.poll()
     ends.register(pidfd, select.POLLIN)
     return bool(ends.poll(None if within_s is None else within_s * 1000))

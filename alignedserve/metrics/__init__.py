@@ -3,7 +3,7 @@
 exposition.py   The text form: blocks of one family each, and how the blocks of several parts merge.
 series.py       Metrics of one process: their prefix, and the labels with its part and the model's name.
 requests.py     The requests that this process owns: a gateway's, and the job runner's lines, and their kept promises.
-meter.py        Measures one request from its arrival to its end.
+meter.py        Measures one request from arrival to end.
 recent.py      An owner's requests of the last 15 minutes, for the live page.
 parts.py        What workers, pools and the router told last of themselves.
 part_tables.py  The names of these metrics, and how each is read.

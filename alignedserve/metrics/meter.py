@@ -1,4 +1,4 @@
-"""Measure a request from its arrival to its end, by the clock of its owner.
+"""Measure a request from arrival to end, by the clock of the owner.
 
 Latencies are taken when tokens are written to the client, since that is what the client feels. If the client does not
 stream and gets all tokens at once, a token counts as written when it reaches the owner.
@@ -14,7 +14,7 @@ from alignedserve.metrics.recent import EndedRequest, RefusedRequest
 from alignedserve.metrics.requests import ALL, FAILED, REFUSED, DeadlineOutcome, RequestMetrics
 from alignedserve.owner.client import Overloaded
 
-ABORT = "abort"  # the finish of a request whose client left
+ABORT = "abort"  # the finish when the client left
 
 
 class UseMeter:
@@ -42,9 +42,9 @@ class RequestMeter:
         self._of, self._tokens = metrics.of[request.service], metrics.log.tokens[request.service]
         self.num_output = self._num_late = 0
         self._longest_gap_s = 0.0
-        self._waited_s = 0.0  # until its prompt began to run
-        self._num_cached = 0  # tokens of its prompt
-        self._first_at: float | None = None  # when its first token was written
+        self._waited_s = 0.0  # until the prompt began to run
+        self._num_cached = 0  # tokens of the prompt
+        self._first_at: float | None = None  # when the first token was written
         self._written_at = 0.0  # the same of the last one
         self.use = UseMeter(metrics, request.service, key)
         self.finish = ABORT  # until it has another

@@ -81,12 +81,12 @@ class EndedRequest:
     service: ServiceClass
     tier: str
     at: float  # of its end
-    missed: str  # the first deadline that it missed, or error; empty: it got all that was promised
+    missed: str  # the first missed deadline, or error; empty: all promises were kept
     times: TokenTimes
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int = 0  # of its prompt
-    waited_s: float | None = None  # until its prompt began to run; None: not known
+    cached_tokens: int = 0  # of the prompt
+    waited_s: float | None = None  # until the prompt began to run; None: not known
     ttft_s: float = 0.0  # that was promised
     tbt_s: float = 0.0  # the same, between two tokens
     key: str = ""  # of its caller

@@ -1,6 +1,6 @@
 """The metrics of the requests that one process owns.
 
-A request counts in the process that owns it: in its gateway, or in the job runner if it is a line of a batch.
+A request counts in the owning process: the gateway, or for a line of a batch the job runner.
 """
 
 # ruff: noqa: RUF009  (fields are made by functions)
@@ -222,7 +222,7 @@ class RequestMetrics:
         self.of[service].longest_choice.observe(tokens)
 
     def count_end(self, service: ServiceClass, finish: str) -> None:
-        """Count a request that ended as it was to, or whose client left (abort)."""
+        """Count a request that ended as asked, or with the client gone (abort)."""
         self._succeeded.of(finish, service.value).inc()
 
     def count_use(self, service: ServiceClass, key: str, spent: Spent) -> None:

@@ -104,7 +104,7 @@ class Shell(TurnLoop):
         try:
             super()._deliver(event)
         except AlignedServeError:
-            self._at_work.on(())  # no request is its cause
+            self._at_work.on(())  # no request is the cause
             raise
         self._at_work.on(before)
 

@@ -38,7 +38,7 @@ class SignSender:
         with self._lock:
             self._sign = replace(self._sign, stage=stage, done=0, total=total)
         self._has_changed.set()
-        if stage is Stage.RUNS:  # its first request may hang the whole process: what runs is looked after more closely
+        if stage is Stage.RUNS:  # the first request may hang the whole process: running parts are watched more closely
             self._runs_is_said.wait(_SAID_S)
 
     def advance(self, done: int = 1) -> None:

@@ -1,8 +1,7 @@
 """A note in shared memory of what a core is working on, which outlives its process.
 
-A process that was killed, or that was ended because it hung, can say no more at which request. Its launcher reads it
-here, and its next life, which may be on another machine than the launcher: so a request that ends its processes,
-however it does so, is soon known.
+A process that was killed, or ended because it hung, can no longer name the request. Its launcher reads the note, and so
+does its next life, which may be on another machine than the launcher: so any request that ends processes is soon known.
 
     length, 4 bytes     0: nothing
     attempts, msgpack

@@ -1,4 +1,4 @@
-"""Clients of a simulation: each sends a request, and checks that it gets all its own tokens once and then ends."""
+"""Clients of a simulation: each sends a request, and checks that all its own tokens come once, and then the end."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Clients:
             self._agenda.at(request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
 
     def enter(self, arrival: Arrival) -> Request:
-        """Note a request that its owner opens by itself, and return it as it is opened."""
+        """Note a request that an owner opens by itself, and return the request as opened."""
         request = arrival.request
         client = Client(arrival, story_from(request, arrival.length, tagged=self._settings.checked), opened=True)
         self.kept[request.id], self.stories[request.id] = client, client.story
@@ -160,7 +160,7 @@ class Clients:
         self._leave(self.kept[request])
 
     def left(self, request: str) -> None:
-        """Note that the owner of a request that it had opened by itself closes it."""
+        """Note that an owner closes a request that it had opened by itself."""
         client = self.kept[request]
         if client.outcome is RequestOutcome.OPEN:
             self._end(client, RequestOutcome.LEFT)

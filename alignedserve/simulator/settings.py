@@ -43,7 +43,7 @@ class Settings:
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # builds the cost model that a worker starts with
     copying: CopyCost = FREE_COPIES  # what a worker believes that copies to its device take
-    gateway_s: float = 0.0  # from the arrival of a client's request to its acceptance, without the network
+    gateway_s: float = 0.0  # from a client request's arrival to acceptance, without the network
     checked: bool = True  # whether wrong KV is noticed, frames are bytes, and clients are kept after their end
     network: NetworkDelays = NetworkDelays()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()

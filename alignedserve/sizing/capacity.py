@@ -17,7 +17,7 @@ from alignedserve.scheduling.policy import Compression
 from alignedserve.sizing.model_folder import check_dummy
 
 _MIB = 1 << 20
-_CACHES = 4  # the pool's memory, in device caches of all decode workers, where there is so much
+_CACHES = 4  # the pool's memory, in device caches of all decode workers, where memory allows
 _GPU_CACHE_MB = 16_384  # assumed of a GPU whose driver tells nothing
 
 

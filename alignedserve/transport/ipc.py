@@ -15,9 +15,9 @@ The frames of a transfer go over a group, as with `collective`; KV does not.
 
 Who may write to the source's blocks? While the transfer is outstanding there, no process may. If the transfer ends at
 the source before the receiver has said that it is complete (a time-out, a peer given up for dead), the blocks belong
-to the core again at once, and the receiver may read anything from then on. So the receiver asks when it is through: the
-source says yes only while the transfer is outstanding, under the lock under which it ends. No answer means no. Workers
-never write to another device cache: on CPUs it is mapped read-only.
+to the core again at once, and the receiver may read anything from then on. So the receiver asks when it has copied all:
+the source says yes only while the transfer is outstanding, under the lock that ends the transfer. No answer means no.
+Workers never write to another device cache: on CPUs it is mapped read-only.
 """
 
 from __future__ import annotations

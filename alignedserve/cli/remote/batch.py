@@ -23,7 +23,7 @@ from alignedserve.errors import BatchError
 from alignedserve.machine.whole_file import whole_file
 
 _LOOK_S = 0.5  # between two looks at a batch
-_AGAIN_S = 60.0  # while a batch runs, a server that does not answer is asked again for so long
+_AGAIN_S = 60.0  # how long a silent server is asked again while a batch runs
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 

@@ -201,7 +201,7 @@ class _BenchRun:
             await self._before(server, self._options.warm_up)
 
     async def _before(self, server: _BenchedServer, number: int) -> LoadTest:
-        """Ask `number` requests of each stream at once; they do not count."""
+        """Send `number` requests of each stream at once, and count none."""
         with ProgressBar(f"{server.url} before", sys.stderr) as bar:
             return await self._played(server, _first(self._workload, number), -1 - self._options.seed - number, bar)
 

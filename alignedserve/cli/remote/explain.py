@@ -1,4 +1,4 @@
-"""`alignedserve explain`: tells where a request waited, for how long and for whom, as its deployment remembers it."""
+"""`alignedserve explain`: tells where a request waited, how long, and for which requests, as all parts remember."""
 
 from __future__ import annotations
 

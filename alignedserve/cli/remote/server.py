@@ -11,7 +11,7 @@ import httpx
 from alignedserve.errors import AlignedServeError, ConfigError
 
 CONNECT_S = 5.0
-SILENCE_S = 300.0  # a long prompt in a long queue may take so long to its first token
+SILENCE_S = 300.0  # to the first token of a long prompt in a long queue
 _STATUS_S = 5.0
 CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 

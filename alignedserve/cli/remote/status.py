@@ -45,7 +45,7 @@ class DeploymentStatus:
     open: dict[str, int]  # class -> requests, the sum of its stages where the router has told them
     served: dict[str, int]  # class -> requests
     attained: dict[str, int]  # class -> requests that got all that was promised
-    missed: dict[str, dict[str, int]]  # class -> what they missed first -> requests that did not
+    missed: dict[str, dict[str, int]]  # class -> the first promise missed -> requests
     stages: dict[str, dict[str, int]]  # class -> where -> open requests
     pool_pages: dict[str, int]  # state -> pages
     late: list[dict[str, Any]]  # part whose present step is late, and for how long it has run

@@ -1,7 +1,7 @@
 """Compute whether the promises of each request were kept, and the figures of each class.
 
 The first token is in time when it came within ttft of the arrival, a later token when it came within tbt of the token
-before it. A request that did not finish is a miss, whatever ended it, and counts one late token: the next token.
+before it. A request that did not finish is a miss, whatever the cause, and counts one late token: the next token.
 """
 
 from __future__ import annotations

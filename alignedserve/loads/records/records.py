@@ -13,7 +13,7 @@ from alignedserve.cost.model import Shape
 
 
 class RequestOutcome(Enum):
-    OPEN = "open"  # the run ended before the request did: it is unfinished
+    OPEN = "open"  # the run ended before the request
     FINISHED = "finished"
     REFUSED = "refused"
     LEFT = "left"  # the client gave up waiting
@@ -22,7 +22,7 @@ class RequestOutcome(Enum):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request as its client saw it. Times are virtual seconds."""
+    """A request as the client saw it. Times are virtual seconds."""
 
     id: str
     service: ServiceClass

@@ -2,8 +2,8 @@
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ..., 2354]}
 
-The timestamp is in milliseconds. A prompt has an id for every 512 tokens, and one for the rest; an id stands for the
-same tokens wherever it comes. So two prompts share the tokens of the ids with which both begin.
+The timestamp is in milliseconds. A prompt has an id for every 512 tokens, and an id for the rest; an id always stands
+for the same tokens. So two prompts share the tokens of the ids with which both begin.
 """
 
 from __future__ import annotations

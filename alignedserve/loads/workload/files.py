@@ -29,7 +29,7 @@ class FileRequests:
 
     pairs: tuple[Pair, ...]
     times: tuple[float, ...] = ()  # of their arrivals, if the file has them
-    blocks: tuple[tuple[int, ...], ...] = ()  # ids of the blocks of their prompts, if the file has them
+    blocks: tuple[tuple[int, ...], ...] = ()  # ids of the prompts' blocks, if the file has ids
     notes: tuple[str, ...] = ()  # for the reader of the figures
 
 
@@ -44,7 +44,7 @@ def read_trace(path: Path) -> FileRequests:
 
 
 def trace_of_rows(rows: Iterable[tuple[str, Row]], path: Path) -> FileRequests:
-    """Return the requests of rows, each with its place for errors."""
+    """Return the requests of rows, each with the place that errors name."""
     times, pairs, num_rows, last = list[float](), list[Pair](), 0, -math.inf
     for where, row in rows:
         num_rows, last, pair = num_rows + 1, _time(row, where, last), _pair(row, where)

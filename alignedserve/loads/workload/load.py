@@ -1,7 +1,7 @@
 """Workloads, and the load that a running workload makes.
 
-A `Load` hears what happens to its requests and says which requests arrive next, now or later. It keeps only one request
-of each open stream ahead, so that an hour of requests takes no more memory than a second.
+A `Load` hears what happens to requests and says which arrive next, now or later. Of each open stream only one request
+is kept ahead, so that an hour of requests takes no more memory than a second.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Workload:
     most_prompt: int = 400
     mean_output: int = 20
     most_output: int = 100
-    limited_share: float = 0.2  # of the requests: their max_tokens may cut their output
+    limited_share: float = 0.2  # of the requests: max_tokens may cut the output
     leaving_share: float = 0.0  # of the clients: they leave before the end
     patience_s: float = 0.5  # until they leave, on average
 
@@ -104,12 +104,12 @@ class Load:
         return self._remember(load, load.arrived(request))
 
     def ended(self, request: str, now: float, answer: tuple[int, ...] | None) -> list[Arrival]:
-        """Hear that a request has ended, with its complete answer or None, and return the arrivals that follow."""
+        """Hear that a request has ended, with the complete answer or None, and return the arrivals that follow."""
         load = self._by_request.pop(request)
         return self._remember(load, load.ended(request, now, answer))
 
     def forget(self, request: str) -> None:
-        """Forget a request whose end will not be reported."""
+        """Forget a request that will report no end."""
         self._by_request.pop(request).forget(request)
 
     @cached_property

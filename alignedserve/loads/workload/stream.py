@@ -42,7 +42,7 @@ class StreamPromise:
 
 @lru_cache(maxsize=16)
 def _slo(ttft_s: float, tbt_s: float, jct_s: float) -> Slo:
-    """Return the deadlines: requests that have the same share one object, which their records keep."""
+    """Return the deadlines: requests with equal deadlines share one object, which the records keep."""
     return Slo(ttft_s, tbt_s, jct_s)
 
 
@@ -96,7 +96,7 @@ class Stream:
     span: Span = Span()
     notes: tuple[str, ...] = ()  # for the reader of its figures
     foresight: Foresight = Foresight()
-    blocks: tuple[tuple[int, ...], ...] = ()  # of a trace whose prompts share blocks: the ids of each prompt
+    blocks: tuple[tuple[int, ...], ...] = ()  # of a trace with shared blocks: the ids of each prompt
     window_s: float | None = None  # of a trace that is drawn from its windows
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class Stream:
         return replace(self, clients=replace(self.clients, context=min(context, self.clients.context)))
 
     def at_once(self, most: int) -> Stream:
-        """Return at most `most` of its requests, all at the start; their clients stay and have one turn."""
+        """Return at most `most` requests of the stream, all at the start; clients stay and have one turn."""
         in_record = [len(self.lengths.pairs)] if isinstance(self.lengths, RecordedLengths) else []
         clients, turns = replace(self.clients, leaving_share=0.0), replace(self.turns, turns=Fixed(1.0))
         lengths = self.lengths.of_one_turn() if isinstance(self.lengths, ChatLengths) else self.lengths

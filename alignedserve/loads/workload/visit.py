@@ -17,13 +17,13 @@ from alignedserve.loads.workload.tape import STOP, StreamText
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that arrives, and how its client and its output will behave."""
+    """An arriving request, and how client and output will behave."""
 
     request: Request
-    length: int  # of its output, if max_tokens allows it
-    leaves_after_s: float | None  # when its client leaves before the end
-    is_cut: bool = False  # whether its prompt or its possible output was cut to fit the context
-    predicted: Estimate | None = None  # what an oracle says of its output; None: its length
+    length: int  # of the output, if max_tokens allows
+    leaves_after_s: float | None  # when the client leaves before the end
+    is_cut: bool = False  # whether the prompt or the possible output was cut to fit the context
+    predicted: Estimate | None = None  # what an oracle says of the output; None: the length
 
 
 class Visit:

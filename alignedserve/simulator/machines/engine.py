@@ -1,9 +1,8 @@
 """The modelled engine: how long its work takes, which tokens it samples, and KV whose errors it notices.
 
-A token depends on the seed and the prompt of its request and on its index, never on the batch or on what happened to
-the request before. `ModelledHands` model only that. `CheckedHands` keep a tag in each slot in place of K and V: the
-hash of all tokens of the request up to the slot's own. So a step sees at once whether its prefix lies where the plan
-says.
+A token depends on the request's seed and prompt and on the token's index, never on the batch or on what happened
+before. `ModelledHands` model only that. `CheckedHands` keep a tag in each slot in place of K and V: the hash of all
+tokens of the request up to the slot's own. So a step sees at once whether its prefix lies where the plan says.
 """
 
 from __future__ import annotations
@@ -109,10 +108,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class TokenStory:
-    """The tokens of a request from its prompt to its end, whatever happens to it on the way."""
+    """The tokens of a request from prompt to end, whatever happens on the way."""
 
     prompt: tuple[int, ...]
-    output: tuple[int, ...]  # up to its stop token or its limit
+    output: tuple[int, ...]  # up to the stop token or the limit
     tokens: tuple[int, ...]  # prompt and output
     tags: tuple[int, ...] = ()  # a tag for each token, where KV is checked
 
@@ -128,7 +127,7 @@ def vector_of(prompt: Sequence[int]) -> bytes:
 
 
 def story_from(request: Request, length: int, tagged: bool = True) -> TokenStory:
-    """Build the story of a request whose output is `length` tokens, unless its limit is lower."""
+    """Build the story of a request with `length` tokens of output, or fewer by the request's limit."""
     chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
     output = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
     if length <= request.max_tokens:

@@ -144,7 +144,7 @@ class Skew(MemberFault):
 
 @dataclass(frozen=True)
 class Poison(_TimedFault):
-    """A request ends each worker that runs a step for its token `index`: as the step begins, or as it ends."""
+    """A request ends each worker that runs a step for token `index`: as the step begins, or as it ends."""
 
     request: str
     index: int
