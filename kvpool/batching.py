@@ -7,7 +7,7 @@
                                                                             │
                             the tightest window of as many requests, two levels up, replaces it  (slide)
 
-A batch is contiguous in length: it leaves out no request between its shortest and its longest length.
+A batch is contiguous in length, with all requests between the shortest and the longest.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from alignedserve.scheduling.slo import Rank, Standing, Work, in_order
 DEVICE_SHARE = 0.4  # most of a worker's blocks that a batch may take, so that the next batch can arrive while it ends
 LEAST = 36  # least requests of a batch, where enough wait
 _WEIGHT = 0.1  # weight of the newest wait in the mean
-_LEAST_S = 1e-3  # least time between two looks at requests whose slack runs out
+_LEAST_S = 1e-3  # least time between two looks at requests that run out of slack
 _NO_ASK = AskBatch(0, 0)
 
 

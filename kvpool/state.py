@@ -363,7 +363,7 @@ class PoolCore:
         return entry
 
     def _hold_prefix(self, worker: str, ask: AskPrefix) -> Prefix:
-        """Hold the prefix that is here for the request until its Commit or a Release.
+        """Hold the prefix that is here for the request until a Commit or a Release.
 
         The answer is empty where a later attempt is here.
         """

@@ -2,7 +2,7 @@
 
 An attempt begins in WAITING, when the owner submits or declares it, passes the three places that can have it, and ends
 in one of the four last states. Frames may be lost or come late, so a request can skip places: the router may hear that
-a decode worker has a request before it hears that a pool had it.
+a decode worker has a request before hearing that a pool had it.
 
 The table is the only place that says which transitions exist. Any other transition is a bug, and raises
 `IllegalTransition` with the request's story. docs/reference/states.md shows the table as a picture,
@@ -125,7 +125,7 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """The open requests, each with its present attempt, and how many are in each state."""
+    """The open requests with their present attempts, and how many are in each state."""
 
     def __init__(self) -> None:
         self._all: dict[str, OpenRequest] = {}  # by the request's id

@@ -17,8 +17,8 @@ A router that has just started rebuilds what it knows before it places any reque
 
 Every announced member says what it has: workers and pools in one frame, owners in several, and the last one is
 marked. When all have answered, and members hold everything that owners declared, the router is rebuilt. A declared
-request that no member holds may have been on its way, from a member that had sent it to one that had not received it
-yet: the router waits SETTLE_S more for it. It waits RECOVERY_S at most, for members that do not answer.
+request that no member holds may have been on its way, sent by a member, and not received yet: the router waits SETTLE_S
+more. It waits RECOVERY_S at most, for members that do not answer.
 """
 
 from __future__ import annotations

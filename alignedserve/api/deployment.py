@@ -64,7 +64,7 @@ class Deployment:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End it: open requests get their outputs first. Nothing happens where it has ended."""
+        """End the deployment: open requests get their outputs first. Nothing happens where it has ended."""
         atexit.unregister(self.stop)
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -85,7 +85,7 @@ class Deployment:
         self.stop()
 
     def _greeting(self) -> bytes:
-        """Return what it prints when it takes requests; from then on a thread reads what else it prints."""
+        """Return what the deployment prints when it takes requests; from then on a thread reads what else comes."""
         assert self._process.stdout is not None
         out, read = self._process.stdout.fileno(), b""
         while _READY not in read:

@@ -31,7 +31,7 @@ _JOBS_OFF: dict[str, Setting] = {"jobs_store": "off"}  # a part less to start
 
 @dataclass(frozen=True)
 class _AskedOptions:
-    """The sampling and the promises of the requests of one call."""
+    """The sampling and the promises of one call's requests."""
 
     params: Params
     priority: int | Sequence[int]

@@ -46,7 +46,7 @@ class Address:
 
 
 class Connection(asyncio.Protocol):
-    """A connection: one request at a time, and its answer."""
+    """A connection: one request and answer at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self.is_open = self._stays = False
 
     async def ask(self, request: bytes, reader: StreamReader) -> str | None:
-        """Send a request and read its answer; return what broke it off, if anything did."""
+        """Send a request and read the answer; return what broke the answer off, if anything did."""
         assert self._transport is not None
         self._reader, self._stays, self.last_at = reader, False, self._clock()
         ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()

@@ -37,7 +37,7 @@ class MeasuredRun:
     seed: int
     record: RunRecord
     errors: tuple[ErrorCount, ...] = ()
-    cached: float = float("nan")  # share of the prompts' tokens that the server did not compute; NaN if it tells none
+    cached: float = float("nan")  # share of prompt tokens that the server did not compute; NaN if not told
 
     @property
     def figures(self) -> LoadFigures:

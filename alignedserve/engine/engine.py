@@ -340,7 +340,7 @@ class Engine:
 
     @torch.inference_mode()
     def logits_of(self, tokens: Sequence[int]) -> Tensor:
-        """Return the logits of all tokens of a text, before any request is there: it is written to the first blocks."""
+        """Return the logits of all tokens of a text, before any request is there, in the first blocks."""
         self._adapted.step = None
         return logits_of(tokens, self._model, self._kernels, self.cache)
 

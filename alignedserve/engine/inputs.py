@@ -24,7 +24,7 @@ class Unread:
     """Sampled tokens that only the device has, one row per request; below 0 where no token could be sampled."""
 
     tokens: Tensor
-    rows: Mapping[str, int]  # request -> its row
+    rows: Mapping[str, int]  # request -> row
 
 
 class Before:
@@ -52,7 +52,7 @@ class Before:
         return request in self._unsampled
 
     def token(self, request: str) -> int:
-        """Return the request's token; wait for the device if it is not read yet."""
+        """Return the request's token; wait for the device if the token is not read yet."""
         if (row := self.row(request)) is not None:
             assert self._unread is not None, "a row is that of an unread token"
             return max(0, int(self._unread.tokens[row]))

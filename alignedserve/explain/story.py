@@ -1,4 +1,4 @@
-"""Merge what all parts noted of a request into one story: its stages, one after the other.
+"""Merge what all parts noted of a request into one story: stage after stage.
 
     router   ─ arrived ── placed ┐
     worker                       └ queued ── chunk ── joined ────────── displaced ── joined ── ended
@@ -55,7 +55,7 @@ ENDS = (Kind.REFUSED, Kind.ENDED, Kind.LOST, Kind.CANCELLED, Kind.REPLACED)
 
 
 def request_named(name: str) -> str:
-    """Return the id of the request that a client names by the id of its answer, or by the request's own."""
+    """Return the id of the request that a client names by the answer's id, or by the request's."""
     prefix = next((prefix for prefix in _ID_PREFIXES if name.startswith(prefix)), None)
     return name if prefix is None else _PREFIX + name.removeprefix(prefix)
 

@@ -1,4 +1,4 @@
-"""The route /v1/requests/{id}/timeline: what happened to a request, for the key that sent it and for no other."""
+"""The route /v1/requests/{id}/timeline: what happened to a request, for the sender's key and no other."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ExplainRoutes:
         return await asyncio.to_thread(_FORMS[form], story)  # a long one has thousands of steps
 
     async def of_anybody(self, http: HttpRequest) -> Response:
-        """Answer with the story of any caller's request as text: the live page asks for it."""
+        """Answer with the story of any caller's request as text, for the live page."""
         self._count(caller_of(http))
         name = http.path_params["id"]
         story = await self._client.story(request_named(name))

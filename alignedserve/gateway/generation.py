@@ -89,7 +89,7 @@ class Generation:
             self._client.resume(id)
 
     def end(self, error: AlignedServeError) -> None:
-        """End the answer with this error, whether or not anything comes of its requests."""
+        """End the answer with this error, whatever comes of the requests."""
         self._ended_by = error
         self._arrived.put_nowait(error)
         for id in self._ids:

@@ -45,7 +45,7 @@ from alignedserve.tracing.traces import Traces
 
 T = TypeVar("T")
 
-TIER = "flex"  # the tier of every line, whatever its body asks for
+TIER = "flex"  # the tier of every line, whatever the body asks for
 LINE_AT_ONCE = 32  # choices of a line that run at once
 THREADS = 8  # for the texts of lines
 RUNS_AT = 2  # tokens of output: with these a request has a place on a decode worker
@@ -81,7 +81,7 @@ KEY_WAIT_S = 60.0  # the most that a job waits for its key, whose limits may be 
 
 
 class KeyLimited(AlignedServeError):
-    """The line's key has no place, too few tokens or too few log-probabilities left for it now."""
+    """The line's key has no place, too few tokens or too few log-probabilities left now."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"too few places, tokens or log-probabilities are left: try again in {retry_after_s:g} s")

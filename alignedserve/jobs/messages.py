@@ -84,7 +84,7 @@ class LineOutcome(Enum):
     DONE = "done"  # answered, perhaps with an error that another try would meet again
     FAILED = "failed"  # another try may succeed
     REFUSED = "refused"  # there was no room, so the line was not tried
-    LIMITED = "limited"  # its key has no place or too few tokens left now, so the line was not tried
+    LIMITED = "limited"  # the key has no place or too few tokens left now, so the line was not tried
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RunLine:
     line: int
     jct_s: float
     estimate: Estimate | None
-    is_given_up: bool = False  # whether it has ended the job runner: it is failed instead
+    is_given_up: bool = False  # whether the line has ended the job runner, and fails instead
 
 
 @dataclass(frozen=True)

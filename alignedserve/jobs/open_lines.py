@@ -1,4 +1,5 @@
-"""Note in a file which lines are open: it outlives the job runner, whose next life finds in it what may have ended it.
+"""Note in a file which lines are open: the file outlives the job runner, and the next life finds there what may have
+ended the last.
 
     a job runner dies while a line is open     the line's blame grows by 1, or by 2 if it was the only open line
     blame 2                                    the line runs alone

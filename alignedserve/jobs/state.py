@@ -10,8 +10,8 @@ All of its state can be read from the store: a job runner that starts again find
 lines that have no result. A job waits for its command in phase WAITING. If the command fails (JobCommandFailed), the
 job continues from the state in which the store has it then.
 
-A line that may have ended the job runner runs alone, and is failed if it has ended it surely (open_lines.py). The jobs
-of a key have as many lines open together as the key allows; those of a key that was revoked are cancelled.
+A line that may have ended the job runner runs alone, and fails if it surely has (open_lines.py). The jobs of a key have
+as many lines open together as the key allows; those of a key that was revoked are cancelled.
 
 A line is open from its RunLine until its result is stored, so that results which cannot be written hold up the lines
 after them. The deadline of a line is paced: the open lines together get their part of the time that the job has left.
@@ -99,8 +99,8 @@ class _OpenJob:
     waits_until: float = 0.0  # for places and tokens of its key
     later: list[tuple[float, int]] = field(default_factory=list)  # a heap: (when to try it again, line)
     running: dict[int, _OpenLine] = field(default_factory=dict)  # number -> open line
-    tries: dict[int, int] = field(default_factory=dict)  # line that has failed -> its tries
-    passed_over: Counter[int] = field(default_factory=Counter)  # blamed line -> how often its key had no place for it
+    tries: dict[int, int] = field(default_factory=dict)  # failed line -> tries
+    passed_over: Counter[int] = field(default_factory=Counter)  # blamed line -> how often the key had no place
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # of outputs
     num_ended: int = 0  # lines that ended in this job runner
     num_tokens: int = 0  # of these lines, prompts and outputs
@@ -142,8 +142,8 @@ class LineFate(Enum):
 
     COMPLETED = "completed"
     FAILED = "failed"  # for good
-    RETRIED = "retried"  # it failed, and is tried again later
-    REFUSED = "refused"  # there was no room, or its key had no place or tokens left; it is tried again
+    RETRIED = "retried"  # the line failed, and is tried again later
+    REFUSED = "refused"  # no room, or the key had no place or tokens left: the line is tried again
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ class RunnerCore:
         line = opened.running[ended.line]
         if ended.result.is_ok:  # an error comes soon, and so says nothing about the wait for places
             self._place(line, now)
-        line.has_place = True  # it no longer waits, although its result is not stored yet
+        line.has_place = True  # the line no longer waits, although the result is not stored yet
         self._learn(opened, ended.result, now - line.opened_at, now)
         return [StoreResult(opened.job.id, ended.result)]
 

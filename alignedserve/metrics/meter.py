@@ -33,7 +33,7 @@ class UseMeter:
 
 
 class RequestMeter:
-    """Measures the request while it is open, that is inside of `with`."""
+    """Measures an open request, that is inside of `with`."""
 
     def __init__(
         self, metrics: RequestMetrics, request: Request, tier: str, now: Callable[[], float], key: str = ""
@@ -134,7 +134,7 @@ class RequestMeter:
         self._metrics.log.end(self._ended(times, missed))
 
     def _count_outcome(self, missed: str) -> None:
-        """Count whether the request got all that was promised, or what it missed first."""
+        """Count whether the request got all that was promised, or the first miss."""
         service = self._request.service
         if missed:
             self._metrics.count_missed(service, missed)

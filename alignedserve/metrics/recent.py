@@ -149,7 +149,7 @@ class TokenCount:
 
 @dataclass(slots=True)
 class _KeptSlot:
-    """A slot with the slowest requests that ended in it."""
+    """A slot with the slowest requests that ended then."""
 
     slot: Slot
     slowest: tuple[EndedRequest, ...] = ()

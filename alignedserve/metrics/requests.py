@@ -108,7 +108,7 @@ class ClassMetrics:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineOutcome:
-    """A deadline of a request that has ended, or ALL of them, and whether it was kept."""
+    """A deadline of an ended request, or ALL deadlines, and whether kept."""
 
     service: ServiceClass
     deadline: str

@@ -44,8 +44,8 @@ class ArrivalQueues(Generic[T]):
         return queue is not None and (not queue.empty() or request in self._in_turn)
 
     def put(self, request: str, arrival: T) -> None:
-        """Put an arrival into the queue of its request, or drop it where no coroutine waits any more. Any thread may
-        call this."""
+        """Put an arrival into the request's queue, or drop the arrival where no coroutine waits any more. Any thread
+        may call this."""
         self._arrived.append((request, arrival))
         if not self._is_waking and self._loop is not None:
             self._is_waking = True

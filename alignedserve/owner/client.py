@@ -41,7 +41,7 @@ class GivenUp(Overloaded):
 
 
 class Culprit(AlignedServeError):
-    """The request ended every worker that ran it: nothing comes of another try but another death."""
+    """The request ended every worker that ran it: another try only brings another death."""
 
 
 class CutOff(AlignedServeError):
@@ -82,7 +82,7 @@ class OwnerClient(Protocol):
         """Return what the parts of the deployment remember of a request."""
 
     def pause(self, request: str) -> None:
-        """Stop the request until `resume`, since the client does not read; then it goes on as before."""
+        """Stop the request until `resume`, since the client does not read; then the request goes on as before."""
 
     def resume(self, request: str) -> None:
         """Have a request that was paused run again."""
@@ -91,7 +91,7 @@ class OwnerClient(Protocol):
         """Return whether a delivery has come that was not read from `open`."""
 
     def end(self, request: str, error: AlignedServeError) -> None:
-        """Raise the error where the request's deliveries are awaited, which cancels it everywhere."""
+        """Raise the error where the request's deliveries are awaited, which cancels the request everywhere."""
 
     def open(self, request: Request, settle: Settle = ignore) -> AsyncGenerator[Delivered, None]:
         """Yield the request's deliveries; the last has a finish. `settle` is told what a request that ends before that

@@ -1,9 +1,9 @@
-"""The owner's core: it keeps the only lasting copy of each open request that its gateway or job runner accepted.
+"""The owner's core keeps the only lasting copy of each open request that its gateway or job runner accepted.
 
-The owner hands every token to its client exactly once and in order, whatever happens to the request on the way: it
-drops duplicates and tokens of older attempts, asks again for missing tokens, and follows a lost attempt by the next,
-which goes on after the delivered tokens. A request that is silent for long may have lost a frame that no later frame
-tells of: the owner asks the workers that may keep the tokens, and asks the router whether any part still has the
+The owner hands every token to its client exactly once and in order, whatever happens to the request on the way: the
+owner drops duplicates and tokens of older attempts, asks again for missing tokens, and follows a lost attempt by the
+next, which goes on after the delivered tokens. A request that is silent for long may have lost a frame that no later
+frame tells of: the owner asks the workers that may keep the tokens, and asks the router whether any part still has the
 request.
 
 Where a client does not read, the owner pauses the request: the attempt is cancelled, and the next attempt waits here

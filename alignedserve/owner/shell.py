@@ -49,7 +49,7 @@ class Owner(NoHands):
             needed |= {Role.POOL} if part.config.lends else {Role.PREFILL, Role.POOL}
         self.name = part.spec.name
         self._part, self._is_predicted = part, part.config.policy.predictor is Predictor.HASH
-        self._sketched: tuple[Sequence[int], Sketch | None] = (), None  # the last prompt, and its sketch
+        self._sketched: tuple[Sequence[int], Sketch | None] = (), None  # the last prompt, with sketch
         # A gateway that starts again hears of the workers in a moment: the first requests wait for that.
         lost_at = part.clock.now() if part.member.incarnation > 1 else -math.inf
         self._core = OwnerCore(frozenset(needed), lost_at)

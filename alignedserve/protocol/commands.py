@@ -118,7 +118,7 @@ class End:
 
 @dataclass(slots=True)
 class Deliver:
-    """Hand new tokens of a request to its client."""
+    """Hand new tokens of a request to the client."""
 
     request: str
     tokens: tuple[int, ...]

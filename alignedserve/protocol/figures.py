@@ -25,7 +25,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Counts of open requests by where they are, as the router knows it."""
+    """Counts of open requests by place, as the router knows."""
 
     unplaced: int = 0
     prefill: int = 0  # with prefill workers

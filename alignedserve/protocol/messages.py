@@ -220,7 +220,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """The router tells the part that has the request the predicted length of its output. A part that has handed the
+    """The router tells the part that has the request the predicted length of the output. A part that has handed the
     request on hands this on too."""
 
     request: str

@@ -1,8 +1,8 @@
 """AlignedServe's own scheduler, the default: chats in time, documents in all that chats leave.
 
-R is the time that the next step may take: what the tightest chat leaves for it. Decodes of chats may fill R. Prompts
-and documents stop short of it, by as much as steps take longer than predicted. For example, 20 chats decode in 15 ms,
-and the tightest is due in 40 ms: prompts and documents get 25 ms less that caution. At 0.1 ms a token, a prompt of 400
+R is the time that the next step may take: what the tightest chat leaves. Decodes of chats may fill R. Prompts and
+documents stop short of R, by as much as steps take longer than predicted. For example, 20 chats decode in 15 ms, and
+the tightest is due in 40 ms: prompts and documents get 25 ms less that caution. At 0.1 ms a token, a prompt of 400
 tokens is cut to about 200, and the rest runs in later steps.
 
 One exception keeps work going: where nothing fits, the first request of the order runs alone.
@@ -168,7 +168,7 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
     if step.policy.late is Late.DROP_LAST and promise.is_late(now):
         return False
     if prompt.request.runs_whole:
-        return not step.chunks  # one in a step: as long as chats decode, there may never be time for all of it
+        return not step.chunks  # one in a step: while chats decode, there may never be time for the whole prompt
     left_s, prefix, remade = promise.due_at(now) - now, prompt.num_held, prompt.num_remade
     if size and size * int(left_s / step.prompts_s) >= prompt.num_ahead:
         return False  # in time a piece at a time

@@ -25,7 +25,7 @@ MOST = 128  # prompts of a window: to look through more would take longer than a
 
 
 class WindowMember(NamedTuple):
-    """A prompt of a window, and its demand as a whole; the least slack has the highest number."""
+    """A prompt of a window, and the whole demand; the least slack has the highest number."""
 
     tokens: int
     number: int
@@ -107,7 +107,7 @@ class Window:
     def _consider(
         self, member: WindowMember, size: int, left: Left, most_of: Callable[[WorkerRequest, int], int]
     ) -> tuple[float, int] | None:
-        """Return the distance and the size of a prompt, if it may run."""
+        """Return the distance and the size of a prompt that may run."""
         most = most_of(member.running, size)
         if not most:
             return None

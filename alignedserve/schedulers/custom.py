@@ -22,7 +22,7 @@ MOST_LEFT_OUT = 64  # steps in a row that a request with memory is left out of
 class CustomChoice:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
-        self._left_out: dict[str, int] = {}  # request -> steps in a row without it
+        self._left_out: dict[str, int] = {}  # request -> steps in a row without the request
         self._here: Sequence[WorkerRequest] = ()
 
     def plan(self, view: StepView, plan: Callable[[StepView], PlannedStep]) -> PlannedStep:

@@ -7,7 +7,7 @@ control.py       How a user speaks to a running deployment: `alignedserve stop`,
 event_loop.py    The event loop of asyncio.
 exit_code.py     How a part's process says, as it ends, whether to start it again.
 inboxes.py       The addresses of inboxes on one machine, where no other user may connect.
-journal.py       Log lines that say where a request goes next; they never quote its text.
+journal.py       Log lines that say where a request goes next, and never quote its text.
 link_keys.py     The keys of a deployment's links: only a process that has them may send.
 links.py         Links between processes: each process has one inbox and a one-way link to each other member.
 listener.py      The socket at which HTTP arrives.

@@ -1,6 +1,6 @@
-"""Log lines that say where a request goes next; they never quote its text.
+"""Log lines that say where a request goes next, and never quote its text.
 
-The lines of all parts about one request have its id, which is also the x-request-id of the answer.
+The lines of all parts about one request have the id that is also the answer's x-request-id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def note(to: str, message: Message) -> None:
 
 
 def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:
-    """Yield (request, attempt, what happens to it)."""
+    """Yield (request, attempt, what happens)."""
     match message:
         case Submit(request):
             yield *_attempt_of(request), "submitted"

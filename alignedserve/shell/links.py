@@ -140,7 +140,7 @@ class Links:
 
     def receive(self, timeout_s: float | None, on: _On | None = None) -> list[Received | LinkGap]:
         """Return what has arrived; where nothing has, wait for it at most so long. `on` is told which requests are in
-        the frame that is read next, since the process may end amid reading it."""
+        the frame that is read next, since the process may end amid reading."""
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)

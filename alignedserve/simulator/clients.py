@@ -46,7 +46,7 @@ class GivenLoad:
 
 @dataclass(slots=True)
 class Client:
-    """The client of one request: what it has got so far, and how the request ended."""
+    """The client of one request: what has come so far, and how the request ended."""
 
     arrival: Arrival
     story: TokenStory
@@ -198,7 +198,7 @@ class Clients:
             self._end(client, RequestOutcome.FINISHED)
 
     def _check_logprobs(self, client: Client, command: Deliver) -> None:
-        """Check the log-probabilities that the request asks for; those of the prompt come with its first tokens."""
+        """Check the log-probabilities that the request asks for; those of the prompt come with the first tokens."""
         sampling, start = client.request.sampling, len(client.got)
         of_prompt = (command.opening or NO_OPENING).logprobs
         places = range(start, start + len(command.tokens)) if sampling.logprobs is not None else ()

@@ -1,4 +1,4 @@
-"""The story of a request in a simulated deployment, told as a gateway tells it of a live one."""
+"""The story of a request in a simulated deployment, told as by a gateway of a live deployment."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import msgspec
 class StoredResponse:
     """A response with the input that it answers. Instants are whole seconds since 1970.
 
-    What may have megabytes stays JSON as it was written: to decode an answer with log-probabilities takes seconds, in
-    which nothing else runs, and six times its memory."""
+    What may have megabytes stays JSON as written: to decode an answer with log-probabilities takes seconds, in which
+    nothing else runs, and six times the memory."""
 
     id: str
     owner: str  # the id of the key that asked for it; other keys do not see it

@@ -34,7 +34,7 @@ _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "cha
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """The sampling of a request that does not set it: the model's own, otherwise OpenAI's defaults."""
+    """The sampling of a request that sets none: the model's own, otherwise OpenAI's defaults."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -61,7 +61,7 @@ class Rewriting:
         """Hear of each event before the pool's pages and requests follow it."""
 
     def waits(self, request: str) -> None:
-        """Note that the request waits in the pool: its pages may be written again."""
+        """Note that the request waits in the pool: the pages may be written again."""
 
     def waits_no_longer(self, request: str) -> None: ...
 

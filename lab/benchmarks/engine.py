@@ -212,7 +212,7 @@ class Ours:
 
 
 class Transformers:
-    """transformers, with prompts padded on the left to one length, as its users build batches."""
+    """transformers, with prompts padded on the left to one length, as users build batches."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM

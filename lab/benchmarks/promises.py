@@ -273,7 +273,7 @@ def _compare(label: str, runs: dict[str, tuple[Beside, ...]]) -> None:
 
 
 def _tell_longest(label: str, at_once: bool, runs: Sequence[Beside]) -> None:
-    """Report how long a document waits for its first token at most, and pauses between two tokens."""
+    """Report how long a document waits for the first token at most, and pauses between two tokens."""
     report(f"{label}, longest pause of a document", max(run.longest_pause_s for run in runs), "s", goal=LONGEST_S)
     goal = None if at_once else LONGEST_S  # all at once, the last begin when the first have made room
     report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)

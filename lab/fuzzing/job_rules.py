@@ -2,7 +2,7 @@
 
 - a line runs once at a time, and not again after its answer, nor when the store has its result;
 - no line of a job runs that has ended, or after the runner has read that the job is cancelled;
-- when a job ends, none of its lines runs, and when it has ended, none of its requests is left.
+- when a job ends, none of its lines runs, and then no request is left.
 
 At the end (simulator/job_runner.py): every job has ended, every line has one result, which is its own answer unless the
 job was cancelled or its window was over, and the runner holds nothing.

@@ -58,7 +58,7 @@ class Ask:
     leaves_after_s: float | None = None
     beginning: int | None = None  # prompts with the same number begin alike
     num_alike: int = 0
-    after: Ask | None = None  # the turn before: this request continues it
+    after: Ask | None = None  # the turn before, which this request continues
     tbt_s: float = Slo().tbt_s
     vector: AskedVector | None = None  # in place of an output
     caller: str = ""  # whose key it comes with

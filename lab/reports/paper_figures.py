@@ -82,7 +82,7 @@ class AliseFigures:
 @dataclass(frozen=True, slots=True)
 class AccelGenFigures:
     steps_in_slo: float
-    jct_attainment: float  # over all requests, each against the own deadline
+    jct_attainment: float  # over all requests, each against its own deadline
     goodput: float  # requests per second that keep every promise of the class
     budget_used: float  # forward size ÷ budget, mean over steps with a budget
     kv_allocated: float  # allocated ÷ total KV, mean weighted by the duration of steps

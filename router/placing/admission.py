@@ -301,7 +301,7 @@ class Admission:
         return Refusal(Rejection.OPEN, why, (1 + before.requests) / rate if rate else _SOON_S)
 
     def _queue_full(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
-        """Refuse a request if its queue is full.
+        """Refuse a request if the queue is full.
 
         The queue takes `prompts_s`, and has room again when the excess has begun.
         """

@@ -5,8 +5,8 @@ worker, or a decode worker where these run the prompts (colocated). Where promis
 prompts run before a real-time prompt. A worker does not compute a beginning of the prompt that its device, or its
 node's pool, has (held.py): such a worker gets the prompt, unless another finishes earlier all the same.
 
-From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
-decode worker has most room: the KV travels there by the collective transport, and the request stays there.
+From a prefill worker the request goes on to a decode worker of the same node with room, else to the node of the decode
+worker with most room: the KV travels there by the collective transport, and the request stays there.
 
 Prefill workers decode, too, unless the policy keeps them apart: they *lend* memory and time. Then a request goes on
 only where that is worth it, and else stays where the KV is. So roles follow the load:
@@ -38,7 +38,7 @@ from alignedserve.scheduling.policy import Policy
 PILED_LENT = 0.25  # the same where prefill workers decode, and none hands a request on to the decode worker just now
 PILED_BE_S = 10.0  # and best-effort prompts, when a decode worker with chats would finish them sooner by this
 HELPED_S = 1.0  # in which a decode worker that got a prompt will get another
-PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
+PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of the ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
 _MORE_HELD = 4  # tokens more that a worker may hold than another, for each token that it need not compute
 
@@ -116,7 +116,7 @@ class Placement:
         self._loads = {role: {service: Loads() for service in ServiceClass} for role in WORKERS}
         self._roles: dict[str, Role] = {}  # worker -> kind: a prefill worker that decodes too is of PREFILL
         self._lent: dict[str, int | None] = {}  # such a worker -> blocks that chats find there; None: not told
-        self._helped_at: dict[str, float] = {}  # decode worker -> when it last got a prompt
+        self._helped_at: dict[str, float] = {}  # decode worker -> when the last prompt came
         self._coming: dict[str, str] = {}  # request that is to leave the prompt's worker -> decode worker
         self._num_workers: Counter[Role] = Counter()
         self._block_size = block_size

@@ -1,6 +1,6 @@
 """The length predictor (ALISE §3.1, Algorithm 1). The router's side process runs it, and the simulator in its place.
 
-    prompt ─▶ its k nearest past prompts with similarity >= s0 ─▶ mean of their outputs, weighted by similarity
+    prompt ─▶ the k nearest past prompts with similarity >= s0 ─▶ mean of their outputs, weighted by similarity
                   └── none is that similar ─▶ ridge regression ─▶ mean
 
 The regression takes the place of ALISE's network: it was closer on nearly every text (docs/how/prediction.md), and has
@@ -48,7 +48,7 @@ class PromptEncoder(Protocol):
 
 
 class HashEncoder:
-    """An encoder that takes a prompt's sketch as its vector."""
+    """An encoder that takes a prompt's sketch as the vector."""
 
     def __init__(self, dimensions: int = DIMENSIONS) -> None:
         self.dimensions = dimensions

@@ -29,7 +29,7 @@ class Grammar(Protocol):
 def make_grammar(
     sampling: Sampling, stop_tokens: Sequence[int], vocab_size: int, syntaxes: Syntaxes | None
 ) -> ChoiceGrammar | TextGrammar | None:
-    """Return the grammar of the request's answer before its first token; None if the request has none."""
+    """Return the grammar of the request's answer before the first token; None without a grammar."""
     if sampling.grammar is not None:
         return ChoiceGrammar(sampling.grammar.outputs, stop_tokens, vocab_size)
     if not sampling.syntax:

@@ -1,8 +1,8 @@
 """Requests that are kept as hidden vectors: of each token, the input of each layer after its norm (Apt-Serve §4).
 
 Every step computes K and V of the earlier tokens from them, in scratch memory that all layers of the step share, puts
-K and V of the step's own tokens beside them, and attends there. The vectors of a request fill one half of each of its
-blocks and then the other; a vector takes the first numbers of a slot.
+K and V of the step's own tokens beside them, and attends there. A request's vectors fill one half of each block and
+then the other; a vector takes the first numbers of a slot.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The forms other than KV in which an engine can keep requests: what an engine knows of them."""
+"""The forms other than KV in which an engine can keep requests, as an engine knows them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Blocks that two requests share: a real-time one from the left, a best-effort one from the right (BROS §5).
 
-A request keeps the end at which it began, also when its class changes: real-time here means from the left.
+A request keeps the end at which it began, also when the class changes: real-time here means from the left.
 
 Token i of a request lies in the request's block i // block_size, at place i % block_size from the request's end. That
 is as if no block were shared, and kernels know only which end it is. Both ends grow towards each other:
@@ -124,7 +124,8 @@ class TwoEndedBlocks(Blocks):
     # --- Claims
 
     def claim(self, owner: SlotOwner, side: Side, tokens: int) -> bool:
-        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit."""
+        """Give the request all slots, and one for each of `tokens` tokens; pin the request and return True if they
+        fit."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
@@ -185,7 +186,7 @@ class TwoEndedBlocks(Blocks):
         self._pinned.update(map(self._holdings.__getitem__, owners))
 
     def unpin(self) -> None:
-        """Unpin all requests: between steps, or in a plan as long as no request in it has got slots back."""
+        """Unpin all requests: between steps, or in a plan while no planned request has got slots back."""
         self._pinned.clear()
 
     def copies(self) -> CopySlots | None:

@@ -4,9 +4,10 @@
       └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
 
 A hidden request takes whole blocks, the one half and then the other, so that no half of a block is left that KV could
-not take: at most its last block is empty. A chosen request may begin as hidden if that pays, if the step has time for
-what hidden vectors will cost later steps, and if a block is left for each seated request to grow into. Memory that is
-left then goes to hidden requests: their K and V are made before the step, in the time that the step would have taken.
+not take: at most half of the last block is empty. A chosen request may begin as hidden if that pays, if the step has
+time for what hidden vectors will cost later steps, and if a block is left for each seated request to grow into. Memory
+that is left then goes to hidden requests: their K and V are made before the step, in the time that the step would have
+taken.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 
-_LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are dropped to the end
+_LATE_WORTH = 1e-6  # of a request with a missed deadline, where such requests are dropped to the end
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class HybridSeating(PackedSeating):
 
 
 class WeighedMemory(PlainMemory):
-    """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
+    """Keeps requests as KV or as hidden vectors; answers follow from what `_begin` noted at that moment."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class WeighedMemory(PlainMemory):
     # --- Which requests become KV
 
     def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
-        """Make KV of hidden requests in the step for which there is memory, before it runs."""
+        """Make KV of the step's hidden requests before the step runs, where there is memory."""
         if not (selection.shape.remade or selection.admitted):
             return selection, ()
         chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]

@@ -9,8 +9,8 @@ order at a time. Order numbers rise, so a worker recognises an order that comes 
 its inquiries. The new pages are leased to the worker under a separate name, since an ask for pages gives back what its
 other lease has. If the worker dies, they are free when its lock is; until then it may still be writing.
 
-The pool does not call back an order that is no longer needed. If a running request has one of the pages by the time of
-the answer, that page stays as it is, since a worker reads it by its number.
+The pool does not call back an order that is no longer needed. If a running request has a page by the time of the
+answer, the page stays uncompressed, since a worker reads it by its number.
 
 A page that a running request shares, or that is in an order, cannot be compressed now, and is looked at again.
 """
@@ -206,7 +206,7 @@ class Compressor(Rewriting):
         return [page for page in pages if self._pages.can_compress(page) and self._waits_only(page)]
 
     def _pass_over(self, page: int) -> None:
-        """Leave the page as it is until the requests that have it are looked at again."""
+        """Leave the page until its requests are looked at again."""
         self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:

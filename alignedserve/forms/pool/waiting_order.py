@@ -18,7 +18,7 @@ _WEIGHT = 0.1  # weight of the newest ask in the mean batch
 
 
 class WaitingOrder:
-    """The pool's knowledge of its decode workers, and the order of waiting requests that follows from it."""
+    """The pool's knowledge of its decode workers, and the order of waiting requests by that."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -1,5 +1,5 @@
 """KV that prefill workers hold for decode workers, copied there ahead of need (AlignedServe §3.2 and §3.4).
 
-decode_part.py  A decode worker's part: what it asks prefill workers to hold, and the requests that leave for there.
-buffers.py      A prefill worker's part: the KV that it holds, and how decode workers pull that.
+decode_part.py  A decode worker's part: what prefill workers are asked to hold, and the requests that leave for there.
+buffers.py      A prefill worker's part: the held KV, and how decode workers pull it.
 """

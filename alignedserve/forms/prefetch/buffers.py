@@ -32,9 +32,9 @@ class Buffer:
     blocks: tuple[int, ...]
     decode: Member  # the decode worker that will pull the KV
     joins_at: float  # as expected now
-    copy: int | None = None  # to its blocks, while it is under way
+    copy: int | None = None  # to the blocks, while under way
     receiving: tuple[str, int] | None = None  # the same from a device: holder of the sender, number
-    transfer: tuple[str, int] | None = None  # that reads its blocks: holder of the receiver, number
+    transfer: tuple[str, int] | None = None  # that reads the blocks: holder of the receiver, number
     is_copy: bool = True  # the pool has the same
     is_wanted: bool = True
 
@@ -44,12 +44,12 @@ class Buffer:
 
     @property
     def is_here(self) -> bool:
-        """Return whether it can be pulled."""
+        """Return whether the KV can be pulled."""
         return self.is_wanted and self._is_at_rest
 
     @property
     def is_over(self) -> bool:
-        """Return whether its blocks can be freed."""
+        """Return whether the blocks can be freed."""
         return not self.is_wanted and self._is_at_rest
 
     @property
@@ -74,9 +74,9 @@ class Buffers(FormPart):
         self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
         self._here, self._departures, self._faults = here, here.departures, log.faults
         self._queue, self._peers = here.queue, here.candidates
-        self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> its Pulls that wait
+        self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> waiting Pulls
         self._buffers: list[Buffer] = []
-        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
+        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of its last Pull
         self._is_to_repeat = False  # that KV is here: the message may have been lost
         self.most_blocks = int(self._policy.candidate_share * memory.limits.num_blocks)
 

@@ -100,7 +100,7 @@ class Prefetching(FormPart):
         return [peer for peer in self._candidates.peers if peer.role is Role.PREFILL]
 
     def _partner_for(self, blocks: int, peers: Sequence[Member], used: Counter[str]) -> Member | None:
-        """Return the peer that holds least for this worker, if it probably has room for these blocks."""
+        """Return the peer that holds least for this worker, if these blocks probably fit there."""
         best = min(peers, key=lambda peer: (used[peer.name], peer.name), default=None)
         return best if best is not None and used[best.name] + blocks <= self._most else None
 
@@ -167,7 +167,8 @@ class Prefetching(FormPart):
         return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
 
     def _can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
-        """Note that the partner has the KV of this attempt; return whether it waits here, or is being pulled."""
+        """Note that the partner has the KV of this attempt; return whether the attempt waits here, or is being
+        pulled."""
         for candidate in self._candidates.waiting:
             held_by = candidate.partner
             if candidate.key == attempt and held_by is not None and held_by == self._candidates.peer(partner):

@@ -3,6 +3,6 @@
 adapters.py     The adapters (LoRA) that clients may choose, which all gateways and the job runner share.
 budgets.py      The tokens that each key has used in this day and this month, for the budgets of keys.
 exposure.py     Checks before a start who can reach the deployment, with which keys, and whether by TLS.
-keys.py         API keys: they say which caller sends a request, what it may ask for, and how much of it.
+keys.py         API keys say which caller sends a request, what the caller may ask for, and how much.
 ledger.py       Counts what each caller used lately, in memory that all gateways share.
 """

@@ -1,4 +1,4 @@
-"""API keys: they say which caller sends a request, what it may ask for, and how much of it.
+"""API keys say which caller sends a request, what the caller may ask for, and how much.
 
 A keys file holds hashes, never keys. A key is 256 random bits, so that one round of SHA-256 protects it: slow hashes
 are needed for passwords only, because people choose them.
@@ -42,7 +42,7 @@ log = logging.getLogger("alignedserve.keys")
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
-MOST_OPEN = 256  # requests for tokens that a key may have open at once, if its entry sets no number
+MOST_OPEN = 256  # requests for tokens that a key may have open at once, if the entry sets no number
 # Log-probabilities that all open answers of a caller may have at one gateway, where its entry sets no number. An answer
 # of 8,192 tokens with top_logprobs 20 has 172,032.
 MOST_LOGPROBS_AT_ONCE = 1 << 20

@@ -125,8 +125,8 @@ class GatewayConnection(HttpToolsProtocol):
     def _can_refuse(self) -> bool:
         """Return whether a refusal can be sent now.
 
-        During another answer it would be read as a part of that answer. But if the broken request is the running one,
-        broken in its body, and its answer has not begun, the refusal becomes its answer."""
+        During another answer it would be read as a part of that answer. But if the running request is broken, in its
+        body, and the answer has not begun, the refusal becomes the answer."""
         running = self._running
         if running is None or running.response_complete:
             return True

@@ -135,7 +135,7 @@ class Tab:
         return self._places
 
     def hold_logprobs(self, requests: Sequence[Request], has_limit: bool, is_streamed: bool = False) -> None:
-        """Hold the log-probabilities that the answer to these requests may have, until it has ended; raise if its
+        """Hold the log-probabilities that the answer to these requests may have, until the answer ends; raise if the
         caller's other answers leave too few. A stream has sent them already; but those of prompts come together."""
         top = requests[0].sampling.logprobs
         if top is None:

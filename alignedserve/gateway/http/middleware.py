@@ -1,4 +1,4 @@
-"""Give every HTTP request its id, its caller and its log line, and answer it even when something fails."""
+"""Give every HTTP request its id, its caller and its log line, and an answer even when something fails."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class RequestMiddleware:
         return caller
 
     def _sender(self, send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Send:
-        """Return a `send` that adds the request's id and its caller's limits to the answer's headers, and holds back
-        the refusals of a caller that gets too many. Where the deployment is full, a client may try elsewhere at once.
+        """Return a `send` that adds the request's id and the caller's limits to the answer's headers, and holds back
+        refusals of a caller with too many. Where the deployment is full, a client may try elsewhere at once.
         """
 
         async def send_answer(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Follow one HTTP request: its log line, and the measures of the requests that its body makes."""
+"""Follow one HTTP request: the log line, and the measures of the requests that the body makes."""
 
 from __future__ import annotations
 

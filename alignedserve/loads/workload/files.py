@@ -1,6 +1,6 @@
 """Reads tables of requests, CSV files or rows: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
 
-A row without a token in its prompt or in its output cannot run as a request: such rows are left out, and counted.
+A row without a token of prompt or output cannot run as a request: such rows are left out, and counted.
 """
 
 from __future__ import annotations

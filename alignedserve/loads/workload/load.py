@@ -93,7 +93,7 @@ class Load:
 
     def __init__(self, workload: Mixture | Workload, owners: Sequence[str], seed: int) -> None:
         self._streams = [_StreamLoad(stream, owners, seed) for stream in workload.streams]
-        self._by_request: dict[str, _StreamLoad] = {}  # open request -> the load of its stream
+        self._by_request: dict[str, _StreamLoad] = {}  # open request -> the stream's load
 
     def start(self, now: float) -> list[Arrival]:
         return [arrival for load in self._streams for arrival in self._remember(load, load.start(now))]
@@ -114,7 +114,7 @@ class Load:
 
     @cached_property
     def expected(self) -> int | None:
-        """Return the number of all requests, if it is known beforehand."""
+        """Return the number of all requests, if known beforehand."""
         each = [load.stream.num_requests for load in self._streams]
         return None if None in each else sum(number or 0 for number in each)
 

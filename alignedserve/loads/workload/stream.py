@@ -123,7 +123,7 @@ class Stream:
 
     @property
     def num_requests(self) -> int | None:
-        """Return the number of requests that arrive, if it follows from the settings."""
+        """Return the number of arriving requests, if the settings tell."""
         span = self.span
         if self.turns.turns != Fixed(1.0) or self._has_chats_of_turns:
             return None
