@@ -228,9 +228,9 @@ def guests(view: StepView, step: StepBuilder) -> Iterator[Ranked]:
     """Return the chats' prompts that run before all decodes, where nearly all decodes are of another caller, the host.
 
     A guest has waited for the end of a step, and would wait for another one with all of the host's decodes. So guests
-    run by themselves where that halves the second wait, and where all decodes are in time one step later. Never in two
-    steps in a row: a stream of guests would stop the host's decodes. Gain: not weighed alone; together with a gateway
-    that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
+    run by themselves where that halves the second wait, and where all decodes are in time one step later. That never
+    happens twice in a row: a stream of guests would stop the host's decodes. Gain: not weighed alone; together with a
+    gateway that wakes fewer streams at a time, first tokens beside a flood in 43 ms in place of 57 (median).
     """
     decodes, waiting = view.decodes, view.waiting
     callers = Counter([running.request.caller for running in decodes])

@@ -162,7 +162,7 @@ def main() -> None:
         return
     _say(answers, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    statm = Path("/proc/self/statm")  # where the system tells a process's memory: a limit for what more it may use
+    statm = Path("/proc/self/statm")  # where the system tells the memory in use: a limit on what comes on top
     if statm.exists():
         data = int(statm.read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, resource.RLIM_INFINITY))

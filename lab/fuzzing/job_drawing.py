@@ -11,7 +11,7 @@ from alignedserve.simulator.machines.fault_drawing import draw_job_faults
 from alignedserve.simulator.machines.faults import JOBS
 
 _DAY_S = 86_400
-_AFTER_S = 4.0  # so long after the last submission faults still happen
+_AFTER_S = 4.0  # after the last submission, in which faults still happen
 
 
 def some_with_jobs(drawn: Scenario) -> Scenario:
