@@ -134,7 +134,7 @@ class Waiters(ABC):
 
     @property
     def pinned(self) -> Sequence[WaitingEntry]:
-        """Return real-time requests that would miss a token if they waited for the next batch."""
+        """Return real-time requests that would miss a token by waiting for the next batch."""
         return ()
 
     def looks_at(self, _now: float) -> float | None:

@@ -572,7 +572,7 @@ class RouterCore:
         return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
 
     def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
-        """Ask the members that should have these requests whether they still have them."""
+        """Ask the members that should have these requests whether that still holds."""
         at: dict[str, list[Attempt]] = {}
         for opened in requests:
             if not opened.is_waiting:

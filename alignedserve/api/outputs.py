@@ -88,7 +88,7 @@ class Piece:
 
 
 def _logprobs(found: Mapping[str, Any]) -> list[dict[int, Logprob]]:
-    """Return the log-probabilities of a chat's or a text's answer, whose tokens are written as their ids."""
+    """Return the log-probabilities of a chat's or a text's answer, with tokens written as ids."""
     if "content" in found:
         tables = [{each["token"]: each["logprob"] for each in [*of["top_logprobs"], of]} for of in found["content"]]
     else:

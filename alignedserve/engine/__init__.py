@@ -5,6 +5,6 @@ engine.py     The engine: owns the weights and the device cache, and executes st
 graphs.py     Captures decode steps as graphs, one for each of some batch sizes, and replays them.
 in_order.py   Runs a worker's steps and other work in one thread, in order, and reads results in another.
 inputs.py     The input tokens of a step: named by the plan, or sampled by the step before and not yet read.
-pooling.py    Makes the vectors that requests ask for of the states of their tokens.
+pooling.py    Makes the vectors that requests ask for from the states of tokens.
 profiling.py  Measures steps of a real engine at start-up, so that the cost model knows the device.
 """

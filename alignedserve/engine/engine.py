@@ -1,8 +1,7 @@
 """The engine: owns the weights and the device cache, and executes step plans.
 
 A step is one pass over all of its tokens, prompt chunks and decodes alike: concatenated for the
-linear layers, by request for attention. The plan says which requests run, and in which blocks
-their KV lies.
+linear layers, by request for attention. The plan says which requests run, and which blocks hold the KV.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def http_settings(app: FastAPI, certificate: Certificate | None) -> uvicorn.Conf
 
 
 class Gateway:
-    """The gateway's HTTP server. When it is stopped, it refuses new requests and lets open ones run for `drain_s`."""
+    """The gateway's HTTP server. A stopped gateway refuses new requests and lets open requests run for `drain_s`."""
 
     def __init__(
         self,

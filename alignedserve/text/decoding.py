@@ -1,4 +1,4 @@
-"""Decode an output's tokens to text while they arrive, and cut the text at its stop string."""
+"""Decode an output's tokens to text on arrival, and cut the text at the stop string."""
 
 from __future__ import annotations
 

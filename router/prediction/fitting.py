@@ -15,7 +15,7 @@ from alignedserve.router.prediction.calibration import whole
 from alignedserve.router.prediction.neighbours import Floats, Ints, PastPrompts
 from alignedserve.router.prediction.ridge import Ridge
 
-_AT_ONCE = 1024  # prompts whose products are summed at a time
+_AT_ONCE = 1024  # prompts that are summed at a time
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 A prompt is a vector of small integers. Products of such vectors are sums of integers below 2^24, which float32 holds
 exactly: so the fast routine gives the same bits on every machine, in whatever order it adds. Equal prompts share one
-entry, which has the mean of their recent outputs. The oldest entry makes room for a new one.
+entry, with the mean of the recent outputs. The oldest entry makes room for a new one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The adapters whose numbers an engine keeps: read when a step first needs them, forgotten when memory is short.
 
-An adapter that cannot be read any more, or whose files have other content than when it was named, makes the outputs of
-its own requests not numbers: these end with an error, as for any such row, and no other request notices. Each step
-tries to read it again.
+An adapter that cannot be read any more, or with files changed since it was named, makes the outputs of its own requests
+not numbers: these end with an error, as for any such row, and no other request notices. Each step tries to read it
+again.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class TwoEndedBlocks(Blocks):
 
     @property
     def room_for_rt(self) -> int:
-        """Return the full blocks that a real-time request could claim beside the free ones, once none is pinned."""
+        """Return the full blocks that a real-time request could claim beside free blocks, once none is pinned."""
         alone = sum([holding.num_alone for holding in self._holdings.values()])
         return min(alone, self._places.num_free // self._block_size)
 
@@ -288,7 +288,7 @@ class TwoEndedBlocks(Blocks):
         return plan
 
     def _emptiest(self) -> Iterator[_BlockPart]:
-        """Yield blocks that best-effort requests have for themselves, in the order in which they are preempted."""
+        """Yield blocks with best-effort requests alone, in the order of preemption."""
         preemptable, hollow = self._preemptable, list[_BlockPart]()
         for holding in preemptable:
             may_be_hollow = dict.fromkeys((*holding.kept, len(holding.blocks) - 1))

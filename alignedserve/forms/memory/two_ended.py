@@ -142,7 +142,7 @@ class TwoEndedMemory(PlainMemory):
     def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
         """Leave out requests that have lost slots to later chosen requests; the rest lose none.
 
-        Then requests that miss slots get them back, while there is room."""
+        Then requests get missing slots back, while there is room."""
         settled = self._pinned(selection)
         if settled.decodes or settled.chunks:
             self.gives_back(at)
@@ -162,7 +162,7 @@ class TwoEndedMemory(PlainMemory):
         return replace(selection, decodes=decodes, chunks=chunks, shape=shape, predicted_s=seconds)
 
     def gives_back(self, at: StepContext) -> bool:
-        """Give slots back to requests that lack some, where there is room; return whether any of them runs again."""
+        """Give slots back to requests that lack some, where there is room; return whether any of these runs again."""
         returned = [running for running in self._as_they_return(at) if self._claim_next(running)]
         return bool(returned)
 

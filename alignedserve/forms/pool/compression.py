@@ -210,7 +210,7 @@ class Compressor(Rewriting):
         self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:
-        """Return whether requests have the page, and all of them wait."""
+        """Return whether only waiting requests have the page, one at least."""
         entries = list(self._pages.entries_with(page))
         return bool(entries) and all(self._waiters.waiting(request) is not None for request in entries)
 
