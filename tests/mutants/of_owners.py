@@ -75,8 +75,8 @@ OWNER = (
     Mutant(
         "cancel left out",
         _OWNER,
-        "[Send(ROUTER, Cancel(opened.request.id, opened.request.attempt))]",
-        "[]",
+        "[Send(ROUTER, Cancel(request.id, request.attempt)), *self._settling.end(request.id, opened.account)]",
+        "self._settling.end(request.id, opened.account)",
         "A request whose client has left runs to its end.",
     ),
 )
