@@ -40,7 +40,7 @@ from alignedserve.gateway.embedding import VectorRoutes
 from alignedserve.gateway.exchanges import ChatExchange, Exchange, answer_body
 from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
-from alignedserve.gateway.http.middleware import PAGE, RequestMiddleware, caller_of, tab_of
+from alignedserve.gateway.http.middleware import PAGE, OpenCalls, RequestMiddleware, caller_of, tab_of
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messages import MessageRoutes
@@ -89,11 +89,13 @@ def make_app(
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     named = settings.served_model_names[0], settings.metrics_prefix
-    app.state.metrics = metrics = RequestMetrics(*named, client.now, client.name)
+    app.state.metrics = metrics = RequestMetrics(*named, client.now, client.name, settings.keys.knows_name)
     app.state.parts = parts = PartMetrics(*named, lambda: client.members)
     app.state.scrapes = Scrapes(parts, lambda: asyncio.gather(metrics.text()))  # of this gateway alone
+    calls = OpenCalls()
     app.add_middleware(
         RequestMiddleware,
+        calls=calls,
         keys=settings.keys,
         origins=Origins(settings.cors_origins, settings.names),
         ledger=ledger or Ledger(),
@@ -109,7 +111,8 @@ def make_app(
     starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
     routes = _Routes(app, starter, has_jobs=bool(job_routes))
     app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
-    app.state.end_revoked = lambda: (starter.end_revoked(), dashboard.end_revoked(settings.keys))
+    ends = starter.end_revoked, dashboard.end_revoked, calls.end_revoked
+    app.state.end_revoked = lambda: [end(settings.keys) for end in ends]
     unscoped = (
         ("GET", "/", routes.front),
         ("GET", "/docs", routes.docs),

@@ -111,6 +111,7 @@ class Dashboard:
         if len(self._pages) >= MOST_PAGES:
             raise too_many_pages()
         self.begin()
+        http.state.says_its_end = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         events, kind = self._events(_NewestPicture(slot_s, caller_of(http))), "text/event-stream"
         return WatchedStream(events, self._stalled_page_s, media_type=kind, headers=headers)

@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from alignedserve.core import Adapter, Request
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import ANONYMOUS, Caller
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies, BodyTurns
@@ -140,12 +140,12 @@ class Starter:
         meter, follow = self.follow(http, promise, requests, prompt_tokens)
         readers = AnswerReader.each(body, self.text, requests)
         generation = Generation(self.client, requests, readers, meter, follow, self.settings.at_once)
-        self._open[generation] = tab.caller
+        self._open[generation], http.state.says_its_end = tab.caller, True
         return StartedRequests(requests, promise, generation, meter, self.settings.stalled_client_s)
 
-    def end_revoked(self) -> None:
+    def end_revoked(self, keys: KeyRing) -> None:
         """End the answers of callers whose keys count no more."""
         for generation, caller in [*self._open.items()]:
-            if not self.settings.keys.knows(caller):
+            if not keys.knows(caller):
                 self._open.pop(generation, None)
                 generation.end(no_key() if caller is ANONYMOUS else key_revoked())

@@ -532,10 +532,11 @@ def run(part: Part, on_start: OnStart) -> None:
     text = TextModel.load(part.folder, config.reasoning_parser, config.tool_call_parser)
     text = replace(text, pooled=read_pooled(part.folder, shapes))
     owner, model = Owner(part), config.served_model_name or config.model
-    metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)
     adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
     keys_file = KeysFile(config.server.api_key, config.server.keys_file)
+    named = config.server.metrics_prefix, owner.now, part.spec.name
+    metrics = RequestMetrics(model, *named, keys_file.ring.knows_name)
     budgets = budgets_of(config.jobs)
     ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER, budgets)
     answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)

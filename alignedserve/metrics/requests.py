@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -30,6 +31,7 @@ from alignedserve.shell.process import own_process
 FAILED = "error"  # the finish of a request that an error of ours ended
 REFUSED = "refused"
 WINDOW_S, _SLOT_S = 900.0, 15.0  # of the promises that are shown, and of the slots in it
+KEPT_S = 3600.0  # of the series of a key that counts no more
 ALL = "all"  # the deadlines of a request together
 
 _TTFT_BUCKETS = (
@@ -162,7 +164,9 @@ class RequestMetrics:
         prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE,
         now: Callable[[], float] = monotonic,
         part: str = "gateway-0",
+        knows_key: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """`knows_key` returns whether a key of this name counts."""
         self._part, self.series = part, Series(model, prefix, part)
         counter = self.series.counter
         self._succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
@@ -176,7 +180,9 @@ class RequestMetrics:
         self._joules = counter("request_energy_joules", "Energy that requests used in these steps.", "class", "key")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")
-        self._window = AttainmentWindow(self.series, now)
+        self._knows_key = knows_key
+        self._gone_at: dict[str, float] = {}  # when each key that has series was found to be unknown; else infinity
+        self._now, self._window = now, AttainmentWindow(self.series, now)
         self.log = RequestLog()  # for the live page
         self.of = self._by_class()
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event
@@ -198,6 +204,7 @@ class RequestMetrics:
         """Yield the series of this process and of its own requests, a family at a time."""
         for fallback in fallbacks():
             self._fallbacks.of(fallback.what).set(1)
+        self._forget_keys()
         yield from self.series.blocks()
         process = own_process()
         if process is not None:
@@ -226,8 +233,21 @@ class RequestMetrics:
         self._succeeded.of(finish, service.value).inc()
 
     def count_use(self, service: ServiceClass, key: str, spent: Spent) -> None:
+        self._gone_at.setdefault(key, inf)
         self._device_s.of(service.value, key).inc(spent.seconds)
         self._joules.of(service.value, key).inc(spent.joules)
+
+    def _forget_keys(self) -> None:
+        """Forget the series of keys that have not counted for KEPT_S: a bill has them by then."""
+        now = self._now()
+        for key, gone_at in [*self._gone_at.items()]:
+            self._gone_at[key] = gone_at = inf if self._knows_key(key) else min(now, gone_at)
+            if gone_at > now - KEPT_S:
+                continue
+            del self._gone_at[key]
+            for service in ServiceClass:
+                self._device_s.forget(service.value, key)
+                self._joules.forget(service.value, key)
 
     def count_rejected(self, service: ServiceClass, reason: str) -> None:
         self._rejected.of(reason, service.value).inc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,6 +37,11 @@ class MetricFamily(Generic[Instrument]):
 
     def of(self, *labels: str) -> Instrument:
         return self._metric.labels(*self._common, *labels)
+
+    def forget(self, *labels: str) -> None:
+        """Show the metric with these labels no more."""
+        with suppress(KeyError):
+            self._metric.remove(*self._common, *labels)
 
 
 class Series:

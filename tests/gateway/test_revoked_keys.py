@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, KeysFile, Limits, Scope, hash_key, make_key
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway, data_lines
+from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, data_lines
+from tests.gateway.test_vectors import EMBEDS
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 PATHS = {
@@ -71,6 +74,56 @@ def test_its_answers_end_and_others_go_on(text: TextModel, path: str, steps: tup
     if steps and "completions" in path:
         assert data_lines(streamed)[-2]["error"]["code"] == "key_revoked"
         assert data_lines(streamed)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": ["Hi"] * 40}),
+        ("/v1/score", {"text_1": "Hi", "text_2": ["a", "b"]}),
+        ("/v1/rerank", {"query": "Hi", "documents": ["a", "b"]}),
+    ],
+)
+def test_its_vectors_end_and_others_go_on(text: TextModel, path: str, fields: dict[str, Any]) -> None:
+    gateway = Revoking(replace(text, pooled=EMBEDS), ring("ann", "bob"))
+    asks = [(path, {"model": MODEL, **fields}, key) for key in ("ann", "bob")]
+    (ended,) = gateway.asked(asks, ring("bob"))
+    assert (ended.status_code, ended.json()["error"]["code"]) == (401, "key_revoked")
+    assert gateway.owner.open_now == set()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/v1/embeddings", "/v1/messages/count_tokens"])
+def test_a_body_that_is_still_to_come_ends(text: TextModel, path: str) -> None:
+    """A client may send a body slowly, and an upload for minutes."""
+    gateway = Gateway(text, FakeOwner(), keys=(keys := ring("ann")))
+
+    async def left() -> None:
+        body = Connection(path, b"{")
+        body.scope["headers"] += [(b"authorization", b"Bearer ann")]
+        body._body[0]["more_body"] = True
+        answering = asyncio.create_task(gateway.app(body.scope, body.receive, body.send))
+        await asyncio.sleep(0.05)
+        keys.take(ring("bob"))
+        gateway.app.state.end_revoked()
+        await answering
+        assert body.sent[0]["status"] == 401
+        assert b"has been revoked" in body.sent[1]["body"]
+
+    asyncio.run(asyncio.wait_for(left(), PATIENT_S))
+
+
+def test_a_file_without_keys_lets_nobody_in(text: TextModel, tmp_path: Path) -> None:
+    """The last key of a file was not taken back by deleting its entry."""
+    path = tmp_path / "keys.yaml"
+    make_key(path, "ann", Scope, Limits())
+    keys = KeysFile(None, str(path))
+    path.write_text("keys: []\n")
+    assert not keys.read().knows_name("ann")
+    assert keys.ring.caller(None) is None
+    gateway = Gateway(text, FakeOwner(), keys=keys.ring)
+    assert gateway.ask("POST", "/v1/completions", json=PATHS["/v1/completions"]).status_code == 401
+    key = make_key(path, "bob", Scope, Limits())
+    assert keys.read().caller(key) is not None
 
 
 def test_all_choices_of_a_body_end(text: TextModel) -> None:

@@ -14,7 +14,7 @@ from alignedserve.loads.figures.request_figures import attains
 from alignedserve.loads.records.records import RequestOutcome, RequestRecord
 from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.meter import RequestMeter
-from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.metrics.requests import KEPT_S, RequestMetrics
 from alignedserve.owner.client import Overloaded
 from tests.exposition import value
 from tests.samples import request
@@ -120,6 +120,26 @@ def test_what_is_told_after_a_request_has_ended_counts_too() -> None:
     shown = "".join(metrics.blocks())
     assert value(shown, 'alignedserve:request_device_seconds_total{class="rt",key="acme"}') == 0.75
     assert value(shown, 'alignedserve:prompt_tokens_total{class="rt"}') == 0
+
+
+def test_the_series_of_a_key_that_counts_no_more_go_when_a_bill_has_them() -> None:
+    known, now = {"ann", "bob"}, 0.0
+    metrics = RequestMetrics(now=lambda: now, knows_key=lambda key: key in known)
+    for key in ("ann", "bob"):
+        metrics.count_use(ServiceClass.BE, key, Spent(1.0, 2.0))
+
+    def shown() -> set[str]:
+        return {key for key in ("ann", "bob") if f'key="{key}"' in "".join(metrics.blocks())}
+
+    known -= {"ann"}
+    assert shown() == {"ann", "bob"}
+    now = KEPT_S - 1
+    assert shown() == {"ann", "bob"}
+    now = KEPT_S + 1
+    assert shown() == {"bob"}
+    metrics.count_use(ServiceClass.BE, "ann", Spent(0.5, 1.0))  # of its last step
+    known |= {"ann"}
+    assert shown() == {"ann", "bob"}, "the key has come again"
 
 
 def test_the_use_of_a_thousand_keys_is_written_in_short_blocks() -> None:

@@ -137,16 +137,18 @@ class KeyEntry:
 class KeyRing:
     """All keys that this server accepts."""
 
-    def __init__(self, entries: Iterable[KeyEntry]) -> None:
+    def __init__(self, entries: Iterable[KeyEntry], is_closed: bool = False) -> None:
+        """A ring without keys lets everybody in, as anonymous, unless it `is_closed`: then nobody."""
+        self._is_closed = is_closed
         self._by_hash = {entry.hash: entry.caller for entry in entries}
         self._limits = {caller.id: caller.limits for caller in self._by_hash.values()}
 
     def __bool__(self) -> bool:
-        return bool(self._by_hash)
+        return bool(self._by_hash) or self._is_closed
 
     def take(self, other: KeyRing) -> None:
         """Accept the keys of the other ring from now on, and no others."""
-        self._by_hash, self._limits = other._by_hash, other._limits
+        self._by_hash, self._limits, self._is_closed = other._by_hash, other._limits, other._is_closed
 
     @property
     def digest(self) -> str:
@@ -155,18 +157,21 @@ class KeyRing:
 
     def knows(self, caller: Caller) -> bool:
         """Return whether the key with which this caller came still counts: not that of another with the same name."""
-        return not self._by_hash or any(caller.salt == known.salt for known in self._by_hash.values())
+        return not self or any(caller.salt == known.salt for known in self._by_hash.values())
+
+    def knows_name(self, caller: str) -> bool:
+        return self.limits(caller) is not None
 
     def limits(self, caller: str) -> Limits | None:
         """Return the limits of a caller by its id, which a job keeps; None where its key has been revoked."""
-        return self._limits.get(caller) if self._by_hash else ANONYMOUS.limits
+        return self._limits.get(caller) if self else ANONYMOUS.limits
 
     def caller(self, key: str | None) -> Caller | None:
         """Return the caller that has this key, or None; without any keys, every caller is anonymous.
 
         The key is compared with all hashes, each in constant time, so that the time taken reveals nothing.
         """
-        if not self._by_hash:
+        if not self:
             return ANONYMOUS
         if key is None:
             return None
@@ -192,7 +197,7 @@ def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
     if keys_file is not None:
         entries += read_keys(Path(keys_file))
     _check_distinct(entries, str(keys_file))
-    return KeyRing(entries)
+    return KeyRing(entries, is_closed=keys_file is not None)
 
 
 class KeysFile:
@@ -234,8 +239,8 @@ def state_of(*paths: str | None) -> tuple[tuple[int, ...], ...]:
 def read_keys(path: Path) -> list[KeyEntry]:
     tree = read_yaml(path)
     keys = tree.get("keys")
-    if set(tree) != {"keys"} or not isinstance(keys, list) or not keys:
-        raise ConfigError(f"{path} must hold a list named keys, with one key at least: see `alignedserve key --help`")
+    if set(tree) != {"keys"} or not isinstance(keys, list):
+        raise ConfigError(f"{path} must hold a list named keys: see `alignedserve key --help`")
     if len(keys) > MOST_KEYS:
         raise ConfigError(f"{path} holds {len(keys)} keys: {MOST_KEYS} is the most")
     entries = [_read_entry(key, f"{path}: keys[{place}]") for place, key in enumerate(keys)]
@@ -288,8 +293,8 @@ def make_key(path: Path, name: str, scopes: Iterable[Scope], limits: Limits) -> 
     if path.exists():
         if not path.is_file():  # such as /dev/null, which the new file would replace
             raise ConfigError(f"{path} is not a file")
-        read_yaml(path)  # raises if the file is not valid YAML
-        text = path.read_text(encoding="utf-8")
+        if read_yaml(path) != {"keys": []}:  # raises if the file is not valid YAML
+            text = path.read_text(encoding="utf-8")
     lines = [text.rstrip() or "keys:", f"  - name: {name}", f"    hash: {hash_key(key)}"]
     lines.append(f"    scopes: [{', '.join(sorted(frozenset(scopes)))}]")
     lines += [f"    {limit}: {number}" for limit, number in asdict(limits).items() if number is not None]

@@ -1,8 +1,11 @@
 """Count what each caller used lately, in memory that all gateways of a deployment share.
 
-Each caller has a row, found by a digest of its id. Rows are never freed, because a deployment has few callers:
+Each caller has a row, found by a digest of its id:
 
     digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63, the job runner
+
+A deployment has few callers at a time. Where all rows are taken, since keys come and go, a new caller gets the row of
+the caller that has had nothing open for longest: a minute's limits are full again by then.
 
 Rows are read and written under one lock, which the kernel releases if its holder dies. Where a stopped process keeps
 it, the others count without it after a moment. A gateway that starts clears its own column, since requests of its last
@@ -93,12 +96,12 @@ class Ledger:
     def row(self, caller: str) -> Iterator[CallerRow]:
         """Lock the ledger and give this caller's row, to read and to change."""
         with self._locked():
-            offset = self._offsets.get(caller)
-            if offset is None:
-                offset = self._offsets[caller] = self._find(_digest(caller))
+            digest, offset = _digest(caller), self._offsets.get(caller)
+            if offset is None or self._digest_at(offset) != digest:
+                offset = self._offsets[caller] = self._find(digest)
             _, row = self._read(offset)
             yield row
-            self._write(offset, _digest(caller), row)
+            self._write(offset, digest, row)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -123,9 +126,18 @@ class Ledger:
         first = int.from_bytes(digest[:4], "little") % _NUM_ROWS
         for step in range(_NUM_ROWS):
             offset = (first + step) % _NUM_ROWS * _ROW.size
-            if self._memory[offset : offset + 16] in (digest, _UNUSED):
+            if self._digest_at(offset) in (digest, _UNUSED):
                 return offset
-        raise RuntimeError("the ledger of callers is full")
+        rows = [(offset, self._read(offset)[1]) for offset in range(0, _NUM_ROWS * _ROW.size, _ROW.size)]
+        idle = [(max(row.requests.at, row.tokens.at), offset) for offset, row in rows if not any(row.open_at)]
+        if not idle:
+            raise RuntimeError("each row of the ledger of callers has requests open")
+        _, offset = min(idle)
+        self._write(offset, digest, CallerRow())
+        return offset
+
+    def _digest_at(self, offset: int) -> bytes:
+        return self._memory[offset : offset + 16]
 
     def _read(self, offset: int) -> tuple[bytes, CallerRow]:
         digest, requests, requests_at, tokens, tokens_at, *open_at = _ROW.unpack_from(self._memory, offset)

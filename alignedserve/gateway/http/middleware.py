@@ -7,7 +7,8 @@ import base64
 import binascii
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -16,13 +17,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.access.keys import Caller, KeyRing
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.http.limits import REFUSALS, RefusalPace, Tab
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
-from alignedserve.gateway.openai.errors import ClientGone, draining, no_key, no_key_for_page
+from alignedserve.gateway.openai.errors import ClientGone, draining, key_revoked, no_key, no_key_for_page
 from alignedserve.metrics.meter import ABORT
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.shell.event_loop import ENDS
@@ -37,17 +38,42 @@ API_KEY = "x-api-key"  # where Anthropic's clients send their key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe in a header and in a log line
 
 
+class OpenCalls:
+    """The HTTP requests that callers have open, by the tasks that answer them."""
+
+    def __init__(self) -> None:
+        self._open: dict[asyncio.Task[Any], tuple[Caller, dict[str, Any]]] = {}
+
+    @contextmanager
+    def held(self, caller: Caller, state: dict[str, Any]) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None, "a request is answered by a task"
+        self._open[task] = caller, state
+        try:
+            yield
+        finally:
+            del self._open[task]
+
+    def end_revoked(self, keys: KeyRing) -> None:
+        """Cancel the requests of callers whose keys count no more, but for answers that say so themselves."""
+        for task, (caller, state) in self._open.items():
+            if not keys.knows(caller) and not state.get("says_its_end"):
+                state["revoked"] = no_key() if caller is ANONYMOUS else key_revoked()
+                task.cancel()
+
+
 class RequestMiddleware:
     def __init__(
         self,
         app: ASGIApp,
+        calls: OpenCalls,
         keys: KeyRing,
         origins: Origins,
         ledger: Ledger,
         metrics: RequestMetrics,
         now: Callable[[], float],
     ) -> None:
-        self._app, self._keys, self._origins = app, keys, origins
+        self._app, self._calls, self._keys, self._origins = app, calls, keys, origins
         self._ledger, self._metrics, self._now = ledger, metrics, now
         self._pace = RefusalPace()
 
@@ -64,10 +90,11 @@ class RequestMiddleware:
             await self._answer(scope, receive, send, record, headers)
         except ClientGone:
             record.status, record.finish = CLIENT_CLOSED, ABORT
-        except asyncio.CancelledError:  # the server stops now, and this body waited for its turn
+        except asyncio.CancelledError:  # its key counts no more; or the server stops now, and it waited for its turn
             if record.status is not None:
                 raise
-            await error_response(draining(), record.path)(scope, receive, send)
+            error = scope["state"].get("revoked") or draining()
+            await error_response(error, record.path)(scope, receive, send)
         finally:
             if (tab := scope["state"].get("tab")) is not None:
                 tab.close(is_refused=record.error in REFUSALS and not record.output_tokens)
@@ -83,6 +110,8 @@ class RequestMiddleware:
             if record.path not in PUBLIC:
                 scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers, record.path))
                 record.caller = tab.caller.id
+                with self._calls.held(tab.caller, scope["state"]):
+                    return await self._app(scope, receive, send)
             await self._app(scope, receive, send)
         except (ClientGone, *ENDS):
             raise
