@@ -1,8 +1,9 @@
 """The energy of the device that this process computes on: counted where the machine counts it, else modelled.
 
-    nvml       the GPU's own counter
+    nvml       the GPU's own counter; the process is given the same share as each other that computes there
     rapl       the counters of the processors; the process is given the share that its processor time has of all
-    modelled   BUSY_W for each processor that the process keeps busy
+    modelled   a GPU takes the most that it may in steps, or GPU_W where nothing tells that; without a GPU, BUSY_W for
+               each processor that the process keeps busy
 
 A counter is too coarse for one step. So `EnergyMeter` learns the device's power in steps (`busy_w`) and its power at
 rest (`rest_w`), and a step's energy is its time times `busy_w`. Both are fitted by least squares to the energy between
@@ -22,6 +23,7 @@ from alignedserve.machine.gpus import OpenDriver
 
 # A hardware thread of a cloud's servers under full load: mean over the servers of AWS by Cloud Carbon Footprint.
 BUSY_W = 3.5
+GPU_W = 350.0  # the limit of an H100 with PCIe
 READ_S = 1.0  # between two looks at the counter
 _FIRST_READ_S = 0.1  # until the first look: steps before it are told nothing
 _APART = 1e-3  # of the product of squares: looks with less different shares of steps tell the two powers not apart
@@ -33,16 +35,21 @@ _TICK_S = 0.01  # USER_HZ is 100 on Linux
 class Counter(NamedTuple):
     source: str
     joules: Callable[[], float]  # since some moment
+    step: Callable[[float], None] = lambda _: None  # is told the seconds of each step
+    busy_w: float = 0.0  # power in steps, where that is known
 
 
 class Powers:
     """The power of a device in steps and at rest, of the last twenty looks or so."""
 
-    def __init__(self) -> None:
-        self.busy_w = self.rest_w = 0.0
+    def __init__(self, known_w: float = 0.0) -> None:
+        """`known_w` is the power in steps; 0: it is learnt."""
+        self.busy_w, self.rest_w, self._is_known = known_w, 0.0, known_w > 0
         self._busy2 = self._both = self._rest2 = self._used_busy = self._used_rest = 0.0  # sums of products
 
     def learn(self, busy_s: float, rest_s: float, joules: float) -> None:
+        if self._is_known:
+            return
         self._busy2 = _LEFT * self._busy2 + busy_s * busy_s
         self._both = _LEFT * self._both + busy_s * rest_s
         self._rest2 = _LEFT * self._rest2 + rest_s * rest_s
@@ -56,7 +63,7 @@ class Powers:
                 self.busy_w, self.rest_w = busy_w, rest_w
                 return
         # Nothing tells the two apart yet, or there is but one. A look back at a rest says little of steps.
-        if not rest_s or (not self.busy_w and busy_s > rest_s):
+        if not rest_s or (not self.busy_w and busy_s):
             self.busy_w = joules / (busy_s + rest_s)
 
 
@@ -65,12 +72,13 @@ class EnergyMeter:
 
     def __init__(self, counter: Counter, devices: int = 1, clock: Callable[[], float] = time.perf_counter) -> None:
         """`devices` run the same steps, and use about the same: the ranks of a worker."""
-        self.source, self._read, self._devices, self._clock = *counter, devices, clock
+        self.source, self._read, self._tell, known_w = counter
+        self._devices, self._clock = devices, clock
         self._reading = threading.Lock()
         self._read_at, self._began_at = clock(), counter.joules()
         self._joules = self._began_at  # when it was read
         self._busy_s = 0.0  # since then
-        self._powers, self._rest_joules = Powers(), 0.0
+        self._powers, self._rest_joules = Powers(known_w), 0.0
 
     @property
     def joules(self) -> float:
@@ -85,6 +93,7 @@ class EnergyMeter:
     def step(self, seconds: float) -> float:
         """Return the joules of a step that has ended and took this long."""
         self._busy_s += seconds
+        self._tell(seconds)
         if self._clock() - self._read_at >= (READ_S if self._powers.busy_w else _FIRST_READ_S):
             self._look()
         return self._devices * self._powers.busy_w * seconds
@@ -105,11 +114,17 @@ class EnergyMeter:
 # --- Counters
 
 
-def counter_of(gpu: str = "", powercap: Path = _POWERCAP, stat: Path = _STAT) -> Counter:
+def counter_of(
+    gpu: str = "", powercap: Path = _POWERCAP, stat: Path = _STAT, open_driver: Callable[[], OpenDriver] = OpenDriver
+) -> Counter:
     """Return the best counter there is of the GPU with this UUID, or of the processors for a process without one."""
     if gpu:
-        counted = GpuCounter(OpenDriver(), gpu)
-        return Counter("nvml", counted.joules) if counted.tells else Counter("modelled", _modelled)
+        counted = GpuCounter(driver := open_driver(), gpu)
+        if counted.tells:
+            return Counter("nvml", counted.joules)
+        watts = driver.limit_w(gpu) or GPU_W
+        modelled = ModelledGpu(watts)
+        return Counter("modelled", modelled.joules, modelled.step, watts)
     packages = [package for path in sorted(powercap.glob("intel-rapl:*")) if (package := Package.at(path)) is not None]
     if packages:
         return Counter("rapl", PackageShare(packages, stat).joules)
@@ -131,8 +146,22 @@ class GpuCounter:
     def joules(self) -> float:
         now = self._driver.joules(self._gpu)
         if now is not None:
-            self._joules += max(0.0, now - (self._last or 0.0))
+            share = 1 / self._driver.num_processes(self._gpu)
+            self._joules += share * max(0.0, now - (self._last or 0.0))
             self._last = now
+        return self._joules
+
+
+class ModelledGpu:
+    """A GPU without a counter, as a part of one (MIG): it takes the same power in each step, and none at rest."""
+
+    def __init__(self, watts: float) -> None:
+        self._watts, self._joules = watts, 0.0
+
+    def step(self, seconds: float) -> None:
+        self._joules += self._watts * seconds
+
+    def joules(self) -> float:
         return self._joules
 
 

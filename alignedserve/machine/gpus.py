@@ -46,14 +46,28 @@ class OpenDriver:
 
     def joules(self, uuid: str) -> float | None:
         """Return what the GPU with this UUID has used since its driver was loaded; None where no driver tells."""
-        millijoules = ctypes.c_ulonglong()
-        for number in range(self._count):
-            device = _device(self._nvml, number)
-            if device is None or _uuid(self._nvml, device) != uuid:
-                continue
-            failed = self._nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules))
-            return None if failed else millijoules.value / 1e3
-        return None
+        millijoules, device = ctypes.c_ulonglong(), self._find(uuid)
+        if device is None or self._nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
+            return None
+        return millijoules.value / 1e3
+
+    def num_processes(self, uuid: str) -> int:
+        """Return how many processes compute on the GPU with this UUID: 1 where no driver tells."""
+        count, device = ctypes.c_uint(0), self._find(uuid)
+        if device is not None:  # without room for their descriptions this fails, and tells the count
+            self._nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), None)
+        return max(1, count.value)
+
+    def limit_w(self, uuid: str) -> float | None:
+        """Return the most power that the GPU with this UUID may take; None where no driver tells."""
+        milliwatts, device = ctypes.c_uint(), self._find(uuid)
+        if device is None or self._nvml.nvmlDeviceGetEnforcedPowerLimit(device, ctypes.byref(milliwatts)):
+            return None
+        return milliwatts.value / 1e3
+
+    def _find(self, uuid: str) -> ctypes.c_void_p | None:
+        devices = (_device(self._nvml, number) for number in range(self._count))
+        return next((device for device in devices if device is not None and _uuid(self._nvml, device) == uuid), None)
 
     def close(self) -> None:
         self._open.close()

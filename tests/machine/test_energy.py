@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.machine.energy import READ_S, Counter, EnergyMeter, GpuCounter, Package, PackageShare, counter_of
+from alignedserve.machine.energy import (
+    GPU_W,
+    READ_S,
+    Counter,
+    EnergyMeter,
+    GpuCounter,
+    Package,
+    PackageShare,
+    counter_of,
+)
 from alignedserve.machine.gpus import OpenDriver
 from tests.machine.test_gpus import FakeNvml
 
@@ -47,6 +56,18 @@ def test_what_steps_are_told_is_what_the_device_used_in_them(load: list[tuple[fl
     unknown = STEP_W * 2 * READ_S  # the first steps, before the power is known
     assert told == pytest.approx(used, rel=0.05, abs=unknown)
     assert told + meter.rest_joules == pytest.approx(meter.joules, rel=0.05, abs=unknown)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_an_even_load_is_told_something(share: float) -> None:
+    """Nothing tells steps from rests apart, if each look has the same share of them: the mean is told."""
+    device = Device()
+    meter, told = device.meter(), 0.0
+    for _ in range(20):
+        device.passes(1 - share, REST_W)
+        device.passes(share, STEP_W)
+        told += meter.step(share)
+    assert told == pytest.approx(share * meter.joules, rel=0.01)
 
 
 def test_ranks_use_what_one_of_them_uses_each() -> None:
@@ -132,6 +153,43 @@ def test_a_look_at_which_a_driver_does_not_answer_adds_nothing() -> None:
     nvml.answers = (9_000_000_000, 9_000_001_000, None, 9_000_003_000, 500, 700)
     counted = GpuCounter(OpenDriver(lambda _: nvml), "0")
     assert [counted.joules() for _ in range(5)] == pytest.approx([1.0, 1.0, 3.0, 3.0, 3.2]), "the fourth after a reload"
+
+
+class SharedNvml(MoodyNvml):
+    """A GPU on which two processes compute, and which may take 700 W."""
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, infos: None) -> int:
+        assert count._obj.value == 0, "there is room for none"
+        count._obj.value = 2
+        return 7
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, device: Any, milliwatts: Any) -> int:
+        milliwatts._obj.value = 700_000
+        return 0
+
+
+def test_workers_that_share_a_gpu_share_its_energy() -> None:
+    """Each of them metered the whole GPU."""
+    nvml = SharedNvml(1)
+    nvml.answers = (1_000, 1_000, 3_000, 7_000)
+    counter = counter_of("0", open_driver=lambda: OpenDriver(lambda _: nvml))
+    assert counter.source == "nvml"
+    assert [counter.joules() for _ in range(3)] == pytest.approx([0.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize(("uuid", "watts"), [("0", 700.0), ("MIG-a part", GPU_W)])
+def test_a_gpu_without_a_counter_takes_its_limit_in_steps(uuid: str, watts: float) -> None:
+    """It was given the energy of this process's processors."""
+    nvml, device = SharedNvml(1), Device()
+    nvml.answers = (None,) * 9
+    meter = EnergyMeter(counter_of(uuid, open_driver=lambda: OpenDriver(lambda _: nvml)), clock=lambda: device.now)
+    assert meter.source == "modelled"
+    told = 0.0
+    for _ in range(100):
+        device.passes(0.5, 0.0)
+        told += meter.step(0.25)
+    assert meter.joules == pytest.approx(25 * watts)
+    assert told == pytest.approx(25 * watts, rel=0.02)
 
 
 def test_without_a_driver_no_gpu_tells_its_energy() -> None:

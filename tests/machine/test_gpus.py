@@ -44,6 +44,9 @@ class FakeNvml:
         status._obj.value = 0 if (device.value - 1, other.value - 1) in self._links else 5
         return 0
 
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, infos: None) -> int:
+        return 0
+
     def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
         memory._obj.total = self._sizes[device.value - 1]
         memory._obj.used = memory._obj.total // 4
