@@ -1,4 +1,4 @@
-"""Tests of another key's chats beside each flood of a hostile key; what they cost is measured (lab/benchmarks/hostile.py).
+"""Another key's chats beside each flood of a hostile key; what floods cost is measured (lab/benchmarks/hostile.py).
 
 None is refused, lost or broken, and no part ends.
 """
