@@ -70,7 +70,7 @@ class KvForm(NamedTuple):
         tokens   0 ··· dropped ──────────────────── prefix
         KV       none  blocks[0] blocks[1] blocks[2]               block_size tokens in each, the last may be part full
 
-    Only memory makes these (worker/step/blocks.py and what it says): others read them, and hand them on as they are.
+    Only a worker's memory says which one a request has (worker/step/blocks.py): others hand them on as they are.
     """
 
     blocks: tuple[int, ...] = ()  # blocks in the order of the tokens, as kernels/common/spans.py reads them
@@ -106,9 +106,6 @@ class KvForm(NamedTuple):
     def remade(self, prefix: int) -> int:
         """Return how many of the first `prefix` tokens need their K and V computed again in each step."""
         return prefix if self.form else 0
-
-    def with_blocks(self, more: tuple[int, ...]) -> KvForm:
-        return self._replace(blocks=self.blocks + more)
 
 
 NO_KV = KvForm()

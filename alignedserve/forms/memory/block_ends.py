@@ -32,12 +32,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-from typing import Protocol
 
 from alignedserve.core import NO_KV, KvForm, units_for
 from alignedserve.forms.memory.slot_copies import SlotCopies
 from alignedserve.forms.orders import CopySlots
-from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.blocks import BlockOwner, Blocks, keep_as
 
 
 class Side(str, Enum):
@@ -45,11 +44,6 @@ class Side(str, Enum):
 
     LEFT = "left"  # real-time
     RIGHT = "right"  # best-effort
-
-
-class SlotOwner(Protocol):
-    prefix: int  # of its tokens have vectors
-    kv: KvForm  # set here
 
 
 @dataclass(slots=True)
@@ -66,7 +60,7 @@ class SlotCounts:
 class _SlotHolding:
     """The blocks and places of a request."""
 
-    owner: SlotOwner
+    owner: BlockOwner
     side: Side
     blocks: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
@@ -113,7 +107,7 @@ class TwoEndedBlocks(Blocks):
         super().__init__(num_blocks)
         self._num_blocks, self._block_size = num_blocks, block_size
         self._places = Blocks(num_places)
-        self._holdings: dict[SlotOwner, _SlotHolding] = {}  # the newest last
+        self._holdings: dict[BlockOwner, _SlotHolding] = {}  # the newest last
         self._left: dict[int, _BlockPart] = {}  # by block
         self._right: dict[int, _BlockPart] = {}
         self._losers: set[_SlotHolding] = set()  # holdings that miss slots
@@ -123,9 +117,8 @@ class TwoEndedBlocks(Blocks):
 
     # --- Claims
 
-    def claim(self, owner: SlotOwner, side: Side, tokens: int) -> bool:
-        """Give the request all slots, and one for each of `tokens` tokens; pin the request and return True if they
-        fit."""
+    def claim(self, owner: BlockOwner, side: Side, tokens: int) -> bool:
+        """Give the request all its slots, and one for each of `tokens` tokens; pin it and return True if they fit."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
@@ -155,7 +148,7 @@ class TwoEndedBlocks(Blocks):
             return self._plan_left(new, tokens) is not None
         return self._plan_right(new, tokens) is not None
 
-    def is_whole(self, owner: SlotOwner, tokens: int) -> bool:
+    def is_whole(self, owner: BlockOwner, tokens: int) -> bool:
         """Return whether the request has the slots of all `tokens`."""
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
@@ -165,24 +158,24 @@ class TwoEndedBlocks(Blocks):
         """Return whether some request misses slots."""
         return bool(self._losers)
 
-    def has_lost(self, owner: SlotOwner) -> bool:
+    def has_lost(self, owner: BlockOwner) -> bool:
         return bool(self._holdings[owner].kept)
 
-    def num_missing(self, owner: SlotOwner) -> int:
-        """Return how many tokens' vectors must come back before the request can run: what that costs."""
+    def num_missing(self, owner: BlockOwner) -> int:
+        """Return the tokens whose vectors must come back before the request can run: what that costs."""
         return len(self._holdings[owner].places)
 
-    def saved(self, owner: SlotOwner) -> tuple[tuple[int, int], ...]:
+    def saved(self, owner: BlockOwner) -> tuple[tuple[int, int], ...]:
         """Return those tokens, each with its place."""
         return tuple(self._holdings[owner].places.items())
 
-    def is_shared(self, owner: SlotOwner) -> bool:
-        """Return whether another request is in a block of this request."""
+    def is_shared(self, owner: BlockOwner) -> bool:
+        """Return whether another request is in one of its blocks."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
         return any(block in others for block in holding.blocks)
 
-    def pin(self, owners: Iterable[SlotOwner]) -> None:
+    def pin(self, owners: Iterable[BlockOwner]) -> None:
         self._pinned.update(map(self._holdings.__getitem__, owners))
 
     def unpin(self) -> None:
@@ -193,7 +186,7 @@ class TwoEndedBlocks(Blocks):
         """Return what is to be copied before whatever is ordered next; once."""
         return self._copies.take()
 
-    def release(self, owner: SlotOwner) -> None:
+    def release(self, owner: BlockOwner) -> None:
         """Free all that the request has."""
         holding = self._holdings.pop(owner)
         self._pinned.discard(holding)
@@ -201,7 +194,7 @@ class TwoEndedBlocks(Blocks):
         for number in range(len(holding.blocks)):
             self._leave(_BlockPart(holding, number))
         self._places.give(tuple(holding.places.values()))
-        owner.kv = NO_KV
+        keep_as(owner, NO_KV)
 
     # --- What there is
 
@@ -230,7 +223,7 @@ class TwoEndedBlocks(Blocks):
         """Return all slots that some request has: each once, as long as all is well."""
         return [slot for owner in self._holdings for slot in self.slots(owner).values()]
 
-    def slots(self, owner: SlotOwner) -> dict[int, int]:
+    def slots(self, owner: BlockOwner) -> dict[int, int]:
         """Return the slot of each of its tokens that has one: token -> block * block_size + offset."""
         holding = self._holdings[owner]
         return {
@@ -448,9 +441,8 @@ class TwoEndedBlocks(Blocks):
 
 
 def _settle(holding: _SlotHolding) -> None:
-    owner = holding.owner
     blocks = holding.blocks if holding.side is Side.LEFT else [~block for block in holding.blocks]
-    owner.kv = KvForm(tuple(blocks))
+    keep_as(holding.owner, KvForm(tuple(blocks)))
 
 
 @dataclass(eq=False)

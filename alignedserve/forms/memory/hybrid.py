@@ -31,7 +31,7 @@ from alignedserve.worker.memory import PackedSeating, PlainMemory
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
 from alignedserve.worker.requests import Requests
-from alignedserve.worker.step.blocks import Blocks
+from alignedserve.worker.step.blocks import Blocks, keep_as
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import PlannedStep, StepContext
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -53,7 +53,7 @@ class HybridSeating(PackedSeating):
         is_hidden = self._is_hidden(running)
         PackedSeating.take(self, running, size)
         if is_hidden and not running.kv.form:
-            running.kv = _hidden(running.blocks)
+            keep_as(running, _hidden(running.blocks))
 
     def _is_hidden(self, running: WorkerRequest) -> bool:
         if running.blocks:
@@ -169,7 +169,7 @@ class WeighedMemory(PlainMemory):
     def _seat_as(self, running: WorkerRequest, is_hidden: bool) -> None:
         blocks = self.blocks.take(units_for(self.room_for(running), self.limits.block_size * (2 if is_hidden else 1)))
         assert blocks is not None, "memory was assigned that is not there"
-        running.kv = _hidden(blocks) if is_hidden else KvForm(blocks)
+        keep_as(running, _hidden(blocks) if is_hidden else KvForm(blocks))
         self.num_hidden += is_hidden
 
     # --- Which requests become KV
@@ -206,7 +206,7 @@ class WeighedMemory(PlainMemory):
         kept = running.blocks
         more = self.blocks.take(max(0, num_blocks - len(running.blocks)))
         assert more is not None, "memory was assigned that is not there"
-        running.kv = KvForm(kept + more)
+        keep_as(running, KvForm(kept + more))
         if not running.prefix:
             return None
         return ProjectKv(running.request.id, kept, running.blocks, running.prefix)

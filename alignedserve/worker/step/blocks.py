@@ -1,13 +1,13 @@
 """The blocks of a device: the free ones, the ones that requests share by name, and the ones of a request.
 
-What is plain is written here alone. Other forms of KV are written in forms/memory/.
+Which blocks a request has, and in which form, is written here alone (`keep_as`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from alignedserve.core import NO_KV, Entry, Fold, KvForm
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
@@ -57,21 +57,31 @@ class Blocks:
         return ()
 
 
+class BlockOwner(Protocol):
+    prefix: int  # of its tokens have KV
+    kv: KvForm
+
+
+def keep_as(owner: BlockOwner, kv: KvForm) -> None:
+    """Note where the KV of a request is from now on, and in which form. Only a memory may say so."""
+    owner.kv = kv
+
+
 def add_blocks(running: WorkerRequest, blocks: tuple[int, ...]) -> None:
-    """Give a request more blocks, for whatever form it is kept in."""
-    running.kv = running.kv.with_blocks(blocks)
+    """Give a request more blocks, in the form that its KV has."""
+    keep_as(running, running.kv._replace(blocks=running.kv.blocks + blocks))
 
 
 def take_blocks(running: WorkerRequest) -> tuple[int, ...]:
     """Take all blocks from a request, which may get others, and return them."""
     blocks = running.kv.blocks
-    running.kv = running.kv._replace(blocks=())
+    keep_as(running, running.kv._replace(blocks=()))
     return blocks
 
 
 def lose_kv(running: WorkerRequest) -> None:
     """Note that a request, which has lost its blocks, has no KV."""
-    running.kv = NO_KV
+    keep_as(running, NO_KV)
     running.start_over()
 
 
@@ -83,14 +93,14 @@ def resume(running: WorkerRequest, entry: Entry, page_size: int) -> None:
 
 def lack_beginning(running: WorkerRequest, dropped: int) -> None:
     """Note that nothing holds KV for the first tokens of a request without blocks, since no layer reads it."""
-    running.kv = KvForm(dropped=dropped)
+    keep_as(running, KvForm(dropped=dropped))
 
 
 def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tuple[int, ...]:
     """Take the blocks of the first tokens, which no layer reads any more, from a request, and return them."""
     count = (tokens - running.kv.dropped) // block_size
     lost = running.kv.blocks[:count]
-    running.kv = running.kv._replace(blocks=running.kv.blocks[count:], dropped=tokens)
+    keep_as(running, running.kv._replace(blocks=running.kv.blocks[count:], dropped=tokens))
     return lost
 
 
@@ -104,7 +114,7 @@ def fold_blocks(running: WorkerRequest, into: tuple[int, ...], fold: Fold, block
     kv = running.kv
     at, folded = num_folded(kv, block_size), kv.folded + block_size * fold.blocks
     blocks = (*kv.blocks[:at], *into, *kv.blocks[at + fold.blocks :])
-    running.kv = kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded)
+    keep_as(running, kv._replace(blocks=blocks, dropped=fold.spared(folded), folded=folded))
 
 
 def blocks_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:

@@ -34,9 +34,8 @@ class WorkerRequest:
 
     Until then the device may have its beginning for others, who would share it (device_pages.py).
 
-    One module writes each field. It is this one, by methods that say what happened, but for `kv` (memory alone:
-    blocks.py and forms/memory/), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and
-    `batch` (joining.py).
+    One module writes each field. It is this one, by methods that say what happened, but for `kv` (blocks.py, for a
+    memory), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
     """
 
     request: Request
