@@ -28,24 +28,18 @@ from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 
-class Intake:
+class Intake(WorkerPart):
     """Takes candidates in: from the pool in a batch, or offered by a worker that their prompts ran on."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, direct: bool) -> None:
-        self._limits, self._policy, self._memory, self._queue = memory.limits, memory.pace.policy, memory, here.queue
+    def __init__(self, worker: Worker, direct: bool) -> None:
+        super().__init__(worker)
         # KV comes from device to device to blocks that no other request may enter meanwhile.
         self._is_direct = direct and self._policy.block_use.why_not_direct is None
-        self._here, self._candidates, self._batch = here, here.candidates, here.batch
-        self._pool, self._holds, self._writer = pool, pool.holds, pool.writer
-        self._notes, self._decisions = log.notes, log.decisions
         self._cancelled = CancelledAttempts()
 
     def syntax_ready(self, event: SyntaxReady, now: float) -> None:
@@ -181,13 +175,12 @@ class Intake:
         return []
 
 
-class Seats:
+class Seats(WorkerPart):
     """Gives waiting prompts their seats."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, log: WorkerLog, fetching: Fetching) -> None:
-        self._here, self._queue, self._memory, self._scheduler = here, here.queue, memory, memory.scheduler
-        self._limits, self._policy = memory.limits, memory.pace.policy
-        self._notes, self._decisions, self.fetching = log.notes, log.decisions, fetching
+    def __init__(self, worker: Worker, fetching: Fetching) -> None:
+        super().__init__(worker)
+        self.fetching = fetching
 
     def expect(self, told: Expect, frame: Received, now: float) -> None:
         if (resident := self._here.residents.get(told.request)) is not None:

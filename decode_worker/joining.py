@@ -15,11 +15,7 @@ from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
 from alignedserve.scheduling.policy import Grouping
 from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import IncomingTransfer
@@ -28,16 +24,11 @@ _WEIGHT = 0.1  # of the newest join in the mean
 _STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
 
 
-class Joining:
+class Joining(WorkerPart):
     """Lets candidates join the requests that decode, in their order, as soon as there is a seat and memory."""
 
-    def __init__(
-        self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, seats: Seats, preempting: Preempting
-    ) -> None:
-        self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
-        self._memory, self._limits, self._order, self._pace = memory, memory.limits, memory.order, memory.pace
-        self._scheduler, self._context = memory.scheduler, memory.context
-        self._pool, self._notes, self._decisions, self._counts = pool, log.notes, log.decisions, log.counts
+    def __init__(self, worker: Worker, seats: Seats, preempting: Preempting) -> None:
+        super().__init__(worker)
         self.seats, self._fetching, self.preempting = seats, seats.fetching, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
@@ -52,18 +43,18 @@ class Joining:
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
             return None
-        if self._pace.policy.swaps:
+        if self._policy.swaps:
             return None if self._prompt_is_before(first, now) else first
         return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
 
     def _prompt_is_before(self, candidate: JoinCandidate, now: float) -> bool:
         """Return whether a prompt of a higher level waits for memory."""
-        at, level = self._context(now), self._scheduler.level
+        at, level = self._memory.context(now), self._scheduler.level
         prompt = self._scheduler.first_waiting(self._queue.waiting, at)
         return prompt is not None and level(prompt, at) < level(self._as_running(candidate), at)
 
     def _as_running(self, candidate: JoinCandidate) -> WorkerRequest:
-        return candidate.as_running(self._pace.policy, self._limits.page_size)
+        return candidate.as_running(self._policy, self._limits.page_size)
 
     def takes_prompts(self, now: float) -> bool:
         """Return whether prompts may be seated on free memory: no candidate waits for memory, and no request has just
@@ -72,9 +63,9 @@ class Joining:
 
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
         """Return whether others have to leave for the candidate: it is pinned, or its slack has run out."""
-        if not (candidate.is_rt and self._pace.policy.is_rt_first):
+        if not (candidate.is_rt and self._policy.is_rt_first):
             return False
-        return candidate.is_pinned or self._order.is_urgent(candidate, now)
+        return candidate.is_pinned or self._memory.order.is_urgent(candidate, now)
 
     def seat(self, now: float) -> list[Command]:
         """Seat candidates, which have waited already, and then prompts."""
@@ -86,14 +77,14 @@ class Joining:
 
     def _seat_candidates(self, now: float) -> list[Command]:
         """Seat candidates in their order; no candidate overtakes the first."""
-        self._order.arrange(now)
+        self._memory.order.arrange(now)
         commands: list[Command] = []
         while (first := self.next_candidate(now)) is not None:
             running = self._as_running(first)
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
                 commands += self.preempting.yield_to(running, room, now)
-            elif self._pace.policy.swaps:
+            elif self._policy.swaps:
                 commands += self.preempting.swap_for(running, room, now) or ()
             if not self.seats.has_seat(running):
                 break
@@ -137,13 +128,11 @@ class Joining:
         return [transfer.command, transfer.pull]
 
 
-class KvReceiving(CorePart):
+class KvReceiving(WorkerPart):
     """Ends a transfer of KV from a prefill worker's device, well or not."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, fetching: Fetching) -> None:
-        self._here, self._candidates, self._queue, self._memory = here, here.candidates, here.queue, memory
-        self._pool, self._holds = pool, pool.holds
-        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+    def __init__(self, worker: Worker, fetching: Fetching) -> None:
+        super().__init__(worker)
         self._fetching = fetching
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
@@ -187,15 +176,14 @@ class KvReceiving(CorePart):
         return self._here.transfers.pull_again(self._candidates.peer(to))
 
 
-class BatchAsks(CorePart):
+class BatchAsks(WorkerPart):
     """Tells the pool how much room there is for candidates."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, joining: Joining) -> None:
-        self._here, self._candidates, self._batch, self._queue = here, here.candidates, here.batch, here.queue
-        self._memory, self._limits, self._pace, self._pool = memory, memory.limits, memory.pace, pool
+    def __init__(self, worker: Worker, joining: Joining) -> None:
+        super().__init__(worker)
         self._joining = joining
-        self._is_aligned = self._pace.policy.grouping is Grouping.ALIGNED  # there are batches that keep together
-        self._swaps = self._pace.policy.swaps  # requests come back that take memory from others
+        self._is_aligned = self._policy.grouping is Grouping.ALIGNED  # there are batches that keep together
+        self._swaps = self._policy.swaps  # requests come back that take memory from others
         self._asked: AskBatch | None = None  # what the pool knows of the room here
 
     def answered(self, message: Batch, frame: Received, now: float) -> None:

@@ -14,16 +14,13 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member
 from alignedserve.scheduling.policy import Handoff
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 
-class Preempting:
+class Preempting(WorkerPart):
     """Preempts requests that may be in a step; the caller has chosen them.
 
     resident ── pages at hand ──▶ evicted: copied to the pool, where it waits
@@ -31,13 +28,8 @@ class Preempting:
     prompt ──────────┴──▶ waiting: its full pages are copied while there are pages at hand, and it goes on from there
     """
 
-    def __init__(
-        self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, writing: PageWriting
-    ) -> None:
-        self._here, self._queue, self._memory = here, here.queue, memory
-        self._scheduler, self._context = memory.scheduler, memory.context
-        self._policy, self._page_size, self._holds = memory.pace.policy, memory.limits.page_size, pool.holds
-        self._dropping, self._counts, self._decisions = memory.dropping, log.counts, log.decisions
+    def __init__(self, worker: Worker, writing: PageWriting) -> None:
+        super().__init__(worker)
         self.writing = writing
 
     def preempt(
@@ -64,7 +56,7 @@ class Preempting:
     def hand_on(self, running: WorkerRequest) -> list[Command]:
         """Let a request leave by the pool's pages: for the decode worker that the router named, or for any."""
         self._here.move(running, State.LEAVING)
-        is_let_go = self._dropping.drop_to_leave(running, self._memory.leave)
+        is_let_go = self._memory.dropping.drop_to_leave(running, self._memory.leave)
         released = self._holds.release(running.key) if is_let_go else []
         kind = Kind.OFFERED if running.decode else Kind.WRITES
         self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
@@ -86,14 +78,14 @@ class Preempting:
         is_resident = running.state is State.RESIDENT
         running.goes_anywhere()
         self._here.move(running, State.LEAVING)
-        if not (self._policy.evict and is_writable(running, self._page_size)):
+        if not (self._policy.evict and is_writable(running, self._limits.page_size)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "it is recomputed")
             return [], False
         released = list[Command]()
         if is_resident:
             # Now, since the same Release would later drop pages that the pool keeps by then.
-            released = self._holds.release(running.key) if self._dropping.drop_to_leave(running, free) else []
+            released = self._holds.release(running.key) if self._memory.dropping.drop_to_leave(running, free) else []
         if not (is_resident and self.writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "what is in full pages goes to the pool, the rest is recomputed")
@@ -114,14 +106,14 @@ class Preempting:
 
     def yield_to(self, winner: WorkerRequest, tokens: int, now: float) -> list[Command]:
         """Let best-effort requests leave so that a real-time one finds memory for `tokens`."""
-        leaving = self._memory.yielding(tokens, self._context(now))
+        leaving = self._memory.yielding(tokens, self._memory.context(now))
         return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, now, winner)]
 
     def swap_for(self, running: WorkerRequest, tokens: int, now: float) -> list[Command] | None:
         """Let requests of lower levels leave so that this one finds memory for `tokens`, and a seat.
 
         Return None where there are none, or too few: it waits like all others."""
-        lower = self._scheduler.gives_way(self._here.seated, running, self._context(now))
+        lower = self._scheduler.gives_way(self._here.seated, running, self._memory.context(now))
         leaving = self._memory.leaving_for(tokens, lower, self._scheduler.has_seat) if lower else None
         if leaving is None:
             return None
@@ -134,7 +126,7 @@ class Preempting:
         self._note(prompt, None, "it is recomputed, so that others can go on")
 
 
-class HandingOn:
+class HandingOn(WorkerPart):
     """Hands requests on whose prompts have run here, to the decode workers that the router named for them.
 
         resident ── the worker is reached directly: Offer ──▶ departing (worker/offering.py) ──▶ gone
@@ -150,18 +142,11 @@ class HandingOn:
     offered to a decode worker, and waits on this device until that worker has room.
     """
 
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        pool: PoolLink,
-        offering: Offering,
-        preempting: Preempting,
-        pages: PagesToWrite,
-    ) -> None:
-        self._here, self._offering, self._preempting, self._writing = here, offering, preempting, preempting.writing
-        self._hands_on_all, self._keeps = not memory.decodes, memory.pace.policy.handoff is Handoff.DEVICE
-        self._pages, self._peers, self._pool = pages, here.candidates, pool
+    def __init__(self, worker: Worker, offering: Offering, preempting: Preempting, pages: PagesToWrite) -> None:
+        super().__init__(worker)
+        self._offering, self._preempting, self._to_write = offering, preempting, pages
+        self._writing = preempting.writing
+        self._hands_on_all, self._keeps = not self._memory.decodes, self._policy.handoff is Handoff.DEVICE
 
     @property
     def ready(self) -> list[WorkerRequest]:
@@ -176,7 +161,7 @@ class HandingOn:
     @property
     def needs_no_pool(self) -> bool:
         """Return whether KV goes to decode workers directly, and no decode worker reads the pool of this node."""
-        if not (self._hands_on_all and (peers := self._peers.peers)):
+        if not (self._hands_on_all and (peers := self._candidates.peers)):
             return False
         pool = self._pool.member
         return pool is None or self._keeps or all(peer.node != pool.node for peer in peers)
@@ -187,8 +172,8 @@ class HandingOn:
         return not self.needs_no_pool and self.lacks_pages() is None
 
     def _is_ready(self, running: WorkerRequest) -> bool:
-        is_written = self._pages.awaits(running) or self._writing.is_busy(running)
-        return is_writable(running, self._writing.page_size) and not is_written
+        is_written = self._to_write.awaits(running) or self._writing.is_busy(running)
+        return is_writable(running, self._limits.page_size) and not is_written
 
     def hand_on(self, now: float) -> list[Command]:
         """Let requests leave whose worker is reached directly, or for which there are pages at hand."""
@@ -211,7 +196,7 @@ class HandingOn:
 
         The worker from which a request came back last is taken only if there is no other: the way there may be broken.
         """
-        offered = Counter(departure.to.name for departure in self._here.departures.wanted)
+        offered = Counter(departure.to.name for departure in self._departures.wanted)
         back = self._offering.came_back_from
-        others = sorted(self._peers.peers, key=lambda peer: (peer.name == back, offered[peer.name], peer.name))
-        return self._peers.peer(running.decode) or others[0]
+        others = sorted(self._candidates.peers, key=lambda peer: (peer.name == back, offered[peer.name], peer.name))
+        return self._candidates.peer(running.decode) or others[0]

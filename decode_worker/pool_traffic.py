@@ -19,82 +19,76 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.events import CopiedOut, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Commit, GiveBack, Keep, Kept, LeasePages, Member
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import Copy, PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Worker, WorkerPart
+from alignedserve.worker.pool import Copy
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 
-class PageWriting(CorePart):
+class PageWriting(WorkerPart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
-        self._here, self._queue = here, here.queue
-        self._policy, self.page_size = memory.pace.policy, memory.limits.page_size
-        self.writer, self._names, self._pages = pool.writer, pool.writer.names, memory.pages
-        self._pool, self._holds, self._outputs = pool, pool.holds, outputs
-        self._notes, self._decisions = log.notes, log.decisions
+    def __init__(self, worker: Worker, outputs: Outputs) -> None:
+        super().__init__(worker)
+        self._outputs, self._page_size = outputs, self._limits.page_size
         self._awaited: set[Attempt] = set()  # the pool is still to say what it holds of these
         self.num_kept_pages = 0  # of prompts and answers
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
-        self.writer.lease.take_answer(lease)
+        self._writer.lease.take_answer(lease)
 
     def give_back(self, message: GiveBack, frame: Received, now: float) -> list[Command]:
         """Give spare pages back because another worker waits for pages."""
-        return [] if self.target is None else self._pool.send(self.writer.lease.give_back(self.writer.in_copies))
+        return [] if self.target is None else self._pool.send(self._writer.lease.give_back(self._writer.in_copies))
 
     def kept(self, message: Kept, frame: Received, now: float) -> None:
         self._awaited.discard((message.request, message.attempt))
 
     def copied_out(self, event: CopiedOut, now: float) -> list[Command]:
-        copy = self.writer.end_copy(event.number)
+        copy = self._writer.end_copy(event.number)
         return [] if copy is None else self._hand_on(copy, now)
 
     @property
     def target(self) -> Member | None:
         """Return the pool, if it may be written to now."""
-        return self.writer.target(self._pool.member)
+        return self._writer.target(self._pool.member)
 
     def has_pages(self, running: WorkerRequest) -> bool:
         """Return whether the pages at hand are enough for what the pool lacks of a request that has to leave."""
         if self.target is None:
             return False
-        if self.writer.is_writing(running):  # its blocks are overwritten meanwhile
-            self.writer.forget_parts(running)
-        return self.writer.pages_for(running, running.prefix) <= len(self.writer.lease.pages)
+        if self._writer.is_writing(running):  # its blocks are overwritten meanwhile
+            self._writer.forget_parts(running)
+        return self._writer.pages_for(running, running.prefix) <= len(self._writer.lease.pages)
 
     def write(self, running: WorkerRequest) -> CopyOut:
         """Order a copy of the request to pages at hand."""
         assert self.target is not None, "there are pages at hand"
         self._pages.note_in_pool(running)
-        return self.writer.begin(running, self.target, running.prefix)
+        return self._writer.begin(running, self.target, running.prefix)
 
     def write_full_pages(self, running: WorkerRequest) -> list[CopyOut]:
         """Order a copy of the full pages of a request that waits here from now on, while pages are at hand."""
-        if self.target is None or self.writer.num_written(running) or running.num_lost:
+        if self.target is None or self._writer.num_written(running) or running.num_lost:
             return []
-        full = running.prefix // self.page_size
-        pages = min(full - len(running.known), len(self.writer.lease.pages))
+        full = running.prefix // self._page_size
+        pages = min(full - len(running.known), len(self._writer.lease.pages))
         if pages <= 0:
             return []
-        tokens = (len(running.known) + pages) * self.page_size
+        tokens = (len(running.known) + pages) * self._page_size
         self._pages.note_in_pool(running)
-        return [self.writer.begin(running, self.target, tokens, stays=True)]
+        return [self._writer.begin(running, self.target, tokens, stays=True)]
 
     def write_next(self, running: WorkerRequest, pages: int, has_ended: bool = False) -> CopyOut:
         """Order a copy of the next full pages of a request: beside the steps, or where it has ended, between two."""
         assert self.target is not None, "there are pages at hand"
-        tokens = (len(running.known) + self.writer.num_written(running) + pages) * self.page_size
-        return self.writer.begin(running, self.target, tokens, has_ended=has_ended, aside=not has_ended)
+        tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
+        return self._writer.begin(running, self.target, tokens, has_ended=has_ended, aside=not has_ended)
 
     def is_busy(self, running: WorkerRequest) -> bool:
         """Return whether a part of the request is under way, or the pool has not said yet that it keeps its pages."""
-        return self.writer.is_writing(running) or running.key in self._awaited
+        return self._writer.is_writing(running) or running.key in self._awaited
 
     def has_answered(self, running: WorkerRequest) -> bool:
         """Return whether the pool has answered for a request that has ended; a later answer is not awaited."""
@@ -104,20 +98,20 @@ class PageWriting(CorePart):
 
     def hand_on_parts(self, running: WorkerRequest, now: float, has_ended: bool = False) -> list[Command]:
         """Give the pages of all written parts of a request to the pool."""
-        copy = self.writer.take_parts(running)
+        copy = self._writer.take_parts(running)
         copy.has_ended, copy.stays = has_ended, not has_ended
         return self._hand_on(copy, now)
 
     def _hand_on(self, copy: Copy, now: float) -> list[Command]:
         """Give the pages of a copy that has ended to the pool, or take them back where it is not wanted any more."""
         if self._pool.member is None or not copy.wanted:
-            self.writer.take_back(copy)
+            self._writer.take_back(copy)
             return []
         if copy.has_left and copy.running.known != copy.known:  # the pool has taken them back meanwhile
-            self.writer.take_back(copy)
+            self._writer.take_back(copy)
             self._queue.put_back(copy.running)
             return []
-        self.writer.lease.note_handed_on()
+        self._writer.lease.note_handed_on()
         if copy.stays:
             self._awaited.add(copy.running.key)
             return self._pool.send(self._keep(copy, goes_on=True))
@@ -127,9 +121,9 @@ class PageWriting(CorePart):
         return self._pool.send(self._keep(copy) if copy.has_ended else self._commit(copy, now))
 
     def _keep(self, copy: Copy, goes_on: bool = False) -> Keep:
-        running, tokens = copy.running, (len(copy.known) + len(copy.pages)) * self.page_size
+        running, tokens = copy.running, (len(copy.known) + len(copy.pages)) * self._page_size
         self.num_kept_pages += len(copy.pages)
-        names = self._names.pages_of(running, tokens)[len(copy.known) :] if self._policy.reuse else ()
+        names = self._writer.names.pages_of(running, tokens)[len(copy.known) :] if self._policy.reuse else ()
         return Keep(*running.key, len(copy.known), copy.pages, names, running.request.service, goes_on)
 
     def _commit(self, copy: Copy, now: float) -> Commit:
@@ -138,12 +132,12 @@ class PageWriting(CorePart):
         self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
         self._notes.note("returned", running.key)
         self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
-        names = self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
+        names = self._writer.names.pages_of(running, running.prefix) if self._policy.reuse else ()
         return Commit(running.entry(copy.known + copy.pages, names), len(copy.known), running.decode)
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         """Recompute the requests that were on their way to the lost pool, and forget the pages that it kept."""
-        for running in self.writer.lose_pool():
+        for running in self._writer.lose_pool():
             running.forget_known()
             self._queue.put_back(running)
         for running in self._here.among(State.CANDIDATE):
@@ -156,14 +150,14 @@ class PageWriting(CorePart):
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
         """Hand on nothing more of the request up to this attempt; return the requests that were being copied."""
         self._awaited = {key for key in self._awaited if key[0] != request or key[1] > attempt}
-        return self.writer.drop(request, attempt)
+        return self._writer.drop(request, attempt)
 
     def ask_again(self) -> None:
-        self.writer.lease.ask_again()
+        self._writer.lease.ask_again()
 
     @property
     def awaits_answer(self) -> bool:
-        return self.writer.lease.is_awaited
+        return self._writer.lease.is_awaited
 
 
 def is_writable(running: WorkerRequest, page_size: int) -> bool:
@@ -177,7 +171,7 @@ _LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from re
 _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
 
 
-class PagesToWrite:
+class PagesToWrite(WorkerPart):
     """Chooses full pages of requests that go to the pool, mostly beside the steps, and asks for pages to have at hand.
 
         prompts that have run     while their requests decode: others may need them
@@ -191,19 +185,16 @@ class PagesToWrite:
 
     def __init__(
         self,
-        here: Requests,
-        memory: PlainMemory,
-        pool: PoolLink,
+        worker: Worker,
         writing: PageWriting,
         lacks_pages: Callable[[], WorkerRequest | None],
         has_use_for_pages: Callable[[], bool],
     ) -> None:
         """`lacks_pages` returns a request that goes on nowhere without pages; `has_use_for_pages` says whether pages
         may be taken for prompts that still run."""
-        limits, policy = memory.limits, memory.pace.policy
-        self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
-        self._policy, self._limits, self._page_size = policy, limits, limits.page_size
-        self._writing, self._writer, self._lease = writing, pool.writer, pool.writer.lease
+        super().__init__(worker)
+        limits, policy, memory = self._limits, self._policy, self._memory
+        self._page_size, self._writing, self._lease = limits.page_size, writing, self._writer.lease
         self._lacks_pages, self._has_use_for_pages = lacks_pages, has_use_for_pages
         # Beside steps only what stays where it is can be copied.
         self._keeps_prompts = policy.reuse and memory.keeps_places and memory.decodes
@@ -310,7 +301,7 @@ class PagesToWrite:
         for _ in range(min(_MOST_AHEAD, short - 1)):
             if free >= short:
                 return
-            leaving = self._memory.scheduler.leaving((), residents, self._memory.context(now))
+            leaving = self._scheduler.leaving((), residents, self._memory.context(now))
             residents.remove(leaving)
             free += self._memory.num_freed((leaving,))
             yield leaving
@@ -325,12 +316,12 @@ class PagesToWrite:
             return []
         self._here.move(running, State.GONE)
         self._memory.release_after_step(running)
-        return self._pool.holds.release(running.key)
+        return self._holds.release(running.key)
 
     def _is_kept(self, running: WorkerRequest) -> bool:
         """Return whether the pool is to keep any page of a request: a request that came with KV needs pages there that
         its answer goes on from."""
-        begins = running.key in self._pool.holds or not running.came_with_kv
+        begins = running.key in self._holds or not running.came_with_kv
         may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
         if not (may_stay and self._policy.reuse):
             return False
@@ -356,7 +347,7 @@ class PagesToWrite:
                 ended.remove(running)
                 begun.append(running)
                 commands.append(self._writing.write_next(running, pages))
-                self._memory.pages.note_in_pool(running)
+                self._pages.note_in_pool(running)
         for running in begun:
             self._here.put_last(running)
         return [*commands, *self._end_all(ended, now)]
@@ -378,11 +369,11 @@ class PagesToWrite:
             if pages > 0 and self._has_time_for(copied + pages * self._page_size, now):
                 copied += pages * self._page_size
                 commands.append(self._writing.write_next(running, pages, has_ended=True))
-                self._memory.pages.note_in_pool(running)
+                self._pages.note_in_pool(running)
             elif self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running, now, has_ended=True)
             else:
-                commands += self._pool.holds.release(running.key)
+                commands += self._holds.release(running.key)
             self._here.move(running, State.GONE)
             if self._is_in_step(running):  # a step that was planned ahead writes there, behind the copied tokens
                 self._memory.release_after_step(running)
@@ -394,7 +385,7 @@ class PagesToWrite:
         """Return whether `tokens` can be copied between the step in flight and the next, with no chat late for it."""
         if self._steps.running is None:
             return True
-        ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._memory.pace.copy_token_s
+        ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
         promises = (running.promise for running in self._here.residents.values())
         return all(promise.due_at(now) >= ends_at for promise in promises if promise.is_rt)
 

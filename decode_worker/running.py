@@ -29,12 +29,9 @@ from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.arriving import Prefixes
 from alignedserve.worker.caller_shares import CallerShares
-from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.part import FormPart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import FormPart, Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.view import PlannedStep, StepView
@@ -103,25 +100,16 @@ def decodes_of(requests: Sequence[WorkerRequest]) -> tuple[Decode, ...]:
 _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
 
-class Stepping:
+class Stepping(WorkerPart):
     """Plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
 
     def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        log: WorkerLog,
-        prefixes: Prefixes,
-        joining: Joining,
-        handing_on: HandingOn,
-        elsewhere: FormPart,
+        self, worker: Worker, prefixes: Prefixes, joining: Joining, handing_on: HandingOn, elsewhere: FormPart
     ) -> None:
-        self._here, self._queue, self._memory = here, here.queue, memory
-        self._scheduler, self._context = memory.scheduler, memory.context
-        self._limits, self._steps, self._pace = memory.limits, memory.steps, memory.pace
-        self._counts, self._prefixes, self._joining, self._seats = log.counts, prefixes, joining, joining.seats
+        super().__init__(worker)
+        self._prefixes, self._joining, self._seats = prefixes, joining, joining.seats
         self._handing_on, self._preempting, self._elsewhere = handing_on, joining.preempting, elsewhere
-        self._shares = CallerShares(memory.limits.max_batch, self._pace, here.queue.waiting)
+        self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_ahead_steps = 0  # planned while another ran
 
@@ -133,7 +121,7 @@ class Stepping:
             return []
         if now < self._prefixes.answered_by and (self._here.num_seated or self._queue.waiting):
             return [SetTimer(_ANSWER, self._prefixes.answered_by)]
-        if self._pace.policy.is_rt_first:
+        if self._policy.is_rt_first:
             for request in self._shares.divide(self._here.seated):
                 self._scheduler.moved(request)
         before = [*self._handing_on.hand_on(now), *self._give_memory(now)]
@@ -172,7 +160,7 @@ class Stepping:
 
     def _give_memory(self, now: float) -> list[Command]:
         """Give each decode a place for its next token; where memory is short, requests leave."""
-        policy = self._pace.policy
+        policy = self._policy
         if self._memory.weighs:
             return self._give_by_worth(now)
         commands = self._grow(now) if policy.grows else []
@@ -184,7 +172,7 @@ class Stepping:
         for running in memory.full():
             while running.blocks and not memory.grow(running):
                 prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-                leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._context(now))
+                leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._memory.context(now))
                 commands += self._preempting.preempt(leaving, PreemptionCause.MEMORY, now)
         memory.have_grown()
         return commands
@@ -210,7 +198,7 @@ class Stepping:
         requests could take the same memory from each other for ever.
         """
         commands, waiting, seated = list[Command](), self._queue.waiting, set[WorkerRequest]()
-        at = self._context(now)
+        at = self._memory.context(now)
         while (prompt := self._scheduler.first_waiting(waiting, at)) is not None and prompt not in seated:
             left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
             if left is None or not self._memory.seat_beside_others(prompt):
@@ -222,7 +210,7 @@ class Stepping:
 
     def _make_room(self, before: list[Command], now: float) -> bool:
         """Make room where nothing can run; return whether there is some. Commands for that are added to `before`."""
-        memory, at = self._memory, self._context(now)
+        memory, at = self._memory, self._memory.context(now)
         if memory.gives_back(at):
             return True
         if not memory.needs_room:
@@ -257,9 +245,9 @@ class Stepping:
         seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
         scheduler, waiting = self._scheduler, self._queue.waiting
         decodes, prompts = self._memory.runnable()
-        at, copies_s = self._context(now), self._memory.copies_s  # gaps between tokens are longer by that
+        at, copies_s = self._memory.context(now), self._memory.copies_s  # gaps between tokens are longer by that
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, at)
-        begins = self._context(now + copies_s) if copies_s else at
+        begins = self._memory.context(now + copies_s) if copies_s else at
         selection = scheduler.next_step(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
         for running in selection.displaced:
             before += self._preempting.preempt_replaced(running, next(iter(selection.admitted), None))
@@ -284,7 +272,7 @@ class Stepping:
         shape = ahead.shape
         predicted_s = self._pace.cost.seconds(shape)
         steps_s = running.predicted_s, predicted_s
-        if not self._scheduler.goes_on(ahead.going, ahead.sitting_out, steps_s, self._context(now)):
+        if not self._scheduler.goes_on(ahead.going, ahead.sitting_out, steps_s, self._memory.context(now)):
             return []
         selection = PlannedStep(ahead.going, (), shape, predicted_s)
         self._scheduler.planned(selection)
@@ -303,32 +291,22 @@ class Stepping:
         return self._elsewhere.has_room_ahead
 
 
-class StepEnd:
+class StepEnd(WorkerPart):
     """Ends a step: blocks come free, the worker learns the step's time, and its requests get their tokens.
 
     A step that finds too little memory has changed nothing: smaller steps follow (pace.py). Where even a single token
     finds too little, its request is lost, and its owner starts the next attempt.
     """
 
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        pool: PoolLink,
-        log: WorkerLog,
-        outputs: Outputs,
-        to_write: PagesToWrite,
-    ) -> None:
-        self._here, self._memory, self._outputs, self._pool, self._holds = here, memory, outputs, pool, pool.holds
-        self._steps, self._pace, self._dropping = memory.steps, memory.pace, memory.dropping
-        self._notes, self._counts, self._decisions = log.notes, log.counts, log.decisions
-        self._to_write = to_write
+    def __init__(self, worker: Worker, outputs: Outputs, to_write: PagesToWrite) -> None:
+        super().__init__(worker)
+        self._outputs, self._to_write = outputs, to_write
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
         self._memory.step_ended()  # what was left until now comes free first
         self._memory.reconsider()  # time has passed, so another prompt may be the first
         ended, seconds = self._steps.end(), event.seconds
-        self._here.queue.step_ended()
+        self._queue.step_ended()
         for blocks in ended.free:
             self._memory.give(blocks)
         if not ended.counts:
@@ -358,13 +336,12 @@ class StepEnd:
 
         The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """
-        here, pages, outputs, released = self._here, self._memory.pages, self._outputs, list[Command]()
-        emit = outputs.emit
+        here, pages, emit, released = self._here, self._pages, self._outputs.emit, list[Command]()
         result, seconds, joules, prompts = done.result, done.seconds, done.joules, here.prompts
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
-        size, dropping, let_go = pages.page_size, self._dropping if self._dropping.is_on else None, list[Attempt]()
+        size, dropping, let_go = pages.page_size, self._memory.dropping, list[Attempt]()
         for part, share in zip(plan.parts, self._shares(plan), strict=True):  # one for each token
             request = part.request
             running = find(request)
@@ -384,7 +361,7 @@ class StepEnd:
                 running.end_chunk(part, now - seconds, scores.get(request, ()), vectors.get(request, b""))
                 pages.publish(running)
                 running.promise.served(now)
-            if dropping is not None and dropping.drop(running):
+            if dropping.is_on and dropping.drop(running):
                 let_go.append(running.key)
             token, finish = tokens.get(request), None
             if token is not None:

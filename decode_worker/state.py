@@ -68,7 +68,7 @@ from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.part import Act, Events, FormPart, with_forms
+from alignedserve.worker.part import Act, Events, FormPart, Worker, with_forms
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import Reporting, RouterLink
@@ -157,7 +157,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
 _NOT_WAITING = (*(state for state in PRESENT if state is not State.WAITING), State.CANDIDATE)
 
 MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]
-MakeParts: TypeAlias = Callable[[Requests, PlainMemory, PoolLink, WorkerLog, Offering], tuple[FormPart, FormPart]]
+MakeParts: TypeAlias = Callable[[Worker, Offering], tuple[FormPart, FormPart]]
 
 
 class DecodeCore:
@@ -165,41 +165,41 @@ class DecodeCore:
         self, setup: WorkerSetup, scheduler: Scheduler, make_memory: MakeMemory, make_parts: MakeParts
     ) -> None:
         """`scheduler` plans the steps; by_policy.py has the three that a policy asks for."""
-        limits, policy = setup.limits, setup.policy
+        limits = setup.limits
         self.pace, self.steps, self.log = Pace(setup), StepsInFlight(setup.look_ahead > 0), WorkerLog()
-        self.pool_link = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
-        pace, steps, log, pool = self.pace, self.steps, self.log, self.pool_link
+        self.pool_link = pool = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
         self.here = here = Requests()
-        self.memory = memory = make_memory(pace, steps, here, pool, scheduler)
+        self.memory = memory = make_memory(self.pace, self.steps, here, pool, scheduler)
         # Beside steps only what stays where it is can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
-        here.queue = queue = PromptQueue(here, memory, log.decisions)
+        here.queue = PromptQueue(here, memory, self.log.decisions)
         self.owners = Outputs(setup.energy_source)
+        worker = Worker(here, memory, pool, self.log)
         # Seats and memory of requests, and the ways to leave
-        self.fetching = Fetching(here, memory, pool, log)
-        self.seats = Seats(here, memory, log, self.fetching)
-        self.writing = PageWriting(here, memory, pool, log, self.owners)
-        preempting = Preempting(here, memory, pool, log, self.writing)
-        self.offering = Offering(here, memory, pool, log, self.owners)
-        self.rewriting, self.elsewhere = make_parts(here, memory, pool, log, self.offering)
+        self.fetching = Fetching(worker)
+        self.seats = Seats(worker, self.fetching)
+        self.writing = PageWriting(worker, self.owners)
+        preempting = Preempting(worker, self.writing)
+        self.offering = Offering(worker, self.owners)
+        self.rewriting, self.elsewhere = make_parts(worker, self.offering)
         # Ways for requests to come
-        self.intake = Intake(here, memory, pool, log, setup.direct)
-        self.joining = Joining(here, memory, pool, log, self.seats, preempting)
-        self.receiving = KvReceiving(here, memory, pool, log, self.fetching)
-        self.prefixes = Prefixes(here, pool, policy.reuse)
-        self.arrivals = Arrivals(here, policy, log.decisions, self.prefixes.admit)
-        self.expectations = Expectations(policy, queue, self._named, self.intake.expect)
+        self.intake = Intake(worker, setup.direct)
+        self.joining = Joining(worker, self.seats, preempting)
+        self.receiving = KvReceiving(worker, self.fetching)
+        self.prefixes = Prefixes(worker)
+        self.arrivals = Arrivals(here, setup.policy, self.log.decisions, self.prefixes.admit)
+        self.expectations = Expectations(setup.policy, here.queue, self._named, self.intake.expect)
         # Steps
         lacks, has_use = lambda: self.handing_on.lacks_pages(), lambda: self.handing_on.has_use_for_pages()
-        self.pages = PagesToWrite(here, memory, pool, self.writing, lacks, has_use)
-        self.handing_on = HandingOn(here, memory, pool, self.offering, preempting, self.pages)
-        self.stepping = Stepping(here, memory, log, self.prefixes, self.joining, self.handing_on, self.elsewhere)
-        self.step_end = StepEnd(here, memory, pool, log, self.owners, self.pages)
-        self.idle = IdleTrials(here, memory, setup.cost is not None)
+        self.pages = PagesToWrite(worker, self.writing, lacks, has_use)
+        self.handing_on = HandingOn(worker, self.offering, preempting, self.pages)
+        self.stepping = Stepping(worker, self.prefixes, self.joining, self.handing_on, self.elsewhere)
+        self.step_end = StepEnd(worker, self.owners, self.pages)
+        self.idle = IdleTrials(worker, setup.cost is not None)
         # Messages to the pool and to the router
-        self.asking = BatchAsks(here, memory, pool, self.joining)
-        self.figures = Reporting(here, memory, log, self.elsewhere)
-        self.router = RouterLink(here, memory, pool, log, self.owners)
+        self.asking = BatchAsks(worker, self.joining)
+        self.figures = Reporting(worker, self.elsewhere)
+        self.router = RouterLink(worker, self.owners)
         here.drop = self.drop
         links = self.prefixes, self.writing, self.receiving, self.offering, self.asking, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)

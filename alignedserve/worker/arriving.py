@@ -18,10 +18,8 @@ from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax
 from alignedserve.protocol.events import CopiedIn, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.requests import Requests
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import WorkerRequest
@@ -104,10 +102,9 @@ class PromptQueue:
 ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
 
 
-class Prefixes(CorePart):
-    def __init__(self, here: Requests, pool: PoolLink, reuse: bool) -> None:
-        self._here, self._pool, self._queue = here, pool, here.queue
-        self._writer, self._names, self._reuse, self._holds = pool.writer, pool.writer.names, reuse, pool.holds
+class Prefixes(WorkerPart):
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self._unanswered: set[WorkerRequest] = set()  # at the last look: they go on at the next
         self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
 
@@ -138,7 +135,8 @@ class Prefixes(CorePart):
 
     def _askable(self, running: WorkerRequest) -> tuple[int, ...]:
         """Return the names of the full pages that the pool may have."""
-        return self._names.pages_before_last(running) if self._reuse and self._pool.member is not None else ()
+        may_have = self._policy.reuse and self._pool.member is not None
+        return self._writer.names.pages_before_last(running) if may_have else ()
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         self._queue.add_again(self.asking)
@@ -184,15 +182,12 @@ class Prefixes(CorePart):
         return bool(self._here.among(State.ASKING))
 
 
-class Fetching:
+class Fetching(WorkerPart):
     """Copies KV of requests from the pool to their blocks: what it has of a prompt, which runs from there on, or all of
     a candidate that joins."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
-        self._here, self._queue, self._memory, self._pages = here, here.queue, memory, memory.pages
-        self._limits, self._policy, self._pace = memory.limits, memory.pace.policy, memory.pace
-        self._pool, self._holds, self._dropping = pool, pool.holds, memory.dropping
-        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self._new: list[int] = []  # copies to prompts that are not ordered yet
         self.num_reused_tokens = 0  # that were not computed because the pool had their KV
         self.num_spoiled_pages = 0  # of the pool that were not intact
@@ -265,7 +260,7 @@ class Fetching:
                 self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
             self._pages.publish(running)
             # The next copy of a request that lacks its beginning is of other tokens.
-            is_let_go = self._dropping.drop(running) if is_prompt else running.num_lost > 0
+            is_let_go = self._memory.dropping.drop(running) if is_prompt else running.num_lost > 0
             return self._holds.release(running.key) if is_let_go else []
         if is_prompt:
             running.forget_known()

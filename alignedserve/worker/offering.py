@@ -17,12 +17,8 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Decline, Member, Pull, holder
 from alignedserve.scheduling.policy import Handoff
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.part import CorePart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import Departure
@@ -31,13 +27,12 @@ MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goe
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
 
 
-class Offering(CorePart):
+class Offering(WorkerPart):
     """Offers requests to other workers, which go on with them, and ends the stay of what they have pulled."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, outputs: Outputs) -> None:
-        self._here, self._departures, self._candidates = here, here.departures, here.candidates
-        self._memory, self._pool, self._outputs = memory, pool, outputs
-        self._notes, self._faults, self._decisions = log.notes, log.faults, log.decisions
+    def __init__(self, worker: Worker, outputs: Outputs) -> None:
+        super().__init__(worker)
+        self._outputs = outputs
         self.came_back_from = ""  # the worker that a request did not go to in the end
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
@@ -47,7 +42,7 @@ class Offering(CorePart):
         """Return the worker that the request is to go on to, if its KV can go there directly."""
         failed = self._broken_at.get(running.decode, ())  # each time costs a request its time-out
         is_broken = len(failed) == MOST_BROKEN and now - failed[0] < BROKEN_S
-        by_pool = (is_broken and self._pool.member is not None) or self._memory.pace.policy.handoff is Handoff.POOL
+        by_pool = (is_broken and self._pool.member is not None) or self._policy.handoff is Handoff.POOL
         return self._candidates.peer(running.decode) if running.kv.can_move and not by_pool else None
 
     def offer(self, running: WorkerRequest, to: Member, waits_there: bool = False) -> Command:
@@ -115,7 +110,7 @@ class Offering(CorePart):
             del self._sent[next(iter(self._sent))]
         self._outputs.forget([running.request.id])  # that worker has the whole output
         self.remove(departure)
-        return self._pool.holds.release(running.key, departure.to.name)
+        return self._holds.release(running.key, departure.to.name)
 
     def remove(self, departure: Departure) -> None:
         """Free the blocks of a request that is here no more."""
@@ -141,7 +136,7 @@ class Offering(CorePart):
         self._notes.note("cut", departure.running.key)
         self._outputs.forget([request])
         self.remove(departure)
-        return self._pool.holds.release(departure.running.key)
+        return self._holds.release(departure.running.key)
 
     # --- Requests that depart
 

@@ -7,10 +7,15 @@ Events are not among these verbs: a core's file has one table that says which pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.figures import DecodeSteps
+from alignedserve.worker.log import WorkerLog
+from alignedserve.worker.memory import PlainMemory
+from alignedserve.worker.pool import PoolLink
+from alignedserve.worker.requests import Requests
 
 REFRESH_S = 5.0  # after which a worker repeats what was not answered
 REFRESH = "refresh"  # name of the timer
@@ -38,7 +43,31 @@ class CorePart:
         return False
 
 
-class FormPart(CorePart):
+@dataclass(frozen=True)
+class Worker:
+    """What every part of a worker's core reads and changes."""
+
+    here: Requests
+    memory: PlainMemory
+    pool: PoolLink
+    log: WorkerLog
+
+
+class WorkerPart(CorePart):
+    """A part that knows its worker: here is the one list of the names that all such parts use."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._here, self._memory, self._pool, self._log = worker.here, worker.memory, worker.pool, worker.log
+        here, memory, pool, log = worker.here, worker.memory, worker.pool, worker.log
+        self._queue, self._candidates, self._batch = here.queue, here.candidates, here.batch
+        self._transfers, self._departures = here.transfers, here.departures
+        self._limits, self._steps, self._scheduler = memory.limits, memory.steps, memory.scheduler
+        self._pace, self._policy, self._pages = memory.pace, memory.pace.policy, memory.pages
+        self._holds, self._writer = pool.holds, pool.writer
+        self._notes, self._faults, self._counts, self._decisions = log.notes, log.faults, log.counts, log.decisions
+
+
+class FormPart(WorkerPart):
     """A part that a form of KV adds to a core (alignedserve/forms/). What a form does not override does nothing."""
 
     @property

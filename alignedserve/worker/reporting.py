@@ -12,12 +12,8 @@ from alignedserve.protocol.events import MemberJoined, MemberLost, Received
 from alignedserve.protocol.figures import MOST_LENGTHS, ByClass, DecodeLengths, DecodeSteps, Lengths, WorkerLoad
 from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Report, Reserve, Retire
 from alignedserve.scheduling.dues import Promise
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
-from alignedserve.worker.part import CorePart, FormPart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import FormPart, Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.steps import PromptRate
@@ -26,19 +22,12 @@ _COUNTS_S = 1.0  # between two messages with figures
 _REPORT_STEPS = 8  # between two reports to the router
 
 
-class RouterLink(CorePart):
+class RouterLink(WorkerPart):
     """Tells the router which requests are here, which have moved on, and how much is left to run."""
 
-    def __init__(
-        self,
-        here: Requests,
-        memory: PlainMemory,
-        pool: PoolLink,
-        log: WorkerLog,
-        outputs: Outputs,
-    ) -> None:
-        self._here, self._memory, self._steps, self._pool = here, memory, memory.steps, pool
-        self._notes, self._outputs, self.rate = log.notes, outputs, PromptRate(here, memory)
+    def __init__(self, worker: Worker, outputs: Outputs) -> None:
+        super().__init__(worker)
+        self._outputs, self.rate = outputs, PromptRate(worker)
 
     def retire(self, message: Retire, frame: Received, now: float) -> None:
         self._here.is_retiring = True
@@ -66,12 +55,12 @@ class RouterLink(CorePart):
             return []
         settled = self.settled
         left = [attempt for attempt in unknown if attempt not in settled]
-        return [command for attempt in left for command in self._pool.holds.decline(attempt, now)]
+        return [command for attempt in left for command in self._holds.decline(attempt, now)]
 
     @property
     def settled(self) -> set[Attempt]:
         """Return the attempts that have ended, and whose answers the pool will be told of."""
-        copied = [copy.running for copy in self._pool.writer.copies if copy.has_ended]
+        copied = [copy.running for copy in self._writer.copies if copy.has_ended]
         return {running.key for running in (*copied, *self._here.kept)}
 
     def repeat(self, to: str) -> list[Command]:
@@ -92,14 +81,13 @@ class RouterLink(CorePart):
         return [End()] if is_idle and not self._here.attempts() else []
 
 
-class Reporting:
+class Reporting(WorkerPart):
     """Tells the router the load of this worker every few steps, and the gateways, by way of the router, what metrics
     show."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, log: WorkerLog, elsewhere: FormPart) -> None:
-        self._here, self._batch, self._candidates, self._queue = here, here.batch, here.candidates, here.queue.waiting
-        self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
-        self._counts, self._faults, self._elsewhere = log.counts, log.faults, elsewhere
+    def __init__(self, worker: Worker, elsewhere: FormPart) -> None:
+        super().__init__(worker)
+        self._elsewhere = elsewhere
         self._reported = 0  # the newest step when the router got a report
         self._told: Figures | None = None
         self._told_at = 0.0
@@ -112,7 +100,7 @@ class Reporting:
         if not steps or (self._steps.running is not None and steps < _REPORT_STEPS):
             return []
         self._reported = self._steps.number
-        here, gives = self._here.occupants(), self._pace.policy.is_rt_first
+        here, gives = self._here.occupants(), self._policy.is_rt_first
         chats = [running.promise for running in here if running.promise.is_rt]
         report = Report(
             band=self._band(self._here.with_kv),
@@ -174,7 +162,7 @@ class Reporting:
         )
 
     def _load(self, now: float) -> WorkerLoad:
-        queue, counts = self._queue, self._counts
+        queue, counts = self._queue.waiting, self._counts
         running = [running.promise for running in self._here.seated]
         moving = self._here.of(State.FETCHING, State.JOINING, State.RECEIVING, State.ASKING)
         coming = [running.promise for running in moving] + [waiting.promise for waiting in self._candidates.waiting]

@@ -12,8 +12,7 @@ from alignedserve.cost.trials import Bounds, Trial
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Backlog
-from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.states import State
 
 _MEMORY_S = 4.0  # after which an observation counts e times less
@@ -41,7 +40,7 @@ class _Passed:
         return exp(min(0.0, self._at - now) / _MEMORY_S)
 
 
-class PromptRate:
+class PromptRate(WorkerPart):
     """Predicts how long waiting prompts will take: as long as prompts took lately, while some had to wait.
 
     The cost model says what prompts take alone. Beside decodes, under the bounds of chats and while they wait for seats
@@ -55,9 +54,8 @@ class PromptRate:
     take longer than computing.
     """
 
-    def __init__(self, here: Requests, memory: PlainMemory) -> None:
-        self._here, self._queue, self._memory = here, here.queue, memory
-        self._steps, self._pace = memory.steps, memory.pace
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self._waited_from: dict[bool, float | None] = {True: None, False: None}
         self._passed = {True: _Passed(), False: _Passed()}  # of real-time prompts; of all
         self._fetched_s = 0.0  # that copies had taken when the last step ended
@@ -117,7 +115,7 @@ _TRIALS = (
 )
 
 
-class IdleTrials:
+class IdleTrials(WorkerPart):
     """Measures again how fast the machine is, while the worker has nothing to do.
 
     A worker that takes its machine to be slow, by its profile or by its last steps, may be wrong by now: other work may
@@ -125,10 +123,9 @@ class IdleTrials:
     times of these. A request that comes meanwhile waits for one of them at most.
     """
 
-    def __init__(self, here: Requests, memory: PlainMemory, has_profile: bool) -> None:
-        self._memory, self._steps, self._pace = memory, memory.steps, memory.pace
-        self._here, self._limits = here, memory.limits
-        bounds = Bounds(memory.limits, _LONGEST)
+    def __init__(self, worker: Worker, has_profile: bool) -> None:
+        super().__init__(worker)
+        bounds = Bounds(self._limits, _LONGEST)
         # Without a profile nothing is known of a quiet machine.
         self._trials = [trial for trial in _TRIALS if has_profile and bounds.allow(trial)]
         self._starts_at: float | None = None  # the first trial; None while there is work, or nothing to measure

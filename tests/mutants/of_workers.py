@@ -320,7 +320,7 @@ WORKER = (
     Mutant(
         "unknown attempts not released",
         f"{_WORKER}/reporting.py",
-        "[command for attempt in left for command in self._pool.holds.decline(attempt, now)]",
+        "[command for attempt in left for command in self._holds.decline(attempt, now)]",
         "[]",
         "A pool that asks for an attempt that is not there any more keeps its pages.",
     ),

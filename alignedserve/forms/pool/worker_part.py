@@ -7,10 +7,7 @@ from alignedserve.forms.orders import CompressPage
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import MemberJoined, PageCompressed, Received
 from alignedserve.protocol.messages import Compress, Compressed
-from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.part import Events, FormPart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Events, FormPart, Worker
 
 _WEIGHT = 0.1  # of the newest page in the mean
 
@@ -70,8 +67,8 @@ class Compressing:
 class PageRewriting(FormPart):
     """Compresses pages for the pool, beside the steps."""
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink) -> None:
-        self._here, self._pace, self._steps, self._pool = here, memory.pace, memory.steps, pool
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
         self._orders = Compressing()
 
     @property

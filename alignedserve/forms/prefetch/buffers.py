@@ -16,11 +16,7 @@ from alignedserve.core import Entry, Role, units_for
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, KvReceived, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull, holder
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
-from alignedserve.worker.part import Events, FormPart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Events, FormPart, Worker
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.request import attempt_of
 
@@ -70,15 +66,13 @@ class Buffers(FormPart):
     two workers run in order.
     """
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog) -> None:
-        self._policy, self._pool, self._memory = memory.pace.policy, pool, memory
-        self._here, self._departures, self._faults = here, here.departures, log.faults
-        self._queue, self._peers = here.queue, here.candidates
-        self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> waiting Pulls
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._waiting: dict[str, deque[tuple[int, Attempt]]] = {}  # holder of a receiver -> its Pulls that wait
         self._buffers: list[Buffer] = []
-        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of its last Pull
-        self._is_to_repeat = False  # that KV is here: the message may have been lost
-        self.most_blocks = int(self._policy.candidate_share * memory.limits.num_blocks)
+        self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
+        self._is_to_repeat = False  # that KV is here: the word of it may have been lost
+        self.most_blocks = int(self._policy.candidate_share * self._limits.num_blocks)
 
     @property
     def events(self) -> Events:
@@ -111,7 +105,7 @@ class Buffers(FormPart):
 
     def _prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
         sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
-        decode = self._peers.peer(sender)
+        decode = self._candidates.peer(sender)
         for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
             attempt = attempt_of(entry.request)
             if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
@@ -132,9 +126,8 @@ class Buffers(FormPart):
         return CopyIn(buffer.copy, pool.holder, entry.pages, buffer.blocks, buffer.tokens, aside=True)
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
-        """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for a
-        buffer."""
-        needed = units_for(entry.num_held, self._memory.limits.block_size)
+        """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for it."""
+        needed = units_for(entry.num_held, self._limits.block_size)
         left = self._memory.num_free - (self._queue.blocks_for_first if self._queue.waiting else 0)
         if needed > left or self.num_blocks + needed > self.most_blocks:
             return None
@@ -186,7 +179,7 @@ class Buffers(FormPart):
 
     def _evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
         sender, entry = frame.sender, message.entry
-        decode, attempt = self._peers.peer(sender), attempt_of(entry.request)
+        decode, attempt = self._candidates.peer(sender), attempt_of(entry.request)
         here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
         if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # the order is repeated
             if here.receiving is not None:

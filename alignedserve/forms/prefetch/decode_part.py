@@ -15,12 +15,8 @@ from alignedserve.protocol.messages import Attempt, Cancel, Evict, LetGo, Member
 from alignedserve.scheduling.lengths import tokens_left
 from alignedserve.scheduling.levels import InLine, expected_waits, level_of
 from alignedserve.worker.candidates import JoinCandidate
-from alignedserve.worker.log import WorkerLog
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
-from alignedserve.worker.part import Events, FormPart
-from alignedserve.worker.pool import PoolLink
-from alignedserve.worker.requests import Requests
+from alignedserve.worker.part import Events, FormPart, Worker
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import Departure
@@ -59,13 +55,10 @@ class Prefetching(FormPart):
     members notice nothing: this worker keeps the request, its output and the pool's pages.
     """
 
-    def __init__(self, here: Requests, memory: PlainMemory, pool: PoolLink, log: WorkerLog, offering: Offering) -> None:
-        self._here, self._candidates, self._queue = here, here.candidates, here.queue
-        self._transfers, self._departures, self._offering = here.transfers, here.departures, offering
-        self._memory, self._limits, self._steps, self._pace = memory, memory.limits, memory.steps, memory.pace
-        self._policy, self._scheduler, self._pool = memory.pace.policy, memory.scheduler, pool
-        self._counts, self._faults, self._decisions = log.counts, log.faults, log.decisions
-        self._most = int(self._policy.candidate_share * memory.limits.num_blocks)  # that a partner is expected to have
+    def __init__(self, worker: Worker, offering: Offering) -> None:
+        super().__init__(worker)
+        self._offering = offering
+        self._most = int(self._policy.candidate_share * self._limits.num_blocks)  # that a partner is expected to have
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
         self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
         self.num_in_vain = 0  # copies that partners were told to drop
