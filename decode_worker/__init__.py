@@ -1,7 +1,7 @@
 """The decode worker: it decodes batches of requests, real-time and best-effort.
 
 state.py         The decode worker's core: which part hears which event, and the acts of its turn.
-arriving.py      Requests that come: batches of the pool, offers of prefill workers, prompts and their seats.
+arriving.py      Requests that come: batches of the pool, offers of prefill workers; seats, and what is copied to them.
 joining.py       Candidates that become residents: copied from the pool, or pulled from a prefill worker.
 running.py       The next step: memory, the choice, a step ahead, and what a step that has ended brings.
 leaving.py       Requests that leave: for lack of memory to the pool or to wait, or to go on at another worker.

@@ -1,7 +1,7 @@
 """Requests that come to a decode worker: candidates of the pool and of prefill workers, and prompts that get a seat.
 
 Batch, Offer ─▶ candidate ─▶ (joining.py)
-waiting ── a seat ──▶ prompt, after what the pool has of its beginning was copied here (worker/arriving.py)
+waiting ── a seat ──▶ prompt, after what the pool has of its beginning was copied here
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from alignedserve.core import Entry, units_for
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
-from alignedserve.protocol.commands import Command, PrepareSyntax, Send
-from alignedserve.protocol.events import MemberJoined, MemberLost, Received, SyntaxReady
+from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
+from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import (
     Attempt,
     Batch,
     Cancel,
     Decline,
-    Expect,
     Kept,
     Member,
     Offer,
@@ -26,7 +25,6 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
@@ -167,35 +165,35 @@ class Intake(WorkerPart):
         tokens = [taken.request.most_tokens if is_whole else taken.num_held + 1 for taken in entries]
         return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
 
-    # --- Candidates
-
-    def expect(self, told: Expect, now: float) -> list[Command]:
-        """Note the predicted length of a candidate."""
-        self._candidates.expect(told, self._policy, now)
-        return []
-
 
 class Seats(WorkerPart):
-    """Gives waiting prompts their seats."""
+    """Gives waiting prompts their seats, and copies KV from the pool: the beginning of a prompt, or all of a candidate
+    that joins."""
 
-    def __init__(self, worker: Worker, fetching: Fetching) -> None:
+    def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self.fetching = fetching
-
-    def expect(self, told: Expect, frame: Received, now: float) -> None:
-        if (resident := self._here.residents.get(told.request)) is not None:
-            self._scheduler.moved(resident)
-
-    def named(self, request: str) -> list[WorkerRequest]:
-        """Return the requests of this name that do not wait for a seat."""
-        return [running for running in self._here.occupants() if running.request.id == request]
+        self._new: list[int] = []  # copies to prompts that are not ordered yet
+        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
+        self.num_spoiled_pages = 0  # of the pool that were not intact
 
     def seat(self, prompt: WorkerRequest) -> None:
-        """Give a prompt its seat, which has its blocks."""
+        """Give a prompt its seat, which has its blocks; it runs after what the pool knows of it has been fetched."""
         self._queue.waiting.remove(prompt)
-        self.fetching.seat(prompt)
+        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
+            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
+            if not self._memory.copies_beside:
+                self._pace.note_fetch(prompt)
+            prompt.begin_fetch(self._limits.page_size)
+        else:
+            prompt.end_fetch()
+            self._here.move(prompt, State.PROMPT)
         self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
+
+    def _may_fetch(self, prompt: WorkerRequest) -> bool:
+        """Return whether it becomes KV, and is not to be recomputed because it had to leave (`schedule.evict`)."""
+        has_left = len(prompt.output) > len(prompt.request.emitted)
+        return not prompt.kv.form and (self._policy.evict or not has_left)
 
     def seat_prompts(self, now: float) -> list[Command]:
         """Seat waiting prompts in their order while there is room, where the plan of a step does not seat them."""
@@ -206,7 +204,7 @@ class Seats(WorkerPart):
             if not self._memory.seat_beside_others(prompt):
                 break
             self.seat(prompt)
-        return self.fetching.fetch(now)
+        return self.fetch()
 
     def _first_come(self) -> Iterator[WorkerRequest]:
         """Yield waiting prompts that are seated without being chosen, in their order.
@@ -232,3 +230,73 @@ class Seats(WorkerPart):
         displaces = running.promise.is_rt and self._policy.is_rt_first
         others = len(self._here.best_effort) if displaces else 0
         return self._here.num_seated - others < self._limits.max_batch
+
+    # --- Copies from the pool
+
+    def fetch(self) -> list[Command]:
+        """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
+        new, self._new = self._new, []
+        return [*self._memory.orders(), *map(self._fetch, new)] if new else []
+
+    def _fetch(self, number: int) -> Command:
+        """Return the order to copy what the device lacks of a prompt."""
+        prompt = self._here.copies[number]
+        blocks = prompt.blocks[: units_for(prompt.prefix, self._limits.block_size)]
+        return self._copy(number, prompt.known, blocks, prompt.tokens(0, prompt.prefix), prompt.fetched_from)
+
+    def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
+        """Copy all of a request to its blocks from these pages, from the one that begins with token `start` on."""
+        number = self._here.begin_copy(running, State.JOINING)
+        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
+        # request now, and charges the death to it.
+        self._notes.note("joined", running.key)
+        return [*self._memory.orders(), self._copy(number, pages, running.blocks, running.kept_tokens, start)]
+
+    def _copy(
+        self, number: int, pages: tuple[int, ...], blocks: tuple[int, ...], tokens: tuple[int, ...], start: int
+    ) -> CopyIn:
+        assert self._pool.member is not None, "pages and entries are lost with their pool"
+        lacking = pages[start // self._limits.page_size :]
+        return CopyIn(number, self._pool.member.holder, lacking, blocks, tokens, start, self._memory.copies_beside)
+
+    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
+        """Let the request run that has its KV now.
+
+        KV that is not intact no other request gets: the pool forgets these pages, since the next attempt could commit
+        them again, with the rest from a device. A prompt is recomputed. The owner of a request that was to decode
+        starts the next attempt, which begins with the prompt."""
+        here, running = self._here, self._here.end_copy(event.number)
+        if running is None:  # the copy was to a buffer of a form
+            return []
+        if running.state is State.ABANDONED:
+            here.move(running, State.GONE)
+            self._memory.release(running)
+            return []
+        is_prompt, pages = running.state is State.FETCHING, running.known
+        if is_prompt:
+            running.end_fetch()
+            self._memory.reconsider()  # another prompt may have waited for these pages
+        if event.intact:
+            here.move(running, State.PROMPT if is_prompt else State.RESIDENT)
+            if is_prompt:
+                running.came_with(running.prefix)
+                self.num_reused_tokens += running.prefix - running.fetched_from
+            else:
+                self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
+            self._pages.publish(running)
+            # The next copy of a request that lacks its beginning is of other tokens.
+            is_let_go = self._memory.dropping.drop(running) if is_prompt else running.num_lost > 0
+            return self._holds.release(running.key) if is_let_go else []
+        if is_prompt:
+            running.forget_known()
+            self._queue.put_back(running)
+        else:
+            here.move(running, State.GONE)
+            self._memory.release(running)
+            self._notes.note("lost", running.key)
+            self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
+        if event.number in here.from_lost_pool:
+            return [] if is_prompt else self._holds.release(running.key)
+        self.num_spoiled_pages += len(pages)
+        self._faults.num_refused += 1
+        return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]

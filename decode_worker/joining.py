@@ -13,7 +13,6 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import KvReceived, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
 from alignedserve.scheduling.policy import Grouping
-from alignedserve.worker.arriving import Fetching
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
@@ -29,7 +28,7 @@ class Joining(WorkerPart):
 
     def __init__(self, worker: Worker, seats: Seats, preempting: Preempting) -> None:
         super().__init__(worker)
-        self.seats, self._fetching, self.preempting = seats, seats.fetching, preempting
+        self.seats, self.preempting = seats, preempting
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     # --- The next candidate
@@ -100,7 +99,7 @@ class Joining(WorkerPart):
                 self._pace.coming.joined(running.request.slo.tbt_s, now)
             commands += self._here.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
-                commands += self._fetching.copy_in(running, first.entry.pages, running.fetched_from)
+                commands += self.seats.copy_in(running, first.entry.pages, running.fetched_from)
             else:
                 commands += self._pull(first, running, first.source)
         return commands
@@ -131,9 +130,9 @@ class Joining(WorkerPart):
 class KvReceiving(WorkerPart):
     """Ends a transfer of KV from a prefill worker's device, well or not."""
 
-    def __init__(self, worker: Worker, fetching: Fetching) -> None:
+    def __init__(self, worker: Worker, seats: Seats) -> None:
         super().__init__(worker)
-        self._fetching = fetching
+        self._seats = seats
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
@@ -156,7 +155,7 @@ class KvReceiving(WorkerPart):
             self._queue.put_back(running)
             return []
         if transfer.is_wanted and has_pages:
-            return self._fetching.copy_in(running, transfer.pages)
+            return self._seats.copy_in(running, transfer.pages)
         is_wanted = transfer.is_wanted
         self._here.move(running, State.GONE)
         self._memory.release(running)

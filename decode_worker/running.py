@@ -27,7 +27,7 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
-from alignedserve.worker.arriving import Prefixes
+from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.caller_shares import CallerShares
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
@@ -104,10 +104,10 @@ class Stepping(WorkerPart):
     """Plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
 
     def __init__(
-        self, worker: Worker, prefixes: Prefixes, joining: Joining, handing_on: HandingOn, elsewhere: FormPart
+        self, worker: Worker, arrivals: Arrivals, joining: Joining, handing_on: HandingOn, elsewhere: FormPart
     ) -> None:
         super().__init__(worker)
-        self._prefixes, self._joining, self._seats = prefixes, joining, joining.seats
+        self._arrivals, self._joining, self._seats = arrivals, joining, joining.seats
         self._handing_on, self._preempting, self._elsewhere = handing_on, joining.preempting, elsewhere
         self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
         self._all_run = False  # whether the newest choice left out no request that could decode
@@ -119,14 +119,14 @@ class Stepping(WorkerPart):
             return self._plan_ahead(self._steps.running, now)
         if self._awaits_copies:
             return []
-        if now < self._prefixes.answered_by and (self._here.num_seated or self._queue.waiting):
-            return [SetTimer(_ANSWER, self._prefixes.answered_by)]
+        if now < self._arrivals.answered_by and (self._here.num_seated or self._queue.waiting):
+            return [SetTimer(_ANSWER, self._arrivals.answered_by)]
         if self._policy.is_rt_first:
             for request in self._shares.divide(self._here.seated):
                 self._scheduler.moved(request)
         before = [*self._handing_on.hand_on(now), *self._give_memory(now)]
         selection = self._next_step(before, now)
-        before += self._seats.fetching.fetch(now)
+        before += self._seats.fetch()
         if selection is None:
             return before
         self._counts.count_decodes(selection.decodes)
@@ -282,7 +282,7 @@ class Stepping(WorkerPart):
 
     def _is_settled(self, running: StepPlan, now: float) -> bool:
         """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
-        has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._prefixes.asking
+        has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
         if has_prompts or self._steps.runs_in_vain or not self._all_run or self._handing_on.ready:
             return False
         first = self._joining.next_candidate(now)

@@ -14,7 +14,7 @@ worker/memory.py; a scheduler plans their steps (alignedserve/schedulers/).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role
@@ -61,7 +61,7 @@ from alignedserve.protocol.messages import (
     Retire,
 )
 from alignedserve.schedulers.scheduler import Scheduler
-from alignedserve.worker.arriving import Arrivals, Expectations, Fetching, Prefixes, PromptQueue
+from alignedserve.worker.arriving import Arrivals, PromptQueue
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.log import WorkerLog
 from alignedserve.worker.memory import PlainMemory
@@ -74,7 +74,6 @@ from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import Reporting, RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.steps import IdleTrials
 
@@ -84,9 +83,9 @@ def events(core: DecodeCore) -> Events:
         AskDecisions: (core.tell_decisions,),
         Prefill: (core.arrivals.prefill,),
         SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
-        Expect: (core.arrivals.expect, core.expectations.expect, core.seats.expect),
+        Expect: (core.arrivals.expect,),
         Cancel: (core.arrivals.cancel, core.intake.cancel),
-        Prefix: (core.prefixes.answered,),
+        Prefix: (core.arrivals.answered,),
         Batch: (core.intake.take_batch, core.asking.answered),
         Offer: (core.intake.consider,),
         Decline: (core.offering.declined,),
@@ -94,7 +93,7 @@ def events(core: DecodeCore) -> Events:
         Pull: (core.offering.pulled,),
         LeasePages: (core.writing.leased,),
         GiveBack: (core.writing.give_back,),
-        CopiedIn: (core.fetching.copied_in,),
+        CopiedIn: (core.seats.copied_in,),
         CopiedOut: (core.writing.copied_out,),
         KvReceived: (core.receiving.received,),
         KvSent: (core.offering.sent,),
@@ -118,7 +117,7 @@ def events(core: DecodeCore) -> Events:
         **{(MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
         **{(MemberLost, role): (core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
         (MemberLost, Role.POOL): (
-            core.prefixes.pool_lost,
+            core.arrivals.pool_lost,
             core.here.pool_lost,
             core.writing.pool_lost,
             core.pages.pool_lost,
@@ -176,8 +175,7 @@ class DecodeCore:
         self.owners = Outputs(setup.energy_source)
         worker = Worker(here, memory, pool, self.log)
         # Seats and memory of requests, and the ways to leave
-        self.fetching = Fetching(worker)
-        self.seats = Seats(worker, self.fetching)
+        self.seats = Seats(worker)
         self.writing = PageWriting(worker, self.owners)
         preempting = Preempting(worker, self.writing)
         self.offering = Offering(worker, self.owners)
@@ -185,15 +183,13 @@ class DecodeCore:
         # Ways for requests to come
         self.intake = Intake(worker, setup.direct)
         self.joining = Joining(worker, self.seats, preempting)
-        self.receiving = KvReceiving(worker, self.fetching)
-        self.prefixes = Prefixes(worker)
-        self.arrivals = Arrivals(here, setup.policy, self.log.decisions, self.prefixes.admit)
-        self.expectations = Expectations(setup.policy, here.queue, self._named, self.intake.expect)
+        self.receiving = KvReceiving(worker, self.seats)
+        self.arrivals = Arrivals(worker)
         # Steps
         lacks, has_use = lambda: self.handing_on.lacks_pages(), lambda: self.handing_on.has_use_for_pages()
         self.pages = PagesToWrite(worker, self.writing, lacks, has_use)
         self.handing_on = HandingOn(worker, self.offering, preempting, self.pages)
-        self.stepping = Stepping(worker, self.prefixes, self.joining, self.handing_on, self.elsewhere)
+        self.stepping = Stepping(worker, self.arrivals, self.joining, self.handing_on, self.elsewhere)
         self.step_end = StepEnd(worker, self.owners, self.pages)
         self.idle = IdleTrials(worker, setup.cost is not None)
         # Messages to the pool and to the router
@@ -201,7 +197,7 @@ class DecodeCore:
         self.figures = Reporting(worker, self.elsewhere)
         self.router = RouterLink(worker, self.owners)
         here.drop = self.drop
-        links = self.prefixes, self.writing, self.receiving, self.offering, self.asking, self.owners, self.router
+        links = self.arrivals, self.writing, self.receiving, self.offering, self.asking, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)
         self._listen(events(self), turn(self))
 
@@ -273,10 +269,6 @@ class DecodeCore:
         if memory.num_free == num_free:
             return commands
         return [*commands, *self.joining.seat(now), *self.stepping.plan(now)]
-
-    def _named(self, request: str) -> Iterable[WorkerRequest]:
-        """Return the requests of this name that do not wait for a seat, and all that ask the pool for their prefix."""
-        return [*self.seats.named(request), *self.prefixes.asking]
 
     # --- What is here
 

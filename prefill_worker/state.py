@@ -20,7 +20,6 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvReceived, MemberJoined, StepDone
 from alignedserve.protocol.messages import Cancel
 from alignedserve.schedulers.table import scheduler_of
-from alignedserve.worker.arriving import Expectations
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import Act, Events
 from alignedserve.worker.setup import WorkerSetup
@@ -80,9 +79,6 @@ class PromptMemory(PlainMemory):
 class PrefillCore(DecodeCore):
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup, scheduler_of(setup.policy), PromptMemory, parts_of)
-        # The pool is told of requests that have gone on to it.
-        expectations = setup.policy, self.here.queue, self._named, lambda told, _now: self.pool_link.send(told)
-        self.expectations = Expectations(*expectations)
         self._listen(events(self), turn(self))
 
     def note_less_to_run(self, *_: object) -> None:

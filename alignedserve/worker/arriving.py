@@ -10,14 +10,13 @@ its Commit or Keep names them, or a Release gives them up. A new attempt drops t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from alignedserve.core import units_for
 from alignedserve.explain.decisions import DecisionRing, Kind
-from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax
-from alignedserve.protocol.events import CopiedIn, MemberLost, Received, SyntaxReady
+from alignedserve.protocol.commands import Command, PrepareSyntax
+from alignedserve.protocol.events import MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import AskPrefix, Attempt, Cancel, Expect, Prefill, Prefix
-from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.requests import Requests
@@ -102,20 +101,64 @@ class PromptQueue:
 ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
 
 
-class Prefixes(WorkerPart):
+class Arrivals(WorkerPart):
+    """Admits prompts, as soon as their syntax is compiled and the pool has said what it has of them.
+
+    A step with a request whose syntax is not compiled would wait for that, with all other requests. A new attempt drops
+    the attempts before it."""
+
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self._unanswered: set[WorkerRequest] = set()  # at the last look: they go on at the next
         self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
 
-    @property
-    def asking(self) -> list[WorkerRequest]:
-        """Return the prompts that wait for the pool's answer."""
-        return self._here.of(State.ASKING)
+    def prefill(self, message: Prefill, frame: Received, now: float) -> list[Command]:
+        request = message.request
+        dropped = self._here.drop(request.id, request.attempt - 1)
+        running = running_of(self._policy, request, request.emitted, decode=message.decode)
+        if request.sampling.syntax:
+            self._here.move(running, State.COMPILING)
+            return [*dropped, PrepareSyntax(request)]
+        return [*dropped, *self.admit(running, now)]
+
+    def syntax_ready(self, event: SyntaxReady, now: float) -> list[Command]:
+        running = self._find(State.COMPILING, (event.request, event.attempt))
+        return [] if running is None else self.admit(running, now)
+
+    def _find(self, state: State, attempt: Attempt) -> WorkerRequest | None:
+        """Return the request of this attempt, if it is in this state."""
+        return next((running for running in self._here.among(state) if running.key == attempt), None)
+
+    def cancel(self, message: Cancel, frame: Received, now: float) -> list[Command]:
+        for running in self._here.occupants():
+            if running.is_of(message.request, message.attempt):
+                self._decisions.note(Kind.DROPPED, running.request)
+        return self._here.drop(message.request, message.attempt)
+
+    def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
+        """Note how long an output is expected to be, wherever the request is, or is a candidate. Tell the pool where
+        requests go on to it."""
+        here, waiting, attempt = self._here, self._queue.waiting, (told.request, told.attempt)
+        if (compiling := self._find(State.COMPILING, attempt)) is not None:
+            compiling.expect(told.estimate, self._policy, now)
+        known = (*waiting.named(told.request), *here.occupants(), *here.among(State.ASKING))
+        found = [running for running in known if running.key == attempt]
+        for running in found:
+            running.expect(told.estimate, self._policy, now)
+            waiting.refile(running)
+        if (resident := here.residents.get(told.request)) is not None:
+            self._scheduler.moved(resident)
+        if found:
+            return []
+        self._candidates.expect(told, self._policy, now)
+        return [] if self._memory.decodes else self._pool.send(told)
+
+    # --- What the pool has of a prompt
 
     def admit(self, running: WorkerRequest, now: float) -> list[Command]:
-        """Ask the pool what it knows of a new prompt, or let the prompt wait for room where there is nothing to ask."""
-        names = self._askable(running)
+        """Ask the pool what it has of a new prompt; where there is nothing to ask, the prompt waits for room."""
+        may_have = self._policy.reuse and self._pool.member is not None
+        names = self._writer.names.pages_before_last(running) if may_have else ()
         if not names:
             self._queue.admit(running, now)
             return []
@@ -133,214 +176,39 @@ class Prefixes(WorkerPart):
     def _has_chat(self) -> bool:
         return any(running.promise.is_rt for running in self._here.among(State.ASKING))
 
-    def _askable(self, running: WorkerRequest) -> tuple[int, ...]:
-        """Return the names of the full pages that the pool may have."""
-        may_have = self._policy.reuse and self._pool.member is not None
-        return self._writer.names.pages_before_last(running) if may_have else ()
-
     def pool_lost(self, event: MemberLost, now: float) -> None:
-        self._queue.add_again(self.asking)
+        self._queue.add_again(self._here.of(State.ASKING))
         for running in (*self._here.occupants(), *self._queue.waiting):
             running.forget_known()
 
     def answered(self, prefix: Prefix, frame: Received, now: float) -> list[Command]:
-        attempt = prefix.request, prefix.attempt
-        running = next((asking for asking in self._here.among(State.ASKING) if asking.key == attempt), None)
-        if running is None:
-            return self._answered_late(attempt, prefix.pages, now)
-        running.kept_in_pool(prefix.pages)
-        self._note(attempt, bool(prefix.pages))
-        self._queue.admit(running, now)
+        """Let a prompt wait for a seat, with what the pool keeps for it.
+
+        Of a prompt that has gone on without the answer, forget what was known if the pool keeps nothing; release what
+        it keeps for a prompt that is not here any more."""
+        here, attempt, pages = self._here, (prefix.request, prefix.attempt), prefix.pages
+        asking = self._find(State.ASKING, attempt)
+        having = (*here.occupants(), *here.among(State.LEAVING), *self._queue.waiting) if asking is None else ()
+        late = [running for running in having if running.key == attempt and running.state is not State.ABANDONED]
+        if asking is not None:
+            asking.kept_in_pool(pages)
+        elif not late:
+            return self._holds.decline(attempt, now) if pages else []
+        for running in () if pages else late:
+            self._writer.forget_parts(running)  # they come after what is to be written now
+            running.forget_known()
+        (self._holds.add if pages else self._holds.discard)(attempt)
+        if asking is not None:
+            self._queue.admit(asking, now)
         return []
 
-    def _answered_late(self, attempt: Attempt, pages: tuple[int, ...], now: float) -> list[Command]:
-        """Forget what was known of a prompt that has gone on if the pool keeps nothing for it; release what it keeps
-        for a prompt that is not here any more."""
-        having = (*self._here.occupants(), *self._here.among(State.LEAVING), *self._queue.waiting)
-        here = [running for running in having if running.key == attempt and running.state is not State.ABANDONED]
-        if not pages:
-            for running in here:
-                self._writer.forget_parts(running)  # they come after what is to be written now
-                running.forget_known()
-        if here:
-            self._note(attempt, bool(pages))
-            return []
-        return self._holds.decline(attempt, now) if pages else []
-
-    def _note(self, attempt: Attempt, is_held: bool) -> None:
-        (self._holds.add if is_held else self._holds.discard)(attempt)
-
     def ask_again(self) -> None:
-        """Let prompts go on without an answer that were asking at the last look already: the ask or its answer was
-        lost."""
-        late = [running for running in self.asking if running in self._unanswered]
-        self._unanswered = {running for running in self.asking if running not in late}
+        """Let prompts go on without an answer that asked before the last look: the ask or the answer was lost."""
+        asking = self._here.of(State.ASKING)
+        late = [running for running in asking if running in self._unanswered]
+        self._unanswered = {running for running in asking if running not in late}
         self._queue.add_again(late)
 
     @property
     def awaits_answer(self) -> bool:
         return bool(self._here.among(State.ASKING))
-
-
-class Fetching(WorkerPart):
-    """Copies KV of requests from the pool to their blocks: what it has of a prompt, which runs from there on, or all of
-    a candidate that joins."""
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker)
-        self._new: list[int] = []  # copies to prompts that are not ordered yet
-        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
-        self.num_spoiled_pages = 0  # of the pool that were not intact
-
-    def seat(self, prompt: WorkerRequest) -> None:
-        """Let a prompt run that has got its blocks, after what the pool knows of it has been fetched."""
-        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
-            self._new.append(self._here.begin_copy(prompt, State.FETCHING))
-            if not self._memory.copies_beside:
-                self._pace.note_fetch(prompt)
-            prompt.begin_fetch(self._limits.page_size)
-        else:
-            prompt.end_fetch()
-            self._here.move(prompt, State.PROMPT)
-
-    def _may_fetch(self, prompt: WorkerRequest) -> bool:
-        """Return whether it becomes KV, and is not to be recomputed because it had to leave (`schedule.evict`)."""
-        has_left = len(prompt.output) > len(prompt.request.emitted)
-        return not prompt.kv.form and (self._policy.evict or not has_left)
-
-    def fetch(self, now: float) -> list[Command]:
-        """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
-        new, self._new = self._new, []
-        return [*self._memory.orders(), *map(self._fetch, new)] if new else []
-
-    def _fetch(self, number: int) -> Command:
-        """Return the order to copy what the device lacks of a prompt."""
-        prompt = self._here.copies[number]
-        blocks = prompt.blocks[: units_for(prompt.prefix, self._limits.block_size)]
-        return self._copy(number, prompt.known, blocks, prompt.tokens(0, prompt.prefix), prompt.fetched_from)
-
-    def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
-        """Copy all of a request to its blocks from these pages, from the one that begins with token `start` on."""
-        number = self._here.begin_copy(running, State.JOINING)
-        # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
-        # request now, and charges the death to it.
-        self._notes.note("joined", running.key)
-        return [*self._memory.orders(), self._copy(number, pages, running.blocks, running.kept_tokens, start)]
-
-    def _copy(
-        self, number: int, pages: tuple[int, ...], blocks: tuple[int, ...], tokens: tuple[int, ...], start: int
-    ) -> CopyIn:
-        assert self._pool.member is not None, "pages and entries are lost with their pool"
-        lacking = pages[start // self._limits.page_size :]
-        return CopyIn(number, self._pool.member.holder, lacking, blocks, tokens, start, self._memory.copies_beside)
-
-    def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let the request run that has its KV now.
-
-        KV that is not intact no other request gets: the pool forgets these pages, since the next attempt could commit
-        them again, with the rest from a device. A prompt is recomputed. The owner of a request that was to decode
-        starts the next attempt, which begins with the prompt."""
-        here, running = self._here, self._here.end_copy(event.number)
-        if running is None:  # the copy was to a buffer of a form
-            return []
-        if running.state is State.ABANDONED:
-            here.move(running, State.GONE)
-            self._memory.release(running)
-            return []
-        is_prompt, pages = running.state is State.FETCHING, running.known
-        if is_prompt:
-            running.end_fetch()
-            self._memory.reconsider()  # another prompt may have waited for these pages
-        if event.intact:
-            here.move(running, State.PROMPT if is_prompt else State.RESIDENT)
-            if is_prompt:
-                running.came_with(running.prefix)
-                self.num_reused_tokens += running.prefix - running.fetched_from
-            else:
-                self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
-            self._pages.publish(running)
-            # The next copy of a request that lacks its beginning is of other tokens.
-            is_let_go = self._memory.dropping.drop(running) if is_prompt else running.num_lost > 0
-            return self._holds.release(running.key) if is_let_go else []
-        if is_prompt:
-            running.forget_known()
-            self._queue.put_back(running)
-        else:
-            here.move(running, State.GONE)
-            self._memory.release(running)
-            self._notes.note("lost", running.key)
-            self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
-        if event.number in here.from_lost_pool:
-            return [] if is_prompt else self._holds.release(running.key)
-        self.num_spoiled_pages += len(pages)
-        self._faults.num_refused += 1
-        return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]
-
-
-class Arrivals:
-    """Admits prompts, and drops requests: a new attempt drops the attempts before it.
-
-    A request with a syntax is admitted when that is compiled. Otherwise its first step would wait for it, with all
-    others in that step."""
-
-    def __init__(
-        self,
-        here: Requests,
-        policy: Policy,
-        decisions: DecisionRing,
-        admit: Callable[[WorkerRequest, float], list[Command]],
-    ) -> None:
-        self._here, self._policy, self._decisions, self._admit = here, policy, decisions, admit
-
-    def prefill(self, message: Prefill, frame: Received, now: float) -> list[Command]:
-        request = message.request
-        dropped = self._here.drop(request.id, request.attempt - 1)
-        running = running_of(self._policy, request, request.emitted, decode=message.decode)
-        if request.sampling.syntax:
-            self._here.move(running, State.COMPILING)
-            return [*dropped, PrepareSyntax(request)]
-        return [*dropped, *self._admit(running, now)]
-
-    def syntax_ready(self, event: SyntaxReady, now: float) -> list[Command]:
-        running = self._compiling((event.request, event.attempt))
-        return [] if running is None else self._admit(running, now)
-
-    def expect(self, told: Expect, frame: Received, now: float) -> None:
-        if (running := self._compiling((told.request, told.attempt))) is not None:
-            running.expect(told.estimate, self._policy, now)
-
-    def cancel(self, message: Cancel, frame: Received, now: float) -> list[Command]:
-        self._note_dropped(message.request, message.attempt)
-        return self._here.drop(message.request, message.attempt)
-
-    def _compiling(self, attempt: Attempt) -> WorkerRequest | None:
-        """Return the request whose syntax is being compiled."""
-        return next((running for running in self._here.among(State.COMPILING) if running.key == attempt), None)
-
-    def _note_dropped(self, request: str, attempt: int) -> None:
-        for running in self._here.occupants():
-            if running.request.id == request and running.request.attempt <= attempt:
-                self._decisions.note(Kind.DROPPED, running.request)
-
-
-class Expectations:
-    """Passes on how long the output of a request is expected to be."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        queue: PromptQueue,
-        named: Callable[[str], Iterable[WorkerRequest]],
-        elsewhere: Callable[[Expect, float], list[Command]],
-    ) -> None:
-        """`named` returns at least the requests of a name that do not wait; `elsewhere` passes on what is not here."""
-        self._policy, self._queue, self._named, self._elsewhere = policy, queue, named, elsewhere
-
-    def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
-        waiting, attempt = self._queue.waiting, (told.request, told.attempt)
-        candidates = (*waiting.named(told.request), *self._named(told.request))
-        here = [running for running in candidates if running.key == attempt]
-        for running in here:
-            running.expect(told.estimate, self._policy, now)
-            waiting.refile(running)
-        return [] if here else self._elsewhere(told, now)

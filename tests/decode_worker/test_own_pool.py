@@ -210,7 +210,7 @@ class TestWhatThePoolHas:
         worker.until_idle()
         assert (worker.ran["first"], worker.ran["turn"]) == (20, len(TURN.prompt) - 32)
         assert (worker.cached("first"), worker.cached("turn")) == (0, 32)
-        assert worker.core.fetching.num_reused_tokens == 32
+        assert worker.core.seats.num_reused_tokens == 32
 
     @pytest.mark.parametrize("policy", [DEFAULT_POLICY, PLAIN])
     def test_what_two_prompts_find_is_copied_once(self, policy: Policy) -> None:
@@ -221,7 +221,7 @@ class TestWhatThePoolHas:
         worker.asks(unlike(request("other", prompt=5, max_tokens=1), 5))
         worker.asks(TURN, replace(TURN, id="alike"))  # while a step runs
         worker.until_idle()
-        assert worker.core.fetching.num_reused_tokens == 32
+        assert worker.core.seats.num_reused_tokens == 32
         assert worker.cached("turn") == worker.cached("alike") == 32
         assert worker.count("turn") == worker.count("alike") == 2
 
@@ -245,7 +245,7 @@ class TestWhatThePoolHas:
         worker.until_idle()
         assert (worker.ran["turn"], worker.cached("turn"), worker.count("turn")) == (len(TURN.prompt), 0, 2)
         assert [len(message.pages) for message in worker.said if isinstance(message, Spoiled)] == [4]
-        assert worker.core.fetching.num_spoiled_pages == 4
+        assert worker.core.seats.num_spoiled_pages == 4
 
     @pytest.mark.parametrize("beside", [False, True])
     @pytest.mark.parametrize("copied_s", [1e-5, 9e-4])
@@ -333,7 +333,7 @@ class TestWhatIsQuicker:
 
     def test_a_copy_that_takes_less_time_is_made(self) -> None:
         worker = self.of_next_turn(CopyCost(token_s=5e-5))
-        assert (worker.cached("turn"), worker.core.fetching.num_reused_tokens) == (32, 32)
+        assert (worker.cached("turn"), worker.core.seats.num_reused_tokens) == (32, 32)
 
     def test_what_a_slow_link_would_bring_is_computed(self) -> None:
         worker = self.of_next_turn(CopyCost(token_s=5e-4))
@@ -342,9 +342,9 @@ class TestWhatIsQuicker:
     def test_a_copy_that_takes_a_while_to_begin_is_made_only_of_many_tokens(self) -> None:
         slow_to_begin = CopyCost(fixed_s=2e-3)
         whole, rest = self.of_next_turn(slow_to_begin), self.of_next_turn(slow_to_begin, num_before=70)
-        assert (whole.cached("turn"), whole.core.fetching.num_reused_tokens) == (32, 32)
+        assert (whole.cached("turn"), whole.core.seats.num_reused_tokens) == (32, 32)
         assert 16 < rest.cached("turn") < 32
-        assert rest.core.fetching.num_reused_tokens == 0
+        assert rest.core.seats.num_reused_tokens == 0
         assert rest.ran["turn"] == len(TURN.prompt) - rest.cached("turn")
 
 

@@ -269,7 +269,7 @@ def test_as_the_beginning_of_another_prompt(
     deployment.start_prefill_again()
     check(third, deployment.run(third))
     assert not deployment.num_refused
-    assert deployment.cores["prefill-0"].fetching.num_reused_tokens == 2 * PAGE_SIZE, (
+    assert deployment.cores["prefill-0"].seats.num_reused_tokens == 2 * PAGE_SIZE, (
         "the third began with what the second wrote"
     )
 

@@ -176,7 +176,7 @@ def test_answers_are_those_of_transformers(
         compare(reference_of(folder_of(name)), request.prompt, deployment.outputs[request.id], tally, label)
     prefill = deployment.core("prefill-0")
     assert isinstance(prefill, PrefillCore)
-    assert (prefill.fetching.num_reused_tokens + prefill.memory.pages.num_shared_tokens > 0) is reuse
+    assert (prefill.seats.num_reused_tokens + prefill.memory.pages.num_shared_tokens > 0) is reuse
 
 
 @pytest.mark.parametrize("reuse", [True, rarely(False)])

@@ -56,7 +56,7 @@ def happened(core: DecodeCore) -> set[str]:
         "eviction to the pool": num_evictions(core) - aside,
         "eviction to candidate requests": aside,
         "batch switch": core.log.counts.num_switches > 1,
-        "fetched": core.fetching.num_reused_tokens,
+        "fetched": core.seats.num_reused_tokens,
         "kept": core.writing.num_kept_pages,
         "written ahead": core.pages.num_ahead,
     }

@@ -57,7 +57,7 @@ SHARED_PAGES = (
 PREFILL = (
     Mutant(
         "spoiled pages not named",
-        "alignedserve/worker/arriving.py",
+        "decode_worker/arriving.py",
         "self._pool.tell_spoiled(pages)",
         "list[Command]()",
         "The pool does not hear that pages do not hold what their names say.",
@@ -151,14 +151,14 @@ DECODE = (
     ),
     Mutant(
         "bad copy not released",
-        f"{_WORKER}/arriving.py",
+        f"{_DECODE}/arriving.py",
         "[*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]",
         "[*self._pool.tell_spoiled(pages)]",
         "The pool keeps the pages of a request whose copy was not intact.",
     ),
     Mutant(
         "blocks of a bad copy lost",
-        f"{_WORKER}/arriving.py",
+        f"{_DECODE}/arriving.py",
         'self._memory.release(running)\nself._notes.note("lost", running.key)',
         'self._notes.note("lost", running.key)',
         "Blocks are never free again.",

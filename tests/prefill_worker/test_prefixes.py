@@ -96,7 +96,7 @@ def committing(worker: PrefillCore) -> None:
 
 def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCore) -> None:
     committing(worker)
-    assert worker.fetching.num_reused_tokens == 16
+    assert worker.seats.num_reused_tokens == 16
     assert gets(worker, 9) == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
     whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, opening=Opening(num_cached=16))
     assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(1), 0.0)
@@ -138,7 +138,7 @@ def test_a_page_that_is_not_intact_is_computed_and_nobody_else_gets_it(worker: P
     assert Send("pool-0", Spoiled((4, 5))) in commands
     assert RELEASE in commands
     assert plans(commands)[0].chunks[0].start == 0
-    assert worker.fetching.num_spoiled_pages == 2
+    assert worker.seats.num_spoiled_pages == 2
 
 
 def test_pages_after_which_no_token_could_be_sampled_are_nobodys_beginning(worker: PrefillCore) -> None:

@@ -80,6 +80,6 @@ def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> Non
     assert not simulation.run().problems
     workers = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     reused = sum(
-        core.fetching.num_reused_tokens + core.memory.pages.num_shared_tokens for core in workers
+        core.seats.num_reused_tokens + core.memory.pages.num_shared_tokens for core in workers
     )  # of the pool, of the device
     assert reused >= 0.8 * 20 * 1800
