@@ -1,18 +1,17 @@
-"""Candidates that become residents: copied from the pool, or pulled from a prefill worker, and the asks for more of
-them.
-"""
+"""Candidates that become residents, copied from the pool or pulled from another worker, and the asks for more."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from alignedserve.decode_worker.arriving import Seats
-from alignedserve.decode_worker.leaving import Preempting
+from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import KvReceived, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
 from alignedserve.scheduling.policy import Grouping
+from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
@@ -24,11 +23,13 @@ _STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
 
 
 class Joining(WorkerPart):
-    """Lets candidates join the requests that decode, in their order, as soon as there is a seat and memory."""
+    """Lets candidates join the requests that decode, in their order, as soon as there is a seat and memory.
 
-    def __init__(self, worker: Worker, seats: Seats, preempting: Preempting) -> None:
+    KV in the pool is copied (Seats.copy_in), KV on another worker's device is pulled."""
+
+    def __init__(self, worker: Worker, seats: Seats, leaving: Leaving) -> None:
         super().__init__(worker)
-        self.seats, self.preempting = seats, preempting
+        self.seats, self._leaving = seats, leaving
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     # --- The next candidate
@@ -64,7 +65,8 @@ class Joining(WorkerPart):
         """Return whether others have to leave for the candidate: it is pinned, or its slack has run out."""
         if not (candidate.is_rt and self._policy.is_rt_first):
             return False
-        return candidate.is_pinned or self._memory.order.is_urgent(candidate, now)
+        times, late = self._pace.times, self._policy.late
+        return candidate.is_pinned or self._standing(candidate, now).rank(times, late) is Rank.URGENT_RT
 
     def seat(self, now: float) -> list[Command]:
         """Seat candidates, which have waited already, and then prompts."""
@@ -76,15 +78,15 @@ class Joining(WorkerPart):
 
     def _seat_candidates(self, now: float) -> list[Command]:
         """Seat candidates in their order; no candidate overtakes the first."""
-        self._memory.order.arrange(now)
+        self._arrange(now)
         commands: list[Command] = []
         while (first := self.next_candidate(now)) is not None:
             running = self._as_running(first)
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
-                commands += self.preempting.yield_to(running, room, now)
+                commands += self._leaving.yield_to(running, room, now)
             elif self._policy.swaps:
-                commands += self.preempting.swap_for(running, room, now) or ()
+                commands += self._leaving.swap_for(running, room, now) or ()
             if not self.seats.has_seat(running):
                 break
             memory, is_pooled = self._memory, first.source is None
@@ -103,6 +105,21 @@ class Joining(WorkerPart):
             else:
                 commands += self._pull(first, running, first.source)
         return commands
+
+    def _arrange(self, now: float) -> None:
+        """Sort the candidates once a step; by arrival, they are sorted as they come."""
+        candidates, ordering = self._candidates, self._policy.ordering
+        if candidates.arranged_in == self._steps.number or ordering.is_by_arrival:
+            return
+        candidates.arranged_in = self._steps.number
+        times, late, sort = self._pace.times, self._policy.late, ordering.of_waits.sort
+        if len(candidates.requests) > 1:
+            candidates.arrange(lambda requests: list(sort(requests, lambda of: self._standing(of, now), times, late)))
+
+    def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
+        """Return the standing of a candidate that is a copy and a decode away from its next token."""
+        work = Work(transfer_s=candidate.entry.num_held * self._pace.copy_token_s)
+        return candidate.promise.standing(now, work, self._pace.times)
 
     def _tag(self, candidate: JoinCandidate, running: WorkerRequest, now: float) -> None:
         """Tag the request with the running batch where its length is in the band of that. The first member of the next
@@ -126,14 +143,6 @@ class Joining(WorkerPart):
             self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
         return [transfer.command, transfer.pull]
 
-
-class KvReceiving(WorkerPart):
-    """Ends a transfer of KV from a prefill worker's device, well or not."""
-
-    def __init__(self, worker: Worker, seats: Seats) -> None:
-        super().__init__(worker)
-        self._seats = seats
-
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
         transfer = self._here.transfers.end(event.source, event.number, intact)
@@ -155,7 +164,7 @@ class KvReceiving(WorkerPart):
             self._queue.put_back(running)
             return []
         if transfer.is_wanted and has_pages:
-            return self._seats.copy_in(running, transfer.pages)
+            return self.seats.copy_in(running, transfer.pages)
         is_wanted = transfer.is_wanted
         self._here.move(running, State.GONE)
         self._memory.release(running)

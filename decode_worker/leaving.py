@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from alignedserve.core import PreemptionCause
-from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting, is_writable
+from alignedserve.decode_worker.pool_traffic import PageWriting, is_writable
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member
@@ -20,17 +20,32 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 
-class Preempting(WorkerPart):
-    """Preempts requests that may be in a step; the caller has chosen them.
+class Leaving(WorkerPart):
+    """Takes requests from their seats: preempts those that a caller has chosen, and hands on those whose prompts ran.
 
-    resident ── pages at hand ──▶ evicted: copied to the pool, where it waits
-       └── too few ──┐
-    prompt ──────────┴──▶ waiting: its full pages are copied while there are pages at hand, and it goes on from there
+        resident ── preempted, pages at hand ──▶ evicted: copied to the pool, where it waits
+           └── too few ──┐
+        prompt ──────────┴──▶ waiting: full pages are copied while there are pages at hand, and it goes on from there
+
+        resident ── its worker is reached directly: Offer ──▶ departing (worker/offering.py) ──▶ gone
+           │ ▲                                                   │
+           │ └── Decline, or the worker is lost: it decodes here ┘
+           └── else, pages at hand ──▶ the pool hands it to that worker
+
+    A request that is handed on decodes here until the pool has the full pages of its prompt, which are copied beside
+    the steps. So it pauses only for the copy of the rest to the pool, and for the copy of all its pages to the worker.
+
+    Where nothing decodes (prefill_worker/state.py), every request is handed on as soon as its prompt has run, chats
+    first. It goes to the pool, which batches those for which no worker was named. Where no pool is of use, it is
+    offered to a decode worker, and waits on this device until that worker has room.
     """
 
-    def __init__(self, worker: Worker, writing: PageWriting) -> None:
+    def __init__(self, worker: Worker, writing: PageWriting, offering: Offering) -> None:
         super().__init__(worker)
-        self.writing = writing
+        self._writing, self._offering = writing, offering
+        self._hands_on_all, self._keeps = not self._memory.decodes, self._policy.handoff is Handoff.DEVICE
+
+    # --- Preempted
 
     def preempt(
         self, running: WorkerRequest, cause: PreemptionCause, now: float, winner: WorkerRequest | None = None
@@ -53,18 +68,6 @@ class Preempting(WorkerPart):
             self._queue.put_back(running)
         return copies
 
-    def hand_on(self, running: WorkerRequest) -> list[Command]:
-        """Let a request leave by the pool's pages: for the decode worker that the router named, or for any."""
-        self._here.move(running, State.LEAVING)
-        is_let_go = self._memory.dropping.drop_to_leave(running, self._memory.leave)
-        released = self._holds.release(running.key) if is_let_go else []
-        kind = Kind.OFFERED if running.decode else Kind.WRITES
-        self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
-        copy = self.writing.write(running)
-        orders = self._memory.orders_before(copy, running)
-        self._memory.release(running)  # later writes to its blocks come after the copy
-        return [*released, *orders, copy]
-
     def _write(
         self,
         running: WorkerRequest,
@@ -86,10 +89,10 @@ class Preempting(WorkerPart):
         if is_resident:
             # Now, since the same Release would later drop pages that the pool keeps by then.
             released = self._holds.release(running.key) if self._memory.dropping.drop_to_leave(running, free) else []
-        if not (is_resident and self.writing.has_pages(running)):
+        if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "what is in full pages goes to the pool, the rest is recomputed")
-            copies = self.writing.write_full_pages(running)
+            copies = self._writing.write_full_pages(running)
             return [
                 *released,
                 *(it for copy in copies for it in (*self._memory.orders_before(copy, running), copy)),
@@ -97,7 +100,7 @@ class Preempting(WorkerPart):
         self._note(running, winner, "its KV goes to the pool")
         self._counts.count_preempted(running, cause, keeps_kv=True)
         self._here.note_shortage()
-        copy = self.writing.write(running)
+        copy = self._writing.write(running)
         return [*released, *self._memory.orders_before(copy, running), copy], True
 
     def _note(self, running: WorkerRequest, winner: WorkerRequest | None, how: str) -> None:
@@ -125,28 +128,7 @@ class Preempting(WorkerPart):
         self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
         self._note(prompt, None, "it is recomputed, so that others can go on")
 
-
-class HandingOn(WorkerPart):
-    """Hands requests on whose prompts have run here, to the decode workers that the router named for them.
-
-        resident ── the worker is reached directly: Offer ──▶ departing (worker/offering.py) ──▶ gone
-           │ ▲                                                   │
-           │ └── Decline, or the worker is lost: it decodes here ┘
-           └── else, pages at hand ──▶ the pool hands it to that worker
-
-    Such a request decodes here until the pool has the full pages of its prompt, which are copied beside the steps. So
-    it pauses only for the copy of the rest to the pool, and for the copy of all its pages to the other worker.
-
-    Where nothing decodes (prefill_worker/state.py), every request is handed on as soon as its prompt has run, chats
-    first. It goes to the pool, which batches those for which no worker was named. Where no pool is of use, it is
-    offered to a decode worker, and waits on this device until that worker has room.
-    """
-
-    def __init__(self, worker: Worker, offering: Offering, preempting: Preempting, pages: PagesToWrite) -> None:
-        super().__init__(worker)
-        self._offering, self._preempting, self._to_write = offering, preempting, pages
-        self._writing = preempting.writing
-        self._hands_on_all, self._keeps = not self._memory.decodes, self._policy.handoff is Handoff.DEVICE
+    # --- Handed on
 
     @property
     def ready(self) -> list[WorkerRequest]:
@@ -172,8 +154,7 @@ class HandingOn(WorkerPart):
         return not self.needs_no_pool and self.lacks_pages() is None
 
     def _is_ready(self, running: WorkerRequest) -> bool:
-        is_written = self._to_write.awaits(running) or self._writing.is_busy(running)
-        return is_writable(running, self._limits.page_size) and not is_written
+        return is_writable(running, self._limits.page_size) and not self._writing.is_busy(running)
 
     def hand_on(self, now: float) -> list[Command]:
         """Let requests leave whose worker is reached directly, or for which there are pages at hand."""
@@ -184,8 +165,20 @@ class HandingOn(WorkerPart):
             if to is not None:
                 commands.append(self._offering.offer(running, to, waits_there))
             elif self._writing.has_pages(running):
-                commands += self._preempting.hand_on(running)
+                commands += self._hand_on_by_pool(running)
         return commands
+
+    def _hand_on_by_pool(self, running: WorkerRequest) -> list[Command]:
+        """Let a request leave by the pool's pages: for the decode worker that the router named, or for any."""
+        self._here.move(running, State.LEAVING)
+        is_let_go = self._memory.dropping.drop_to_leave(running, self._memory.leave)
+        released = self._holds.release(running.key) if is_let_go else []
+        kind = Kind.OFFERED if running.decode else Kind.WRITES
+        self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
+        copy = self._writing.write(running)
+        orders = self._memory.orders_before(copy, running)
+        self._memory.release(running)  # later writes to its blocks come after the copy
+        return [*released, *orders, copy]
 
     def lacks_pages(self) -> WorkerRequest | None:
         """Return the first request that can go nowhere but to the pool, for which too few pages are at hand."""

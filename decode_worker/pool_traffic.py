@@ -13,6 +13,7 @@ request decodes here, those whose prompts have run wait for pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from alignedserve.core import FinishReason, units_for
 from alignedserve.explain.decisions import Kind
@@ -25,6 +26,9 @@ from alignedserve.worker.pool import Copy
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
+if TYPE_CHECKING:
+    from alignedserve.decode_worker.leaving import Leaving  # which writes pages too
+
 
 class PageWriting(WorkerPart):
     """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
@@ -34,6 +38,10 @@ class PageWriting(WorkerPart):
         self._outputs, self._page_size = outputs, self._limits.page_size
         self._awaited: set[Attempt] = set()  # the pool is still to say what it holds of these
         self.num_kept_pages = 0  # of prompts and answers
+        # Beside steps only what stays where it is can be copied.
+        self._keeps_prompts = self._policy.reuse and self._memory.keeps_places and self._memory.decodes
+        self._prompts: dict[WorkerRequest, None] = {}  # to be written, in the order of their first tokens
+        self._copying: dict[WorkerRequest, None] = {}  # prompts that are being written
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
         self._writer.lease.take_answer(lease)
@@ -87,8 +95,9 @@ class PageWriting(WorkerPart):
         return self._writer.begin(running, self.target, tokens, has_ended=has_ended, aside=not has_ended)
 
     def is_busy(self, running: WorkerRequest) -> bool:
-        """Return whether a part of the request is under way, or the pool has not said yet that it keeps its pages."""
-        return self._writer.is_writing(running) or running.key in self._awaited
+        """Return whether pages of the request are under way, or still to go, or the pool has not said yet that it keeps
+        them."""
+        return self._writer.is_writing(running) or running.key in self._awaited or self.awaits(running)
 
     def has_answered(self, running: WorkerRequest) -> bool:
         """Return whether the pool has answered for a request that has ended; a later answer is not awaited."""
@@ -144,6 +153,8 @@ class PageWriting(WorkerPart):
             running.forget_known()
         self._holds.clear()
         self._awaited.clear()
+        self._prompts.clear()
+        self._copying.clear()
 
     # --- Requests that are being written
 
@@ -158,6 +169,70 @@ class PageWriting(WorkerPart):
     @property
     def awaits_answer(self) -> bool:
         return self._writer.lease.is_awaited
+
+    def num_lacking(self, running: WorkerRequest, tokens: int) -> int:
+        """Return how many full pages of the first tokens no page of the pool and no part holds; 0 where none is ever
+        written."""
+        if not is_writable(running, self._page_size):
+            return 0
+        return tokens // self._page_size - len(running.known) - self._writer.num_written(running)
+
+    def forget(self, written: dict[WorkerRequest, None], goes_on: Callable[[WorkerRequest], bool]) -> None:
+        """Forget the pages of requests that do not go on; a kept answer takes its pages to the pool."""
+        for running in [running for running in written if not goes_on(running)]:
+            del written[running]
+            if running.state is not State.KEPT:
+                self._writer.forget_parts(running)
+
+    # --- Prompts that have run
+
+    def add_prompt(self, running: WorkerRequest) -> None:
+        """Have the prompt of a request written, which decodes from now on."""
+        if self._keeps_prompts and self._pool.member is not None and self._num_of_prompt(running) > 0:
+            self._prompts[running] = None
+
+    def awaits(self, running: WorkerRequest) -> bool:
+        """Return whether pages of the prompt are still to be written."""
+        return running in self._prompts or running in self._copying
+
+    @property
+    def num_of_prompts(self) -> int:
+        """Return how many pages of prompts are still to be written."""
+        return sum(map(self._num_of_prompt, self._prompts))
+
+    def _num_of_prompt(self, running: WorkerRequest) -> int:
+        num_prompt = len(running.request.tokens)
+        return 0 if self._limits.unread(num_prompt) else self.num_lacking(running, num_prompt)
+
+    def keep_prompts(self, now: float) -> list[Command]:
+        """Hand on what is written, and begin to copy as many prompts as there are pages for.
+
+        Nothing more is written once the request has left. When it ends, the pages that are written go to the pool with
+        its answer."""
+        if not self._prompts and not self._copying:
+            return []
+        self.forget(self._copying, self._decodes)
+        self._prompts = {running: None for running in self._prompts if self._decodes(running)}
+        being_written, commands = self._writer.being_written, list[Command]()
+        for running in [running for running in self._copying if running not in being_written]:
+            del self._copying[running]
+            if self._writer.num_written(running):
+                commands += self.hand_on_parts(running, now)
+            else:  # its pages were forgotten, since the pool holds other pages before them than it did
+                self._prompts[running] = None
+        target = self.target
+        for running in list(self._prompts):
+            pages = self._num_of_prompt(running)
+            if target is None or pages > len(self._writer.lease.pages):
+                break
+            del self._prompts[running]
+            if pages > 0:
+                self._copying[running] = None
+                commands.append(self.write_next(running, pages))
+        return commands
+
+    def _decodes(self, running: WorkerRequest) -> bool:
+        return self._here.residents.get(running.request.id) is running and not running.num_lost
 
 
 def is_writable(running: WorkerRequest, page_size: int) -> bool:
@@ -183,23 +258,11 @@ class PagesToWrite(WorkerPart):
     ahead, and all requests will leave.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        writing: PageWriting,
-        lacks_pages: Callable[[], WorkerRequest | None],
-        has_use_for_pages: Callable[[], bool],
-    ) -> None:
-        """`lacks_pages` returns a request that goes on nowhere without pages; `has_use_for_pages` says whether pages
-        may be taken for prompts that still run."""
+    def __init__(self, worker: Worker, writing: PageWriting, leaving: Leaving) -> None:
         super().__init__(worker)
         limits, policy, memory = self._limits, self._policy, self._memory
         self._page_size, self._writing, self._lease = limits.page_size, writing, self._writer.lease
-        self._lacks_pages, self._has_use_for_pages = lacks_pages, has_use_for_pages
-        # Beside steps only what stays where it is can be copied.
-        self._keeps_prompts = policy.reuse and memory.keeps_places and memory.decodes
-        self._prompts: dict[WorkerRequest, None] = {}  # to be written, in the order of their first tokens
-        self._copying: dict[WorkerRequest, None] = {}  # prompts that are being written
+        self._leaving = leaving
         self._have_to_leave = policy.grows or policy.swaps  # whether requests do
         leave_beside = memory.copies_beside and policy.evict and self._have_to_leave
         may_be_written = leave_beside if memory.decodes else memory.keeps_places
@@ -212,80 +275,17 @@ class PagesToWrite(WorkerPart):
         self._short = limits.num_blocks // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * limits.block_size, self._page_size)
 
-    def pool_lost(self, event: MemberLost, now: float) -> None:
-        self._prompts.clear()
-        self._copying.clear()
-
-    def _num_lacking(self, running: WorkerRequest, tokens: int) -> int:
-        """Return how many full pages of the first tokens no page of the pool and no part holds; 0 where none is ever
-        written."""
-        if not is_writable(running, self._page_size):
-            return 0
-        return tokens // self._page_size - len(running.known) - self._writer.num_written(running)
-
-    def _forget(self, written: dict[WorkerRequest, None], goes_on: Callable[[WorkerRequest], bool]) -> None:
-        """Forget the pages of requests that do not go on; a kept answer takes its pages to the pool."""
-        for running in [running for running in written if not goes_on(running)]:
-            del written[running]
-            if running.state is not State.KEPT:
-                self._writer.forget_parts(running)
-
-    # --- Prompts that have run
-
-    def add_prompt(self, running: WorkerRequest) -> None:
-        """Have the prompt of a request written, which decodes from now on."""
-        if self._keeps_prompts and self._pool.member is not None and self._num_of_prompt(running) > 0:
-            self._prompts[running] = None
-
-    def awaits(self, running: WorkerRequest) -> bool:
-        """Return whether pages of the prompt are still to be written."""
-        return running in self._prompts or running in self._copying
-
-    def _num_of_prompt(self, running: WorkerRequest) -> int:
-        num_prompt = len(running.request.tokens)
-        return 0 if self._limits.unread(num_prompt) else self._num_lacking(running, num_prompt)
-
-    def keep_prompts(self, now: float) -> list[Command]:
-        """Hand on what is written, and begin to copy as many prompts as there are pages for.
-
-        Nothing more is written once the request has left. When it ends, the pages that are written go to the pool with
-        its answer."""
-        if not self._prompts and not self._copying:
-            return []
-        self._forget(self._copying, self._decodes)
-        self._prompts = {running: None for running in self._prompts if self._decodes(running)}
-        being_written, commands = self._writer.being_written, list[Command]()
-        for running in [running for running in self._copying if running not in being_written]:
-            del self._copying[running]
-            if self._writer.num_written(running):
-                commands += self._writing.hand_on_parts(running, now)
-            else:  # its pages were forgotten, since the pool holds other pages before them than it did
-                self._prompts[running] = None
-        target = self._writing.target
-        for running in list(self._prompts):
-            pages = self._num_of_prompt(running)
-            if target is None or pages > len(self._lease.pages):
-                break
-            del self._prompts[running]
-            if pages > 0:
-                self._copying[running] = None
-                commands.append(self._writing.write_next(running, pages))
-        return commands
-
-    def _decodes(self, running: WorkerRequest) -> bool:
-        return self._here.residents.get(running.request.id) is running and not running.num_lost
-
     # --- Requests that leave next
 
     def write_ahead(self, now: float) -> list[Command]:
         """Begin to copy full pages of the requests that leave next, while spare pages last."""
-        self._forget(self._ahead, lambda running: self._here.find(running.request.id) is running)
-        if self._writing.target is None or not self._writes_ahead or not self._has_use_for_pages():
+        self._writing.forget(self._ahead, lambda running: self._here.find(running.request.id) is running)
+        if self._writing.target is None or not self._writes_ahead or not self._leaving.has_use_for_pages():
             return []
         commands: list[Command] = []
         for running in self._next_to_leave(now) if self._memory.decodes else [*self._here.prompts.values()]:
-            is_busy = self._writing.is_busy(running) or self.awaits(running) or running.num_lost
-            pages = 0 if is_busy else self._num_lacking(running, running.prefix)
+            is_busy = self._writing.is_busy(running) or running.num_lost
+            pages = 0 if is_busy else self._writing.num_lacking(running, running.prefix)
             if 0 < pages < len(self._lease.pages):  # one page is left for its next tokens
                 self._ahead[running] = None
                 self.num_ahead += pages
@@ -331,7 +331,7 @@ class PagesToWrite(WorkerPart):
         """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
         if not self._policy.reuse or self._writing.target is None or running.num_lost:
             return 0
-        return min(self._num_lacking(running, running.prefix), len(self._lease.pages))
+        return min(self._writing.num_lacking(running, running.prefix), len(self._lease.pages))
 
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
@@ -403,7 +403,8 @@ class PagesToWrite(WorkerPart):
         if self._writing.target is None:
             return []
         writer = self._writer
-        if (first := self._lacks_pages()) is not None:  # all such requests together may need more than there ever are
+        if (first := self._leaving.lacks_pages()) is not None:
+            # All such requests together may need more than there ever are.
             for running in writer.written:  # a worker that keeps some pages and waits for more blocks others
                 writer.forget_parts(running)
             ask = self._lease.ask_firmly(writer.pages_for(first, first.prefix), writer.in_copies)
@@ -413,12 +414,12 @@ class PagesToWrite(WorkerPart):
 
     @property
     def _wanted(self) -> int:
-        if not (self._keeps if self._memory.decodes else self._has_use_for_pages()):
+        if not (self._keeps if self._memory.decodes else self._leaving.has_use_for_pages()):
             return 0
         is_idle = not self._memory.decodes and self._steps.running is None
         if is_idle or self._lacks[0] != self._steps.number:  # looked at once a step
             self._lacks = (self._steps.number, self._lacking)
-        return self._lacks[1] + sum(map(self._num_of_prompt, self._prompts))
+        return self._lacks[1] + self._writing.num_of_prompts
 
     @property
     def _lacking(self) -> int:

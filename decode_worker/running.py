@@ -21,8 +21,8 @@ from itertools import repeat
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.joining import Joining
-from alignedserve.decode_worker.leaving import HandingOn
-from alignedserve.decode_worker.pool_traffic import PagesToWrite
+from alignedserve.decode_worker.leaving import Leaving
+from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import StepDone
@@ -104,11 +104,11 @@ class Stepping(WorkerPart):
     """Plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
 
     def __init__(
-        self, worker: Worker, arrivals: Arrivals, joining: Joining, handing_on: HandingOn, elsewhere: FormPart
+        self, worker: Worker, arrivals: Arrivals, joining: Joining, leaving: Leaving, elsewhere: FormPart
     ) -> None:
         super().__init__(worker)
         self._arrivals, self._joining, self._seats = arrivals, joining, joining.seats
-        self._handing_on, self._preempting, self._elsewhere = handing_on, joining.preempting, elsewhere
+        self._leaving, self._elsewhere = leaving, elsewhere
         self._shares = CallerShares(self._limits.max_batch, self._pace, self._queue.waiting)
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_ahead_steps = 0  # planned while another ran
@@ -124,7 +124,7 @@ class Stepping(WorkerPart):
         if self._policy.is_rt_first:
             for request in self._shares.divide(self._here.seated):
                 self._scheduler.moved(request)
-        before = [*self._handing_on.hand_on(now), *self._give_memory(now)]
+        before = [*self._leaving.hand_on(now), *self._give_memory(now)]
         selection = self._next_step(before, now)
         before += self._seats.fetch()
         if selection is None:
@@ -173,7 +173,7 @@ class Stepping(WorkerPart):
             while running.blocks and not memory.grow(running):
                 prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
                 leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._memory.context(now))
-                commands += self._preempting.preempt(leaving, PreemptionCause.MEMORY, now)
+                commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY, now)
         memory.have_grown()
         return commands
 
@@ -182,7 +182,7 @@ class Stepping(WorkerPart):
         memory = self._memory
         commands, decodes, waiting = list[Command](), list(self._here.residents.values()), self._queue.waiting
         for running in memory.worth_too_little(waiting, now):
-            commands += self._preempting.preempt(running, PreemptionCause.WORTH, now)
+            commands += self._leaving.preempt(running, PreemptionCause.WORTH, now)
         commands += self._grow(now)
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = memory.pending_s((*prompts, *self._here.prompts.values()))
@@ -200,7 +200,7 @@ class Stepping(WorkerPart):
         commands, waiting, seated = list[Command](), self._queue.waiting, set[WorkerRequest]()
         at = self._memory.context(now)
         while (prompt := self._scheduler.first_waiting(waiting, at)) is not None and prompt not in seated:
-            left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
+            left = self._leaving.swap_for(prompt, self._memory.room_for(prompt), now)
             if left is None or not self._memory.seat_beside_others(prompt):
                 break
             commands += left
@@ -216,9 +216,9 @@ class Stepping(WorkerPart):
         if not memory.needs_room:
             return False
         if (leaving := memory.least_needed) is not None:
-            before += self._preempting.preempt(leaving, PreemptionCause.CROWDED, now)
+            before += self._leaving.preempt(leaving, PreemptionCause.CROWDED, now)
         else:
-            self._preempting.crowd_out(self._scheduler.in_order(self._here.prompts.values(), at)[-1])
+            self._leaving.crowd_out(self._scheduler.in_order(self._here.prompts.values(), at)[-1])
         return True
 
     # --- The choice
@@ -250,7 +250,7 @@ class Stepping(WorkerPart):
         begins = self._memory.context(now + copies_s) if copies_s else at
         selection = scheduler.next_step(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
         for running in selection.displaced:
-            before += self._preempting.preempt_replaced(running, next(iter(selection.admitted), None))
+            before += self._leaving.preempt_replaced(running, next(iter(selection.admitted), None))
         num_fetching = self._here.num_fetching
         for prompt in selection.admitted:
             self._seats.seat(prompt)
@@ -283,7 +283,7 @@ class Stepping(WorkerPart):
     def _is_settled(self, running: StepPlan, now: float) -> bool:
         """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
         has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
-        if has_prompts or self._steps.runs_in_vain or not self._all_run or self._handing_on.ready:
+        if has_prompts or self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
             return False
         first = self._joining.next_candidate(now)
         if first is not None and self._joining.cannot_wait(first, now):
@@ -298,9 +298,9 @@ class StepEnd(WorkerPart):
     finds too little, its request is lost, and its owner starts the next attempt.
     """
 
-    def __init__(self, worker: Worker, outputs: Outputs, to_write: PagesToWrite) -> None:
+    def __init__(self, worker: Worker, outputs: Outputs, writing: PageWriting, to_write: PagesToWrite) -> None:
         super().__init__(worker)
-        self._outputs, self._to_write = outputs, to_write
+        self._outputs, self._writing, self._to_write = outputs, writing, to_write
 
     def step_done(self, event: StepDone, now: float) -> list[Command]:
         self._memory.step_ended()  # what was left until now comes free first
@@ -319,7 +319,7 @@ class StepEnd(WorkerPart):
         self._note(plan, seconds)
         released = self._give_tokens(plan, event, now)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
-        folds = self._memory.trim(self._to_write.awaits)
+        folds = self._memory.trim(self._writing.awaits)
         return [*folds, *released, *self._outputs.flush()]
 
     def _note(self, plan: StepPlan, seconds: float) -> None:
@@ -377,7 +377,7 @@ class StepEnd(WorkerPart):
                 here.move(running, State.RESIDENT)
                 if finish is None:
                     self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
-                    self._to_write.add_prompt(running)
+                    self._writing.add_prompt(running)
             if finish is not None:
                 released += self._end(running, finish)
         outputs.step_ended()

@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.decode_worker.arriving import Intake, Seats
-from alignedserve.decode_worker.joining import BatchAsks, Joining, KvReceiving
-from alignedserve.decode_worker.leaving import HandingOn, Preempting
+from alignedserve.decode_worker.joining import BatchAsks, Joining
+from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
 from alignedserve.protocol.commands import Command, Send
@@ -95,7 +95,7 @@ def events(core: DecodeCore) -> Events:
         GiveBack: (core.writing.give_back,),
         CopiedIn: (core.seats.copied_in,),
         CopiedOut: (core.writing.copied_out,),
-        KvReceived: (core.receiving.received,),
+        KvReceived: (core.joining.received,),
         KvSent: (core.offering.sent,),
         StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
@@ -120,7 +120,6 @@ def events(core: DecodeCore) -> Events:
             core.arrivals.pool_lost,
             core.here.pool_lost,
             core.writing.pool_lost,
-            core.pages.pool_lost,
             core.intake.pool_lost,
             core.asking.pool_lost,
             core.pool_link.lost,  # last: until then, all parts know which pool was lost
@@ -135,7 +134,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.joining.seat,
         core.stepping.plan,
         core.keep_answers,
-        core.pages.keep_prompts,
+        core.writing.keep_prompts,
         core.pages.write_ahead,
         # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
         # left where a request had to leave.
@@ -177,27 +176,24 @@ class DecodeCore:
         # Seats and memory of requests, and the ways to leave
         self.seats = Seats(worker)
         self.writing = PageWriting(worker, self.owners)
-        preempting = Preempting(worker, self.writing)
         self.offering = Offering(worker, self.owners)
+        self.leaving = Leaving(worker, self.writing, self.offering)
+        self.pages = PagesToWrite(worker, self.writing, self.leaving)
         self.rewriting, self.elsewhere = make_parts(worker, self.offering)
         # Ways for requests to come
         self.intake = Intake(worker, setup.direct)
-        self.joining = Joining(worker, self.seats, preempting)
-        self.receiving = KvReceiving(worker, self.seats)
+        self.joining = Joining(worker, self.seats, self.leaving)
         self.arrivals = Arrivals(worker)
         # Steps
-        lacks, has_use = lambda: self.handing_on.lacks_pages(), lambda: self.handing_on.has_use_for_pages()
-        self.pages = PagesToWrite(worker, self.writing, lacks, has_use)
-        self.handing_on = HandingOn(worker, self.offering, preempting, self.pages)
-        self.stepping = Stepping(worker, self.arrivals, self.joining, self.handing_on, self.elsewhere)
-        self.step_end = StepEnd(worker, self.owners, self.pages)
+        self.stepping = Stepping(worker, self.arrivals, self.joining, self.leaving, self.elsewhere)
+        self.step_end = StepEnd(worker, self.owners, self.writing, self.pages)
         self.idle = IdleTrials(worker, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(worker, self.joining)
         self.figures = Reporting(worker, self.elsewhere)
         self.router = RouterLink(worker, self.owners)
         here.drop = self.drop
-        links = self.arrivals, self.writing, self.receiving, self.offering, self.asking, self.owners, self.router
+        links = self.arrivals, self.writing, self.joining, self.offering, self.asking, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)
         self._listen(events(self), turn(self))
 

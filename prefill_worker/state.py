@@ -1,7 +1,7 @@
 """The prefill worker's core: the decode worker's, where nothing decodes and KV is kept for workers that do.
 
     Prefill ─▶ waiting ─▶ prompt ─▶ resident ─┬─▶ Commit: the pool has it, and batches it
-               (no room)            (first    └─▶ Offer, Pull: a decode worker has it (HandingOn in leaving.py)
+               (no room)            (first    └─▶ Offer, Pull: a decode worker has it (decode_worker/leaving.py)
                                      token)
 
 So it is where prefill workers do not decode (`schedule.helps` is off); a prefill worker that decodes runs the decode
@@ -44,7 +44,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
         core.elsewhere.act,
         core.offering.ask_pending,
         core.joining.seat,
-        core.handing_on.hand_on,
+        core.leaving.hand_on,
         core.stepping.plan,
         core.keep_answers,
         core.pages.write_ahead,

@@ -5,7 +5,6 @@ caller_shares.py  Lets requests yield that are beyond their caller's part of a w
 part.py         What parts have in common: the verbs that concern all of them.
 requests.py     The requests on a worker by their states: the one place that takes a request from state to state.
 candidates.py   The requests that join as soon as there is room, and the batch that runs (AlignedServe §3.4).
-candidate_order.py  The order in which candidates join.
 transfers.py    Requests whose KV goes from one worker to another: what is on its way here, and what leaves.
 arriving.py     Requests that come: prompts and their predictions, what the pool has of them, the queue for seats.
 steps.py        How long waiting prompts will take, by the steps before, and trials while the worker is idle.

@@ -22,7 +22,6 @@ from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.scheduling.policy import Room
-from alignedserve.worker.candidate_order import CandidateOrder
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.pool import PoolLink
@@ -57,7 +56,6 @@ class PlainMemory:
         limits, writer = pace.limits, pool.writer
         size, page_size = limits.block_size, limits.page_size
         self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
-        self.order = CandidateOrder(pace, here, steps)
         self.dropping = Dropping(self, writer)
         self._folding = Folding(self, here, writer, limits.fold if self.keeps_places else None)
         self._need = RecentNeed()
