@@ -71,7 +71,7 @@ from alignedserve.worker.pace import Pace
 from alignedserve.worker.part import Act, Events, FormPart, Worker, with_forms
 from alignedserve.worker.pool import PageWriter, PoolLink
 from alignedserve.worker.repeats import Repeats
-from alignedserve.worker.reporting import Reporting, RouterLink
+from alignedserve.worker.reporting import RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.states import State
@@ -104,13 +104,13 @@ def events(core: DecodeCore) -> Events:
         ),
         Resend: (core.owners.resend,),
         Acknowledge: (core.owners.acknowledged,),
-        Retire: (core.router.retire, core.figures.retire),
+        Retire: (core.router.retire,),
         Reserve: (core.router.reserve,),
         Inquire: (core.router.inquired,),
         Missed: (core.repeats.missed,),
         LinkGap: (core.repeats.link_gap,),
         TimerFired: (core.owners.timer_fired, core.repeats.timer_fired),
-        (MemberJoined, Role.ROUTER): (core.router.router_joined, core.figures.router_joined),
+        (MemberJoined, Role.ROUTER): (core.router.router_joined,),
         (MemberLost, Role.ROUTER): (core.router.router_lost,),
         **{(MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
         (MemberJoined, Role.POOL): (core.pool_link.joined,),
@@ -144,8 +144,8 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
-        core.figures.report,
-        core.figures.tell,
+        core.router.report_load,
+        core.router.tell,
         core.idle.measure,
         core.router.end,
     )
@@ -190,8 +190,7 @@ class DecodeCore:
         self.idle = IdleTrials(worker, setup.cost is not None)
         # Messages to the pool and to the router
         self.asking = BatchAsks(worker, self.joining)
-        self.figures = Reporting(worker, self.elsewhere)
-        self.router = RouterLink(worker, self.owners)
+        self.router = RouterLink(worker, self.owners, self.elsewhere)
         here.drop = self.drop
         links = self.arrivals, self.writing, self.joining, self.offering, self.asking, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)

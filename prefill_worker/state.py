@@ -52,7 +52,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
         core.rewriting.act,
         core.repeats.set_timer,
         core.router.report,
-        core.figures.tell,
+        core.router.tell,
         core.idle.measure,
         core.router.end,
     )

@@ -23,14 +23,19 @@ _REPORT_STEPS = 8  # between two reports to the router
 
 
 class RouterLink(WorkerPart):
-    """Tells the router which requests are here, which have moved on, and how much is left to run."""
+    """Tells the router which requests are here, which have moved on, how much is left to run, and the worker's load;
+    and the gateways, by way of the router, what metrics show."""
 
-    def __init__(self, worker: Worker, outputs: Outputs) -> None:
+    def __init__(self, worker: Worker, outputs: Outputs, elsewhere: FormPart) -> None:
         super().__init__(worker)
-        self._outputs, self.rate = outputs, PromptRate(worker)
+        self._outputs, self._elsewhere, self.rate = outputs, elsewhere, PromptRate(worker)
+        self._reported = 0  # the newest step when the router got a report
+        self._told: Figures | None = None
+        self._told_at = 0.0
 
     def retire(self, message: Retire, frame: Received, now: float) -> None:
         self._here.is_retiring = True
+        self._told_at = -inf  # the worker may end in this turn
 
     def reserve(self, message: Reserve, frame: Received, now: float) -> list[Command]:
         self._here.is_reserved = message.is_on
@@ -40,22 +45,22 @@ class RouterLink(WorkerPart):
         self._here.is_reserved = False  # its next life says so again
 
     def inquired(self, message: Inquire, frame: Received, now: float) -> list[Command]:
-        held = set(self._here.attempts())
-        return self._answer(frame.sender, [attempt for attempt in message.attempts if attempt not in held], now)
-
-    def router_joined(self, event: MemberJoined, now: float) -> list[Command]:
-        self._notes.renew()
-        return [self._holding()]
-
-    def _answer(self, asker: str, unknown: list[Attempt], now: float) -> list[Command]:
         """Tell the router which attempts are not here; release the pages that the pool keeps for them."""
-        if asker == ROUTER or self._pool.member is None:
+        held = set(self._here.attempts())
+        unknown = [attempt for attempt in message.attempts if attempt not in held]
+        if frame.sender == ROUTER or self._pool.member is None:
             for attempt in unknown:
                 self._notes.note("unknown", attempt)
             return []
         settled = self.settled
         left = [attempt for attempt in unknown if attempt not in settled]
         return [command for attempt in left for command in self._holds.decline(attempt, now)]
+
+    def router_joined(self, event: MemberJoined, now: float) -> list[Command]:
+        self._notes.renew()
+        if self._told is not None:
+            self._told, self._told_at = None, -inf  # this router knows nothing of it
+        return [self._holding()]
 
     @property
     def settled(self) -> set[Attempt]:
@@ -80,21 +85,9 @@ class RouterLink(WorkerPart):
         is_idle = self._here.is_retiring and self._steps.running is None and not self._outputs.num_kept
         return [End()] if is_idle and not self._here.attempts() else []
 
-
-class Reporting(WorkerPart):
-    """Tells the router the load of this worker every few steps, and the gateways, by way of the router, what metrics
-    show."""
-
-    def __init__(self, worker: Worker, elsewhere: FormPart) -> None:
-        super().__init__(worker)
-        self._elsewhere = elsewhere
-        self._reported = 0  # the newest step when the router got a report
-        self._told: Figures | None = None
-        self._told_at = 0.0
-
     # --- The load, for the router
 
-    def report(self, now: float) -> list[Command]:
+    def report_load(self, now: float) -> list[Command]:
         """Report every few steps, and when there are none."""
         steps = self._steps.number - self._reported
         if not steps or (self._steps.running is not None and steps < _REPORT_STEPS):
@@ -119,16 +112,9 @@ class Reporting(WorkerPart):
 
     # --- Metrics
 
-    def router_joined(self, event: MemberJoined, now: float) -> None:
-        if self._told is not None:
-            self._told, self._told_at = None, -inf  # this router knows nothing of it
-
-    def retire(self, message: Retire, frame: Received, now: float) -> None:
-        self._told_at = -inf  # the worker may end in this turn
-
     def tell(self, now: float) -> list[Command]:
-        """Tell what is new, about once a second while anything happens. A worker that has become idle tells it when it
-        last asks whether its owners have all tokens (core.py)."""
+        """Tell what is new, about once a second while anything happens; a worker that has become idle, with its last
+        refresh timer."""
         if now - self._told_at < _COUNTS_S:
             return []
         counts, self._told_at = self._counts, now
