@@ -13,16 +13,7 @@ from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, SyntaxReady
-from alignedserve.protocol.messages import (
-    Attempt,
-    Batch,
-    Cancel,
-    Decline,
-    Kept,
-    Member,
-    Offer,
-    Release,
-)
+from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
 from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.candidates import JoinCandidate
@@ -89,13 +80,7 @@ class Intake(WorkerPart):
         return over
 
     def _add(
-        self,
-        entry: Entry,
-        source: Member | None,
-        is_pinned: bool,
-        now: float,
-        batch: int = 0,
-        found_for: int = 0,
+        self, entry: Entry, source: Member | None, is_pinned: bool, now: float, batch: int = 0, found_for: int = 0
     ) -> list[Command]:
         """Add a candidate. It joins when its syntax is compiled."""
         due = promise(entry.request, self._policy, len(entry.output), entry.due)
@@ -136,7 +121,8 @@ class Intake(WorkerPart):
         source, name, attempt = self._candidates.peer(sender), entry.request.id, entry.request.attempt
         here = max((known for request, known in self._here.attempts() if request == name), default=-1)
         if here >= attempt or self._here.transfers.has_come((name, attempt)):
-            is_asked = (name, attempt) in self._asked
+            receiving = [running.key for running in self._here.among(State.RECEIVING)]
+            is_asked = (name, attempt) in (*receiving, *(candidate.key for candidate in self._candidates.waiting))
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
         if (name, attempt) in self._cancelled:
             return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of it
@@ -144,14 +130,6 @@ class Intake(WorkerPart):
         if source is None or self._here.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]
         return self._add(entry, source, False, now)
-
-    @property
-    def _asked(self) -> list[Attempt]:
-        """Return the attempts that are candidates, or are being received."""
-        return [
-            *(candidate.key for candidate in self._candidates.waiting),
-            *(running.key for running in self._here.among(State.RECEIVING)),
-        ]
 
     def _has_room_beyond(self, entry: Entry) -> bool:
         """Return whether there is room for this entry and for all candidates that wait already."""
@@ -179,21 +157,18 @@ class Seats(WorkerPart):
     def seat(self, prompt: WorkerRequest) -> None:
         """Give a prompt its seat, which has its blocks; it runs after what the pool knows of it has been fetched."""
         self._queue.waiting.remove(prompt)
-        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
+        has_left = len(prompt.output) > len(prompt.request.emitted)  # then it is recomputed without `schedule.evict`
+        may_fetch = not prompt.kv.form and (self._policy.evict or not has_left) and self._pool.member is not None
+        if self._pages.has_to_fetch(prompt) and may_fetch:
             self._new.append(self._here.begin_copy(prompt, State.FETCHING))
             if not self._memory.copies_beside:
-                self._pace.note_fetch(prompt)
+                self._pace.fetched_s += prompt.fetch_s
             prompt.begin_fetch(self._limits.page_size)
         else:
             prompt.end_fetch()
             self._here.move(prompt, State.PROMPT)
         self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
-
-    def _may_fetch(self, prompt: WorkerRequest) -> bool:
-        """Return whether it becomes KV, and is not to be recomputed because it had to leave (`schedule.evict`)."""
-        has_left = len(prompt.output) > len(prompt.request.emitted)
-        return not prompt.kv.form and (self._policy.evict or not has_left)
 
     def seat_prompts(self, now: float) -> list[Command]:
         """Seat waiting prompts in their order while there is room, where the plan of a step does not seat them."""
@@ -298,5 +273,5 @@ class Seats(WorkerPart):
         if event.number in here.from_lost_pool:
             return [] if is_prompt else self._holds.release(running.key)
         self.num_spoiled_pages += len(pages)
-        self._faults.num_refused += 1
+        self._counts.num_refused += 1
         return [*self._pool.tell_spoiled(pages), *self._holds.release(running.key)]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.commands import Command, ReceiveKv, Send
 from alignedserve.protocol.events import KvReceived, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
 from alignedserve.scheduling.policy import Grouping
@@ -43,15 +43,12 @@ class Joining(WorkerPart):
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
             return None
-        if self._policy.swaps:
-            return None if self._prompt_is_before(first, now) else first
+        if self._policy.swaps:  # a prompt of a higher level may wait for memory
+            at, level = self._memory.context(now), self._scheduler.level
+            prompt = self._scheduler.first_waiting(self._queue.waiting, at)
+            is_before = prompt is not None and level(prompt, at) < level(self._as_running(first), at)
+            return None if is_before else first
         return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
-
-    def _prompt_is_before(self, candidate: JoinCandidate, now: float) -> bool:
-        """Return whether a prompt of a higher level waits for memory."""
-        at, level = self._memory.context(now), self._scheduler.level
-        prompt = self._scheduler.first_waiting(self._queue.waiting, at)
-        return prompt is not None and level(prompt, at) < level(self._as_running(candidate), at)
 
     def _as_running(self, candidate: JoinCandidate) -> WorkerRequest:
         return candidate.as_running(self._policy, self._limits.page_size)
@@ -141,7 +138,8 @@ class Joining(WorkerPart):
         transfer = self._here.transfers.begin(candidate, running, source)
         if candidate.evicted is None:
             self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
-        return [transfer.command, transfer.pull]
+        receive = ReceiveKv(transfer.number, source.holder, running.blocks, running.kept_tokens)
+        return [receive, transfer.pull]
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
@@ -149,7 +147,7 @@ class Joining(WorkerPart):
         self._memory.reconsider()
         running = transfer.running
         if not (transfer.is_wanted and intact):
-            self._faults.num_failed_transfers += not intact
+            self._counts.num_failed_transfers += not intact
             return self._go_without(transfer)
         self._here.move(running, State.RESIDENT)
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
@@ -181,7 +179,8 @@ class Joining(WorkerPart):
         return [*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]
 
     def repeat(self, to: str) -> list[Command]:
-        return self._here.transfers.pull_again(self._candidates.peer(to))
+        source = self._candidates.peer(to)
+        return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
 
 
 class BatchAsks(WorkerPart):
@@ -208,7 +207,8 @@ class BatchAsks(WorkerPart):
         if self._pool.member is None or (self._queue.waiting.come_first and not self._swaps):
             return []
         room = self._room
-        if room == self._asked or not (_offers(room) or self._withdraws):
+        offers = (room.requests > 0 and room.blocks + room.rt_blocks > 0) or room.wants_batch or room.ahead > 0
+        if room == self._asked or not (offers or self._withdraws):
             return []
         self._asked = room
         is_starving = self._candidates.is_starving(now)
@@ -268,7 +268,3 @@ class BatchAsks(WorkerPart):
     @property
     def awaits_answer(self) -> bool:
         return self._asked is not None
-
-
-def _offers(room: AskBatch) -> bool:
-    return (room.requests > 0 and room.blocks + room.rt_blocks > 0) or room.wants_batch or room.ahead > 0

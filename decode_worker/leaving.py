@@ -138,7 +138,8 @@ class Leaving(WorkerPart):
             going = sorted(residents, key=lambda running: not running.promise.is_rt)
         else:
             going = [running for running in residents if running.decode]
-        return [running for running in going if self._is_ready(running)]
+        can_be_written = [running for running in going if is_writable(running, self._limits.page_size)]
+        return [running for running in can_be_written if not self._writing.is_busy(running)]
 
     @property
     def needs_no_pool(self) -> bool:
@@ -152,9 +153,6 @@ class Leaving(WorkerPart):
         """Return whether pages may be taken for prompts that still run: requests go by the pool, and no request that
         waits to leave lacks pages."""
         return not self.needs_no_pool and self.lacks_pages() is None
-
-    def _is_ready(self, running: WorkerRequest) -> bool:
-        return is_writable(running, self._limits.page_size) and not self._writing.is_busy(running)
 
     def hand_on(self, now: float) -> list[Command]:
         """Let requests leave whose worker is reached directly, or for which there are pages at hand."""

@@ -375,8 +375,9 @@ class PagesToWrite(WorkerPart):
             else:
                 commands += self._holds.release(running.key)
             self._here.move(running, State.GONE)
-            if self._is_in_step(running):  # a step that was planned ahead writes there, behind the copied tokens
-                self._memory.release_after_step(running)
+            in_step = () if self._steps.running is None else self._steps.running.parts
+            if any(part.request == running.request.id and running.is_at(part) for part in in_step):
+                self._memory.release_after_step(running)  # a step that is planned ahead writes behind the copied tokens
             else:
                 self._memory.release(running)  # no step writes there before the copy
         return commands
@@ -388,10 +389,6 @@ class PagesToWrite(WorkerPart):
         ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
         promises = (running.promise for running in self._here.residents.values())
         return all(promise.due_at(now) >= ends_at for promise in promises if promise.is_rt)
-
-    def _is_in_step(self, running: WorkerRequest) -> bool:
-        parts = () if self._steps.running is None else self._steps.running.parts
-        return any(part.request == running.request.id and running.is_at(part) for part in parts)
 
     # --- Pages at hand
 
@@ -439,12 +436,9 @@ class PagesToWrite(WorkerPart):
         prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt, size) and self._policy.evict)
         fullest = [prompt.num_tokens // size - len(prompt.known) for prompt in prompts if not prompt.num_lost]
         most = max([*lacking, *fullest], default=0)
-        return max(most, min(sum(lacking), most + self._for_several)) if self._several_may_leave else most
-
-    @property
-    def _several_may_leave(self) -> bool:
-        """Return whether memory is so short that several residents may leave before the pool answers the next ask."""
-        return self._have_to_leave and self._policy.evict and self._memory.num_free < self._short
+        # Where memory is short, several residents may leave before the pool answers the next ask.
+        several = self._have_to_leave and self._policy.evict and self._memory.num_free < self._short
+        return max(most, min(sum(lacking), most + self._for_several)) if several else most
 
 
 def _lacks(resident: WorkerRequest, more: int, size: int) -> int:

@@ -45,10 +45,6 @@ class StepAhead:
     going: list[WorkerRequest] = field(default_factory=list)  # the requests of these decodes
     sitting_out: list[WorkerRequest] = field(default_factory=list)  # they run in the step after that
 
-    @property
-    def shape(self) -> Shape:
-        return Shape.build(prefixes=[decode.num_before for decode in self.decodes])
-
 
 def ahead_of(
     plan: StepPlan, residents: Iterable[WorkerRequest], memory: PlainMemory, block_size: int
@@ -134,7 +130,8 @@ class Stepping(WorkerPart):
         decodes = decodes_of(selection.decodes)
         self._all_run = len(decodes) == len(self._here.residents)
         if not self._all_run and self._memory.decodes:
-            self._count_held_back(selection)
+            chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
+            self._counts.count_held_back(self._here.residents.values(), chosen)
         begun = self._begin(selection, decodes)
         running = self._steps.running
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
@@ -149,12 +146,6 @@ class Stepping(WorkerPart):
     def _awaits_copies(self) -> bool:
         """Return whether pages are being copied between two steps: their requests are to run in the next one."""
         return not self._memory.copies_beside and bool(self._here.num_joining or self._here.num_fetching)
-
-    def _count_held_back(self, selection: PlannedStep) -> None:
-        """Count the best-effort decodes that wait for real-time requests."""
-        chosen = [*selection.decodes, *map(self._here.running_of, selection.chunks)]
-        if any(running.promise.is_rt for running in chosen):
-            self._counts.count_held_back(self._here.residents.values(), chosen)
 
     # --- Memory
 
@@ -269,7 +260,7 @@ class Stepping(WorkerPart):
         ahead = ahead_of(running, self._here.residents.values(), self._memory, self._limits.block_size)
         if ahead is None:
             return []
-        shape = ahead.shape
+        shape = Shape.build(prefixes=[decode.num_before for decode in ahead.decodes])
         predicted_s = self._pace.cost.seconds(shape)
         steps_s = running.predicted_s, predicted_s
         if not self._scheduler.goes_on(ahead.going, ahead.sitting_out, steps_s, self._memory.context(now)):
@@ -316,19 +307,15 @@ class StepEnd(WorkerPart):
             return self._fail(plan)
         self._pace.learn(plan, ended.shape, seconds, self._here.find)
         self._counts.count_step(plan, seconds)
-        self._note(plan, seconds)
+        self._decisions.note_step(plan, seconds)
+        for chunk in plan.chunks:  # which decodes are in a step follows from where they are
+            if (running := self._here.find(chunk.request)) is not None:
+                step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
+                self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
         released = self._give_tokens(plan, event, now)
         # Behind the step in flight, and before whatever is ordered for the blocks that come free.
         folds = self._memory.trim(self._writing.awaits)
         return [*folds, *released, *self._outputs.flush()]
-
-    def _note(self, plan: StepPlan, seconds: float) -> None:
-        """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""
-        self._decisions.note_step(plan, seconds)
-        for chunk in plan.chunks:
-            if (running := self._here.find(chunk.request)) is not None:
-                step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
-                self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:
         """Give requests what the step brought them, and charge each with its share of the step; prompts that get their
@@ -411,14 +398,11 @@ class StepEnd(WorkerPart):
     def _fail(self, plan: StepPlan) -> list[Command]:
         """Try smaller steps, or give up the attempts of a step that cannot be smaller."""
         self._steps.fail()
-        if not self._cannot_shrink(plan) and self._pace.room.shrink(plan.num_tokens):
+        alone = self._here.find(plan.parts[0].request) if len(plan.parts) == 1 else None
+        is_least = alone is not None and alone.request.runs_whole
+        if not is_least and self._pace.room.shrink(plan.num_tokens):
             return []
         return [command for ran in plan.parts for command in self._lose(ran)]
-
-    def _cannot_shrink(self, plan: StepPlan) -> bool:
-        """Return whether the step had nothing but a prompt that runs whole."""
-        running = self._here.find(plan.parts[0].request) if len(plan.parts) == 1 else None
-        return running is not None and running.request.runs_whole
 
     def _lose(self, ran: Chunk | Decode) -> list[Command]:
         """Give up the attempt of this part, if it is still here."""

@@ -7,7 +7,7 @@
     Prefill ─▶ waiting ────▶ prompt ───────┘
                (no room)    (known pages, then its chunks)
 
-`events` says which part hears which event, in which order, and `turn` what follows each event; forms add parts of
+`handlers` says which part hears which event, in which order, and `turn` what follows each event; forms add parts of
 their own (forms/parts/). Which requests are here is in worker/requests.py, what they may take of the device in
 worker/memory.py; a scheduler plans their steps (alignedserve/schedulers/).
 """
@@ -23,43 +23,8 @@ from alignedserve.decode_worker.joining import BatchAsks, Joining
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
+from alignedserve.protocol import events, messages
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import (
-    CopiedIn,
-    CopiedOut,
-    Event,
-    KvReceived,
-    KvSent,
-    LinkGap,
-    MemberJoined,
-    MemberLost,
-    Received,
-    StepDone,
-    SyntaxReady,
-    TimerFired,
-)
-from alignedserve.protocol.messages import (
-    Acknowledge,
-    AskDecisions,
-    Attempt,
-    Batch,
-    Cancel,
-    Decisions,
-    Decline,
-    Expect,
-    GiveBack,
-    Inquire,
-    Kept,
-    LeasePages,
-    Missed,
-    Offer,
-    Prefill,
-    Prefix,
-    Pull,
-    Resend,
-    Reserve,
-    Retire,
-)
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.worker.arriving import Arrivals, PromptQueue
 from alignedserve.worker.in_flight import StepsInFlight
@@ -78,45 +43,45 @@ from alignedserve.worker.step.states import State
 from alignedserve.worker.steps import IdleTrials
 
 
-def events(core: DecodeCore) -> Events:
+def handlers(core: DecodeCore) -> Events:
     return {
-        AskDecisions: (core.tell_decisions,),
-        Prefill: (core.arrivals.prefill,),
-        SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
-        Expect: (core.arrivals.expect,),
-        Cancel: (core.arrivals.cancel, core.intake.cancel),
-        Prefix: (core.arrivals.answered,),
-        Batch: (core.intake.take_batch, core.asking.answered),
-        Offer: (core.intake.consider,),
-        Decline: (core.offering.declined,),
-        Kept: (core.writing.kept, core.intake.note_copy),
-        Pull: (core.offering.pulled,),
-        LeasePages: (core.writing.leased,),
-        GiveBack: (core.writing.give_back,),
-        CopiedIn: (core.seats.copied_in,),
-        CopiedOut: (core.writing.copied_out,),
-        KvReceived: (core.joining.received,),
-        KvSent: (core.offering.sent,),
-        StepDone: (
+        messages.AskDecisions: (core.tell_decisions,),
+        messages.Prefill: (core.arrivals.prefill,),
+        events.SyntaxReady: (core.arrivals.syntax_ready, core.intake.syntax_ready),
+        messages.Expect: (core.arrivals.expect,),
+        messages.Cancel: (core.arrivals.cancel, core.intake.cancel),
+        messages.Prefix: (core.arrivals.answered,),
+        messages.Batch: (core.intake.take_batch, core.asking.answered),
+        messages.Offer: (core.intake.consider,),
+        messages.Decline: (core.offering.declined,),
+        messages.Kept: (core.writing.kept, core.intake.note_copy),
+        messages.Pull: (core.offering.pulled,),
+        messages.LeasePages: (core.writing.leased,),
+        messages.GiveBack: (core.writing.give_back,),
+        events.CopiedIn: (core.seats.copied_in,),
+        events.CopiedOut: (core.writing.copied_out,),
+        events.KvReceived: (core.joining.received,),
+        events.KvSent: (core.offering.sent,),
+        events.StepDone: (
             core.router.rate.step_done,  # before the step's end, while prompts that end with it still count as waiting
             core.idle.step_done,
             core.step_end.step_done,
         ),
-        Resend: (core.owners.resend,),
-        Acknowledge: (core.owners.acknowledged,),
-        Retire: (core.router.retire,),
-        Reserve: (core.router.reserve,),
-        Inquire: (core.router.inquired,),
-        Missed: (core.repeats.missed,),
-        LinkGap: (core.repeats.link_gap,),
-        TimerFired: (core.owners.timer_fired, core.repeats.timer_fired),
-        (MemberJoined, Role.ROUTER): (core.router.router_joined,),
-        (MemberLost, Role.ROUTER): (core.router.router_lost,),
-        **{(MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
-        (MemberJoined, Role.POOL): (core.pool_link.joined,),
-        **{(MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
-        **{(MemberLost, role): (core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
-        (MemberLost, Role.POOL): (
+        messages.Resend: (core.owners.resend,),
+        messages.Acknowledge: (core.owners.acknowledged,),
+        messages.Retire: (core.router.retire,),
+        messages.Reserve: (core.router.reserve,),
+        messages.Inquire: (core.router.inquired,),
+        messages.Missed: (core.repeats.missed,),
+        events.LinkGap: (core.repeats.link_gap,),
+        events.TimerFired: (core.owners.timer_fired, core.repeats.timer_fired),
+        (events.MemberJoined, Role.ROUTER): (core.router.router_joined,),
+        (events.MemberLost, Role.ROUTER): (core.router.router_lost,),
+        **{(events.MemberLost, role): (core.owners.owner_lost,) for role in OWNERS},
+        (events.MemberJoined, Role.POOL): (core.pool_link.joined,),
+        **{(events.MemberJoined, role): (core.intake.peer_joined,) for role in WORKERS},
+        **{(events.MemberLost, role): (core.intake.peer_lost, core.offering.peer_lost) for role in WORKERS},
+        (events.MemberLost, Role.POOL): (
             core.arrivals.pool_lost,
             core.here.pool_lost,
             core.writing.pool_lost,
@@ -194,12 +159,12 @@ class DecodeCore:
         here.drop = self.drop
         links = self.arrivals, self.writing, self.joining, self.offering, self.asking, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)
-        self._listen(events(self), turn(self))
+        self._listen(handlers(self), turn(self))
 
     def _listen(self, heard: Events, acts: tuple[Act, ...]) -> None:
         self._events, self._turn = with_forms(heard, self.rewriting, self.elsewhere), acts
 
-    def handle(self, event: Event, now: float) -> list[Command]:
+    def handle(self, event: events.Event, now: float) -> list[Command]:
         """Let the parts hear the event, then do what there is to do in each turn."""
         self.log.decisions.now = now
         commands = self._hear(event, now)
@@ -207,23 +172,23 @@ class DecodeCore:
             commands += act(now)
         return commands
 
-    def _hear(self, event: Event, now: float) -> list[Command]:
+    def _hear(self, event: events.Event, now: float) -> list[Command]:
         commands: list[Command] = []
-        if isinstance(event, Received):
+        if isinstance(event, events.Received):
             for handler in self._events.get(type(event.message), ()):
                 commands += handler(event.message, event, now) or ()
             return commands
         for handler in self._events.get(type(event), ()):
             commands += handler(event, now) or ()
-        if isinstance(event, MemberJoined | MemberLost) and not self._is_strange(event):
+        if isinstance(event, events.MemberJoined | events.MemberLost) and not self._is_strange(event):
             for handler in self._events.get((type(event), event.member.role), ()):
                 commands += handler(event, now) or ()
         return commands
 
-    def _is_strange(self, event: MemberJoined | MemberLost) -> bool:
+    def _is_strange(self, event: events.MemberJoined | events.MemberLost) -> bool:
         """Return whether a pool was lost that is not this worker's: an earlier life of it, say."""
         member = event.member
-        return isinstance(event, MemberLost) and member.role is Role.POOL and member != self.pool_link.member
+        return isinstance(event, events.MemberLost) and member.role is Role.POOL and member != self.pool_link.member
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         """Forget the request up to this attempt, wherever it is, and release what the pool keeps for it.
@@ -251,9 +216,9 @@ class DecodeCore:
         dropped = (*prompts, *others, *copied)
         return self.pool_link.holds.release_all([*candidates, *(running.key for running in dropped)])
 
-    def tell_decisions(self, ask: AskDecisions, frame: Received, now: float) -> list[Command]:
+    def tell_decisions(self, ask: messages.AskDecisions, frame: events.Received, now: float) -> list[Command]:
         """Tell a gateway what this worker remembers of its decisions about a request."""
-        return [Send(frame.sender, Decisions(ask.number, now, self.log.decisions.about(ask.request)))]
+        return [Send(frame.sender, messages.Decisions(ask.number, now, self.log.decisions.about(ask.request)))]
 
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, behind or beside the step that was planned; then use the memory that comes free."""
@@ -273,7 +238,7 @@ class DecodeCore:
         return self.pool_link.writer.leased
 
     @property
-    def copying(self) -> tuple[Attempt, ...]:
+    def copying(self) -> tuple[messages.Attempt, ...]:
         """Return the attempts to whose blocks copies from the pool are under way."""
         return tuple(running.key for running in self.here.copies.values())
 

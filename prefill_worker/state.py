@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from alignedserve.core import Role
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.decode_worker.state import events as events_where_requests_decode
+from alignedserve.decode_worker.state import handlers as handlers_where_requests_decode
 from alignedserve.forms.parts.table import parts_of
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import KvReceived, MemberJoined, StepDone
@@ -26,9 +26,9 @@ from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import WorkerRequest
 
 
-def events(core: PrefillCore) -> Events:
+def handlers(core: PrefillCore) -> Events:
     """Return which part hears which event: a decode worker's table, where no KV of requests comes."""
-    heard = events_where_requests_decode(core)
+    heard = handlers_where_requests_decode(core)
     return {
         **heard,
         Cancel: (*heard[Cancel], core.note_less_to_run),
@@ -79,7 +79,7 @@ class PromptMemory(PlainMemory):
 class PrefillCore(DecodeCore):
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup, scheduler_of(setup.policy), PromptMemory, parts_of)
-        self._listen(events(self), turn(self))
+        self._listen(handlers(self), turn(self))
 
     def note_less_to_run(self, *_: object) -> None:
         """Have the router hear what is left to run: it sends the next prompts here by that."""

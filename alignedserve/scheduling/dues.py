@@ -49,10 +49,6 @@ class Promise(ABC):
     def due_at(self, now: float) -> float:
         """Return when the next token is due."""
 
-    @abstractmethod
-    def late_at(self, now: float) -> float:
-        """Return when the request will have missed its promise, if it emits nothing until then."""
-
     @property
     def due(self) -> Due | None:
         """Return the state that goes with the request to another part."""
@@ -69,9 +65,9 @@ class Promise(ABC):
     def served(self, now: float) -> None:  # noqa: B027  (most promises have no levels)
         """Note that a step with this request has ended."""
 
+    @abstractmethod
     def changes_at(self, now: float) -> float:
-        """Return when the request's place among others changes by itself."""
-        return self.late_at(now)
+        """Return when the request's place among others changes by itself: once its due has passed, for example."""
 
     def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
         """Count a chunk of the prompt that was not the last one."""
@@ -125,7 +121,7 @@ class TokenPromise(Promise):
             self._miss(now)
         return self.next_due_at
 
-    def late_at(self, now: float) -> float:
+    def changes_at(self, now: float) -> float:
         return self.due_at(now)
 
     def is_late(self, now: float) -> bool:
@@ -200,7 +196,7 @@ class Yielding(Promise):
     def due_at(self, now: float) -> float:
         return self.kept.due_at(now)
 
-    def late_at(self, now: float) -> float:
+    def changes_at(self, now: float) -> float:
         return inf
 
     def is_late(self, now: float) -> bool:
@@ -254,13 +250,10 @@ class StepPromise(Promise):
             self._level.num_outlived += 1
         if (whole := outlived(self._planned, most, num_output)) != self._planned:
             self._planned = whole
-            self._replan(now)
-
-    def _replan(self, now: float) -> None:
-        left = max(1, self._planned - self._num_output)
-        if left != self._steps - self._num_done:
-            self._from_at, self._from_step = min(now, self._end_at), self._num_done
-            self._steps = self._num_done + left
+            left = max(1, whole - num_output)
+            if left != self._steps - self._num_done:
+                self._from_at, self._from_step = min(now, self._end_at), self._num_done
+                self._steps = self._num_done + left
 
     def expect(self, request: Request, policy: Policy, now: float) -> None:
         self.request = request
@@ -276,9 +269,6 @@ class StepPromise(Promise):
     def chunk_ran(self) -> None:
         if self._num_done < self._early_chunks:  # recomputed chunks were counted before
             self._num_done += 1
-
-    def late_at(self, now: float) -> float:
-        return self._end_at
 
     def is_late(self, now: float) -> bool:
         return now > self._end_at

@@ -66,12 +66,8 @@ class Work:
     def seconds(self, times: StepTimes, counts_chunks: bool = True) -> float:
         """Return the time of the work; of a prompt, that of its next chunk alone where chunks do not count."""
         if self.prompt:
-            return (self.num_chunks if counts_chunks else 1) * times.most_s + self.transfer_s
+            return (ceil(self.prompt / self.chunk) if counts_chunks else 1) * times.most_s + self.transfer_s
         return times.mean_s + self.transfer_s
-
-    @property
-    def num_chunks(self) -> int:
-        return ceil(self.prompt / self.chunk)
 
 
 class Rank(IntEnum):

@@ -70,15 +70,9 @@ class PromptQueue:
         self.put_back(running)
         self._memory.is_crowded = True
 
-    @property
-    def num_old_rt(self) -> int:
-        """Return how many real-time prompts wait that were here when the step in flight was chosen."""
-        return self.waiting.num_rt - self._rt_came_in_step
-
-    @property
-    def num_old(self) -> int:
-        """Return the same of all prompts."""
-        return len(self.waiting) - self._came_in_step
+    def num_old(self, only_rt: bool) -> int:
+        """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen."""
+        return self.waiting.num_rt - self._rt_came_in_step if only_rt else len(self.waiting) - self._came_in_step
 
     def step_ended(self) -> None:
         self._came_in_step = self._rt_came_in_step = 0

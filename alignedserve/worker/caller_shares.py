@@ -95,10 +95,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def beyond_parts(
-    amounts: Mapping[str, Mapping[T, float]],
-    capacity: float,
-    weights: Mapping[str, int],
-    are_divisible: bool = False,
+    amounts: Mapping[str, Mapping[T, float]], capacity: float, weights: Mapping[str, int], are_divisible: bool = False
 ) -> dict[T, None]:
     """Return the requests that are beyond their caller's part, in the order in which they are given.
 

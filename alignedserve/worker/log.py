@@ -32,13 +32,15 @@ class Buckets:
 
 
 class WorkerCounts:
-    """Counts steps, requests that had to leave, and how predictions came out, for the metrics."""
+    """Counts steps, requests that had to leave, what went wrong, and how predictions came out, for the metrics."""
 
     def __init__(self) -> None:
         self.by_batches = [0, 0, 0]  # steps of members of no batch (guests alone), of one, of two or more
         self.spread = Buckets(SPREADS)  # of the prefixes of a step's decodes
         self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time ones
         self.num_switches = 0  # batches with a member that has joined
+        self.num_refused = 0  # copies from the pool that were not intact
+        self.num_failed_transfers = 0  # of KV from device to device
         self.step_tokens, self.step_s = Buckets(STEP_TOKENS), Buckets(STEP_S)
         self.step_ratio, self.length_ratio = Buckets(RATIOS), Buckets(RATIOS)
         self._preempted: Counter[tuple[PreemptionCause, ServiceClass, bool]] = Counter()  # ... and whether KV is kept
@@ -61,10 +63,10 @@ class WorkerCounts:
         self.by_batches[min(len(batches - {0}), 2)] += 1
         self.spread.count(max(prefixes) - min(prefixes))
 
-    def count_held_back(self, residents: Iterable[WorkerRequest], chosen: Iterable[WorkerRequest]) -> None:
-        """Count the best-effort residents that a step leaves out, where some of the chosen requests are real-time."""
-        left_out = set(residents).difference(chosen)
-        self.num_held_back += sum(not running.promise.is_rt for running in left_out)
+    def count_held_back(self, residents: Iterable[WorkerRequest], chosen: Sequence[WorkerRequest]) -> None:
+        """Count the best-effort residents that a step with real-time requests leaves out."""
+        if any(running.promise.is_rt for running in chosen):
+            self.num_held_back += sum(not running.promise.is_rt for running in set(residents).difference(chosen))
 
     def count_end(self, running: WorkerRequest) -> None:
         """Count a request that has ended by how much longer its output is than predicted."""
@@ -124,19 +126,10 @@ class Notes:
         return max(abs(ahead.prompts_s - all_s), abs(ahead.rt_prompts_s - rt_s)) > _DRIFT_S
 
 
-class Faults:
-    """Copies and transfers that went wrong in a worker's life."""
-
-    def __init__(self) -> None:
-        self.num_refused = 0  # copies from the pool that were not intact
-        self.num_failed_transfers = 0  # of KV from device to device
-
-
 class WorkerLog:
     """The notes of one worker. Each part takes the kind that it writes."""
 
     def __init__(self) -> None:
         self.notes = Notes()
-        self.faults = Faults()
         self.counts = WorkerCounts()
         self.decisions = DecisionRing()

@@ -41,14 +41,7 @@ class PlainMemory:
     keeps_places = True  # whether the KV of a request stays where it is as long as the request has its blocks
     decodes = True  # whether requests go on here when their prompts have run
 
-    def __init__(
-        self,
-        pace: Pace,
-        steps: StepsInFlight,
-        here: Requests,
-        pool: PoolLink,
-        scheduler: Scheduler,
-    ) -> None:
+    def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         self.limits, self.pace, self.steps, self._here, self._writer = pace.limits, pace, steps, here, pool.writer
         self._policy, self.scheduler = pace.policy, scheduler
         self.blocks = self.make_blocks()

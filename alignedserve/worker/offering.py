@@ -94,7 +94,7 @@ class Offering(WorkerPart):
         departure = self._departures.pulled_as(event.to, event.number)
         if departure is None:
             return []
-        self._faults.num_failed_transfers += not event.ok
+        self._counts.num_failed_transfers += not event.ok
         if not departure.is_wanted:
             self.remove(departure)
             return []

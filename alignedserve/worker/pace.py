@@ -192,10 +192,6 @@ class Pace:
         seconds = self.copying.seconds(copied)
         return None if 0 < computing_s < seconds else seconds
 
-    def note_fetch(self, prompt: WorkerRequest) -> None:
-        """Count the time of a prompt's copy from the pool, before which no step begins."""
-        self.fetched_s += prompt.fetch_s
-
     def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], WorkerRequest | None]) -> None:
         """Learn from a step that went well. `find` returns the running request of a name."""
         if not shape.tokens:  # a trial
@@ -224,6 +220,5 @@ def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], WorkerRe
 
 def _first_times(model: CostModel, limits: WorkerLimits) -> StepTimes:
     """Return the times assumed before steps have run: of half a batch of decodes, and of the longest prompt step."""
-    size = max(1, limits.max_batch // 2)
-    decodes = Shape.build(prefixes=[limits.max_step_tokens] * size)
+    decodes = Shape.build(prefixes=[limits.max_step_tokens] * max(1, limits.max_batch // 2))
     return StepTimes(model.seconds(decodes), model.seconds(Shape.build([(limits.max_step_tokens, 0)])))

@@ -64,7 +64,7 @@ class WorkerPart(CorePart):
         self._limits, self._steps, self._scheduler = memory.limits, memory.steps, memory.scheduler
         self._pace, self._policy, self._pages = memory.pace, memory.pace.policy, memory.pages
         self._holds, self._writer = pool.holds, pool.writer
-        self._notes, self._faults, self._counts, self._decisions = log.notes, log.faults, log.counts, log.decisions
+        self._notes, self._counts, self._decisions = log.notes, log.counts, log.decisions
 
 
 class FormPart(WorkerPart):

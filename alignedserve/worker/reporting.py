@@ -121,8 +121,8 @@ class RouterLink(WorkerPart):
         by_batches, switches = tuple(counts.by_batches), counts.num_switches
         steps = DecodeSteps(by_batches, counts.spread.tally, switches, held_back=counts.num_held_back)
         figures = Figures(
-            num_refused=self._faults.num_refused,
-            num_failed_transfers=self._faults.num_failed_transfers,
+            num_refused=self._counts.num_refused,
+            num_failed_transfers=self._counts.num_failed_transfers,
             steps=self._elsewhere.counted(steps),
             lengths=self._lengths(),
             slowdown=self._pace.slowdown,

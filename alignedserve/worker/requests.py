@@ -79,11 +79,6 @@ class Requests:
         here, on_their_way = self.of(*PRESENT[:before]), self.of(*PRESENT[before:])
         return [*(running.key for running in here), *candidates, *(running.key for running in on_their_way)]
 
-    @property
-    def may_try(self) -> bool:
-        """Return whether the worker is idle, and goes on."""
-        return not self.is_retiring and not self.attempts()
-
     def find(self, request: str) -> WorkerRequest | None:
         """Return the request of this name that may be in a step."""
         return self.residents.get(request) or self.prompts.get(request)
@@ -146,14 +141,6 @@ class Requests:
     def is_changing(self) -> bool:
         """Return whether some request has blocks and is on its way here, or leaves them."""
         return bool(self.copies or self.transfers or self.departures)
-
-    def blocks_needed(self, steps: int, block_size: int) -> int:
-        """Return the blocks that decodes need to go on for this many steps."""
-        return sum(
-            running.num_held + steps > len(running.kv.blocks) * block_size
-            for running in self.residents.values()
-            if not running.kv.form
-        )
 
     # --- Copies from the pool
 

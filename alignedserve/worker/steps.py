@@ -71,7 +71,7 @@ class PromptRate(WorkerPart):
     def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, copied_s: float, now: float) -> None:
         """Count a step of `seconds`, and the time since the step before it, less that of copies."""
         seated = [running for running in self._here.unfinished if running.promise.is_rt or not only_rt]
-        waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
+        waiting = self._queue.num_old(only_rt)
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
         has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]
         tokens = sum(in_step.get(running.request.id, 0) for running in seated)
@@ -147,7 +147,7 @@ class IdleTrials(WorkerPart):
         """Run the next trial if the worker is idle and believes its machine to be slow."""
         if self._steps.running is not None:
             return []
-        if not (self._trials and self._pace.slowdown >= BUSY and self._here.may_try):
+        if not (self._trials and self._pace.slowdown >= BUSY) or self._here.is_retiring or self._here.attempts():
             self._starts_at = None
             return []
         if self._starts_at is None:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from alignedserve.core import Entry
-from alignedserve.protocol.commands import Command, ReceiveKv, Send, SendKv
+from alignedserve.protocol.commands import Command, Send, SendKv
 from alignedserve.protocol.messages import Attempt, Member, Offer, Pull
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
@@ -34,11 +34,6 @@ class IncomingTransfer:
         return self.running.state is State.RECEIVING
 
     @property
-    def command(self) -> ReceiveKv:
-        running = self.running
-        return ReceiveKv(self.number, self.source.holder, running.blocks, running.kept_tokens)
-
-    @property
     def pull(self) -> Command:
         return Send(self.source.name, Pull(self.number, *self.running.key))
 
@@ -52,7 +47,7 @@ class IncomingTransfers(dict[tuple[str, int], IncomingTransfer]):
         self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
 
     def begin(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> IncomingTransfer:
-        """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
+        """Number a transfer of the candidate's KV; the caller has it received, and pulls it."""
         self._numbers[source.holder] += 1
         number = self._numbers[source.holder]
         transfer = IncomingTransfer(running, number, source, candidate, candidate.entry.pages)
@@ -80,10 +75,6 @@ class IncomingTransfers(dict[tuple[str, int], IncomingTransfer]):
     def pool_lost(self) -> None:
         for transfer in self.values():
             transfer.pages = ()
-
-    def pull_again(self, source: Member | None) -> list[Command]:
-        """Repeat the Pulls to this member, since the first ones may have been lost."""
-        return [transfer.pull for transfer in self.values() if transfer.source == source]
 
 
 @dataclass(eq=False)

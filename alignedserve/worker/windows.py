@@ -82,7 +82,9 @@ class Folding:
         """Fold blocks of the decodes here, at most MOST_FOLDS blocks after one step (PlainMemory.trim)."""
         if self._fold is None:
             return []
-        folds, left, is_short = list[tuple[int, ...]](), tuple[int, ...](), self._is_short
+        folds, left, queue = list[tuple[int, ...]](), tuple[int, ...](), self._here.queue
+        # A prompt waits for memory, or decodes may soon lack some.
+        is_short = self._memory.num_free < len(self._here.residents) or queue.lacks_memory(only_rt=False)
         for running in self._here.residents.values():
             is_wanted = is_short or not awaits_pool(running)
             while len(folds) < MOST_FOLDS and is_wanted and self._is_due(running, self._fold):
@@ -96,11 +98,6 @@ class Folding:
             return []
         self._memory.spare(left)  # only now: else a fold of this list could write to a block that another one reads
         return [FoldKv(tuple(folds))]
-
-    @property
-    def _is_short(self) -> bool:
-        """Return whether a prompt waits for memory, or decodes may soon lack some."""
-        return self._memory.num_free < len(self._here.residents) or self._here.queue.lacks_memory(only_rt=False)
 
     def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:
         if fold.foldable(running.prefix, self._size) <= running.kv.folded or running.kv.form:

@@ -66,7 +66,7 @@ class WasteWatch:
 
     def __init__(self, scenario: Scenario, world: World, clients: dict[str, Client], breaks: Breaks) -> None:
         self._world, self._clients, self._breaks = world, clients, breaks
-        self._faults = [fault for fault in scenario.faults if not isinstance(fault, Skew | Forge)]
+        self._counts = [fault for fault in scenario.faults if not isinstance(fault, Skew | Forge)]
         self._is_calm = not scenario.faults
         copies_s = scenario.num_pages * scenario.costs.page_s  # of answers, which are copied after their ends
         self._grace_s = CALM_GRACE_S + copies_s if self._is_calm else GRACE_S
@@ -175,7 +175,7 @@ class WasteWatch:
         names = _names(odd)
         was_in_fault = any(
             fault.at <= now and fault.at + lasts_s(fault) + GRACE_S >= since and _concerns(fault, names)
-            for fault in self._faults
+            for fault in self._counts
         )
         lost = self._world.trouble.lost_at.items()  # perhaps long after the fault began
         return was_in_fault or any(at + GRACE_S >= since and names & set(link) for link, at in lost)

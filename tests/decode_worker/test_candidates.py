@@ -187,7 +187,7 @@ class TestThePoolKeepsItToo:
         commands = received(worker, intact=False)
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
         assert worker.copying == (("a", 0),), "it may be why its worker ends amid the copy"
-        assert worker.log.faults.num_failed_transfers == 1
+        assert worker.log.counts.num_failed_transfers == 1
         assert [type(command) for command in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
         assert worker.copying == ()
 

@@ -149,7 +149,7 @@ def test_when_the_pool_is_lost_others_go_on_and_the_request_is_lost_at_the_end_o
     assert not bench.lost
     bench.hears(CopiedIn(copy.number, intact=False))
     assert bench.lost == [("b", 0)]
-    assert bench.core.log.faults.num_refused == 0, "its pages were not wrong: they have gone"
+    assert bench.core.log.counts.num_refused == 0, "its pages were not wrong: they have gone"
 
 
 def test_a_copy_that_is_not_intact_is_refused_while_others_run() -> None:
@@ -158,7 +158,7 @@ def test_a_copy_that_is_not_intact_is_refused_while_others_run() -> None:
     copy = bench.gets(B, page=6)
     taken = bench.core.held["blocks"]
     bench.hears(CopiedIn(copy.number, intact=False))
-    assert (bench.lost, bench.core.log.faults.num_refused) == ([("b", 0)], 1)
+    assert (bench.lost, bench.core.log.counts.num_refused) == ([("b", 0)], 1)
     assert bench.core.held["blocks"] == taken - len(copy.blocks)
     bench.ends_step()
     assert bench.running == ["a"]

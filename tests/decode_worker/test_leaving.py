@@ -134,7 +134,7 @@ def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon
 def test_it_stays_where_sending_fails(worker: Worker) -> None:
     worker.send_d2()
     worker.hears(KvSent(1, "prefill-0.1", ok=False))
-    assert worker.core.log.faults.num_failed_transfers == 1
+    assert worker.core.log.counts.num_failed_transfers == 1
     assert sorted(blocks_of(worker.core)) == [0, 1, 2]
     assert worker.core.held["requests"] == 2
 

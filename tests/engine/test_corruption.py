@@ -72,7 +72,7 @@ class Deployment:
     @property
     def num_refused(self) -> dict[str, int]:
         """Return how many copies each worker that runs now refused, where it did any."""
-        numbers = {name: self.cores[name].log.faults.num_refused for name in self.hands}
+        numbers = {name: self.cores[name].log.counts.num_refused for name in self.hands}
         return {name: number for name, number in numbers.items() if number}
 
     def start_prefill_again(self) -> None:

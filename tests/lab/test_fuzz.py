@@ -139,7 +139,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
             if isinstance(process.core, DecodeCore):
                 if isinstance(part := process.core.elsewhere, Prefetching):
                     counts.update(aside=part.num_evicted, prefetched=part.num_prefetched)
-                counts.update(failed=process.core.log.faults.num_failed_transfers)
+                counts.update(failed=process.core.log.counts.num_failed_transfers)
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0
 
 

@@ -126,7 +126,8 @@ class TestSteps:
         for number in range(1, 10):
             dues.emitted(20.0, number)
         assert dues.is_late(20.0)
-        assert dues.due_at(20.0) == dues.late_at(20.0) == 14.0
+        assert dues.due_at(20.0) == 14.0
+        assert dues.changes_at(20.0) == 140.0, "its level rises 120 s after its last token"
 
     @given(st.lists(short, max_size=60), st.integers(1, 50))
     def test_the_whole_allowance_is_conserved(self, steps: list[float], planned: int) -> None:

@@ -67,14 +67,7 @@ class HybridSeating(PackedSeating):
 class WeighedMemory(PlainMemory):
     """Keeps requests as KV or as hidden vectors; answers follow from what `_begin` noted at that moment."""
 
-    def __init__(
-        self,
-        pace: Pace,
-        steps: StepsInFlight,
-        here: Requests,
-        pool: PoolLink,
-        scheduler: Scheduler,
-    ) -> None:
+    def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
         self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors

@@ -37,14 +37,7 @@ from alignedserve.worker.step.waiting_prompts import WaitingPrompts
 class TwoEndedMemory(PlainMemory):
     keeps_places = False
 
-    def __init__(
-        self,
-        pace: Pace,
-        steps: StepsInFlight,
-        here: Requests,
-        pool: PoolLink,
-        scheduler: Scheduler,
-    ) -> None:
+    def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         super().__init__(pace, steps, here, pool, scheduler)
         self._short: set[WorkerRequest] = set()  # they found no slot for their next token when they last claimed one
         self._left: list[WorkerRequest] = []  # have left; the step in flight may still write to their blocks

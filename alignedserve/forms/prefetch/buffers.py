@@ -201,7 +201,7 @@ class Buffers(FormPart):
         buffer = next((buffer for buffer in self._buffers if buffer.receiving == transfer), None)
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
-        self._faults.num_failed_transfers += not intact
+        self._counts.num_failed_transfers += not intact
         return [*self._announce(buffer, intact), *self._answer(event.source)]
 
     # --- To a decode worker
@@ -238,7 +238,7 @@ class Buffers(FormPart):
         if buffer is not None:
             buffer.transfer = None
             self._forget([buffer])
-            self._faults.num_failed_transfers += not event.ok
+            self._counts.num_failed_transfers += not event.ok
 
     # --- Buffers that leave
 

@@ -188,7 +188,8 @@ class Prefetching(FormPart):
 
     def _blocks_needed(self, steps: int) -> int:
         """Return the blocks that decodes need to go on for this many steps."""
-        return self._here.blocks_needed(steps, self._limits.block_size)
+        decodes, size = (each for each in self._here.residents.values() if not each.kv.form), self._limits.block_size
+        return sum(running.num_held + steps > len(running.blocks) * size for running in decodes)
 
     def make_room(self, now: float) -> list[Command]:
         """Let residents leave before a step is planned: a request that leaves is in no step."""
@@ -234,7 +235,7 @@ class Prefetching(FormPart):
         departure = self._departures.pulled_as(event.to, event.number)
         if not isinstance(departure, Eviction) or not departure.is_wanted:
             return
-        self._faults.num_failed_transfers += not event.ok
+        self._counts.num_failed_transfers += not event.ok
         departure.number = None
         running, to = departure.running, departure.to
         if not event.ok or self._candidates.peer(to.name) != to:

@@ -33,7 +33,13 @@ def ranked(seated: Sequence[WorkerRequest], at: StepContext) -> Iterable[Ranked]
     ordering = at.policy.ordering
     if ordering.goes_by_promises:
         return RankedRequests(seated, at)
-    return ranked_by_key(seated, at, ordering) if isinstance(ordering, ByKey) else ranked_by_arrival(seated)
+    if not isinstance(ordering, ByKey):
+        return ranked_by_arrival(seated)
+    by_key = list[Ranked]()
+    for running in seated:
+        standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
+        by_key.append(((ordering.key(standing), standing.arrival_at, standing.id), running))
+    return sorted(by_key, key=key_of)
 
 
 def in_order(seated: Iterable[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
@@ -59,16 +65,6 @@ def as_they_leave(requests: Sequence[WorkerRequest], at: StepContext) -> list[Wo
 def ranked_by_arrival(seated: Iterable[WorkerRequest]) -> list[Ranked]:
     """Return seated requests before all that wait."""
     return [((-1,), running) for running in seated]
-
-
-def ranked_by_key(seated: Iterable[WorkerRequest], at: StepContext, ordering: ByKey) -> list[Ranked]:
-    """Return seated requests in an order by a fixed key."""
-
-    def place(running: WorkerRequest) -> Ranked:
-        standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
-        return (ordering.key(standing), standing.arrival_at, standing.id), running
-
-    return sorted(map(place, seated), key=key_of)
 
 
 class RankedRequests:

@@ -48,11 +48,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
         State.COMPILING: {State.ASKING: "compiled", State.WAITING: "compiled", **_GONE},
         State.ASKING: {State.WAITING: "answered, or no answer", **_GONE},
         State.WAITING: {State.FETCHING: "seated, pages known", State.PROMPT: "seated", **_GONE},
-        State.FETCHING: {
-            State.PROMPT: "copied",
-            State.WAITING: "not intact",
-            State.ABANDONED: "cancelled",
-        },
+        State.FETCHING: {State.PROMPT: "copied", State.WAITING: "not intact", State.ABANDONED: "cancelled"},
         State.PROMPT: {
             State.RESIDENT: "first token",
             State.LEAVING: "preempted",
