@@ -151,11 +151,14 @@ class Stepping(WorkerPart):
 
     def _give_memory(self, now: float) -> list[Command]:
         """Give each decode a place for its next token; where memory is short, requests leave."""
-        policy = self._policy
-        if self._memory.weighs:
-            return self._give_by_worth(now)
-        commands = self._grow(now) if policy.grows else []
-        commands += self._elsewhere.make_room(now)
+        memory, policy, waiting, commands = self._memory, self._policy, self._queue.waiting, list[Command]()
+        for running in memory.worth_too_little(waiting, now):
+            commands += self._leaving.preempt(running, PreemptionCause.WORTH, now)
+        commands += self._grow(now) if policy.grows or memory.weighs else []
+        for prompt in memory.seat_by_worth(waiting):
+            self._seats.seat(prompt)
+        if not memory.weighs:
+            commands += self._elsewhere.make_room(now)
         return [*commands, *self._swap(now)] if policy.swaps else commands
 
     def _grow(self, now: float) -> list[Command]:
@@ -166,20 +169,6 @@ class Stepping(WorkerPart):
                 leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._memory.context(now))
                 commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY, now)
         memory.have_grown()
-        return commands
-
-    def _give_by_worth(self, now: float) -> list[Command]:
-        """Give memory to the requests for which it is worth most."""
-        memory = self._memory
-        commands, decodes, waiting = list[Command](), list(self._here.residents.values()), self._queue.waiting
-        for running in memory.worth_too_little(waiting, now):
-            commands += self._leaving.preempt(running, PreemptionCause.WORTH, now)
-        commands += self._grow(now)
-        prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
-        prompts_s = memory.pending_s((*prompts, *self._here.prompts.values()))
-        if self._scheduler.takes_prompts(prompts_s, memory.pending_s(decodes)):
-            for prompt in memory.seat_by_worth(prompts):
-                self._seats.seat(prompt)
         return commands
 
     def _swap(self, now: float) -> list[Command]:

@@ -313,11 +313,7 @@ class PlainMemory:
         """Return the decodes that leave because other requests are worth more, where the memory weighs."""
         return []
 
-    def pending_s(self, requests: Iterable[WorkerRequest]) -> float:
-        """Return how long these requests have been pending in all, where the memory weighs."""
-        return 0.0
-
-    def seat_by_worth(self, prompts: Sequence[WorkerRequest]) -> list[WorkerRequest]:
+    def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
         """Give memory to the prompts that are worth most, where the memory weighs, and return them."""
         return []
 

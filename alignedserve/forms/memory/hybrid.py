@@ -72,6 +72,7 @@ class WeighedMemory(PlainMemory):
         self.weighs = pace.policy.scheduler is SchedulerName.APT_SERVE
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # of a block that hold hidden vectors
         self._now, self._token_s = 0.0, 0.0
+        self._decodes_s = 0.0  # that decodes were pending before this step, in all
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so
         self.num_projected = 0  # that have become KV
 
@@ -128,14 +129,13 @@ class WeighedMemory(PlainMemory):
         """Return the decodes that leave, since the memory brings more elsewhere (Apt-Serve §5).
 
         KV becomes hidden only by being recomputed: the request waits until then. Hidden vectors become KV later."""
+        if not self.weighs:
+            return []
         self._begin(waiting, now)
         decodes = list(self._here.residents.values())
+        self._decodes_s = sum(map(self._pending_s, decodes))
         kinds = zip(decodes, self._stay_as(decodes), strict=True)
         return [of for of, kind in kinds if kind is None or (kind is CacheKind.HIDDEN and not of.kv.form)]
-
-    def pending_s(self, requests: Iterable[WorkerRequest]) -> float:
-        """Return how long these requests have been pending in all."""
-        return sum(map(self._pending_s, requests))
 
     def _stay_as(self, decodes: Sequence[WorkerRequest]) -> list[CacheKind | None]:
         """Return the form of each decode: the present form where all next tokens find a place, else the one of most
@@ -147,10 +147,15 @@ class WeighedMemory(PlainMemory):
             return [*held]
         return assign(wishes, self.num_free + sum(len(running.blocks) for running in decodes))
 
-    def seat_by_worth(self, prompts: Sequence[WorkerRequest]) -> list[WorkerRequest]:
-        """Give memory to the prompts of most worth, each in the form of most worth; return these prompts."""
+    def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
+        """Give memory to the prompts that are worth most, each as what it is worth most as; return them."""
+        if not self.weighs:
+            return []
+        prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
+        prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))
+        takes_prompts = self.scheduler.takes_prompts(prompts_s, self._decodes_s)  # asked in any case: it is noted there
         seats = self.limits.max_batch - self._here.num_seated
-        if seats <= 0:
+        if seats <= 0 or not takes_prompts:
             return []
         wishes = [self._wish(prompt, self.room_for(prompt)) for prompt in prompts]
         kinds = assign(wishes, max(0, self.num_free - self._headroom))
