@@ -14,8 +14,8 @@ from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, SyntaxReady
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Room
-from alignedserve.scheduling.promise import promise
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest

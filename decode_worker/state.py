@@ -33,9 +33,8 @@ from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.offering import Offering
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.part import Act, Events, FormPart, Worker, with_forms
+from alignedserve.worker.part import Act, Events, FormPart, Repeats, Worker, with_forms
 from alignedserve.worker.pool import PageWriter, PoolLink
-from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.reporting import RouterLink
 from alignedserve.worker.requests import PRESENT, Requests
 from alignedserve.worker.setup import WorkerSetup

@@ -54,8 +54,8 @@ from alignedserve.protocol.messages import (
     Spoiled,
     holder,
 )
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
-from alignedserve.scheduling.promise import promise
 
 REFRESH_S = 5.0  # between two inquiries after requests that workers have
 _REFRESH, _LOOK = "refresh", "look"  # timers

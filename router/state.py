@@ -56,8 +56,8 @@ from alignedserve.router.placing.placement import Placement
 from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing, WaitingRequest, demands
 from alignedserve.router.suspects import Suspects
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move

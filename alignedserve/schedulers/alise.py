@@ -21,7 +21,7 @@ class Alise(InOrder):
     """Requests run by level; the request with the longest expected wait leaves."""
 
     def seating_order(self, waiting: WaitingPrompts) -> Iterable[WorkerRequest]:
-        return (prompt for _, prompt in waiting.line.in_order(0.0, 0.0))
+        return (prompt for _, prompt in waiting.in_order(0.0, 0.0))
 
     def leaving(
         self, prompts: Sequence[WorkerRequest], decodes: Sequence[WorkerRequest], at: StepContext

@@ -1,12 +1,11 @@
 """The rules that every part schedules by: policies, deadlines, expected lengths and priority levels.
 
-dues.py           what a request was promised: its dues, its slack, its place in the order
+dues.py           what a request is promised, by its class: its dues, its slack, its place in the order
 lengths.py        the expected length of a request's output
 levels.py         priority levels by predicted steps, and expected waiting times (ALISE)
 orders.py         the orders in which requests are served: one class per order, one table
 parts.py          parts of what several callers want, by their weights
 policy.py         the policies of a deployment, and which of them go together
-promise.py        the promise that a request gets, by its class
 segmented_lru.py  the order in which idle pages of KV are evicted
 sketch.py         a prompt as small integers, by which the length predictor compares prompts
 slo.py            the order of service by slack, and the time of steps

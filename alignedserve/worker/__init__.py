@@ -16,7 +16,6 @@ windows.py      KV that layers with windows no longer read: given back, or folde
 log.py          What happens on a worker, noted for the router, the metrics and the story of a request.
 pool.py         The pool as a worker knows it: the pages that it keeps for requests, leased pages, copies to them.
 offering.py     Requests whose KV goes directly to another worker, which pulls it.
-repeats.py      Messages that are said again, since a frame may have been lost.
 owners.py       What a worker has emitted: sent to the owners once a step, kept until they have it.
 reporting.py    What a worker tells the router: requests that moved on, the work that is left, figures for metrics.
 """

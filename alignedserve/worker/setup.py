@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from alignedserve.core import Due, Request, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.cost.model import FREE_COPIES, CopyCost
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
-from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.request import WorkerRequest
 
 

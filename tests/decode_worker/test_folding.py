@@ -17,8 +17,8 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefill, Prefix, Release
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Chunking, Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.request import WorkerRequest

@@ -25,8 +25,8 @@ from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.schedulers.custom import MOST_LEFT_OUT
 from alignedserve.schedulers.round_robin import RoundRobin
 from alignedserve.schedulers.table import scheduler_of
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.candidates import RunningBatch
 from alignedserve.worker.memory import RecentNeed

@@ -15,8 +15,8 @@ from alignedserve.core import Estimate
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.schedulers.aligned import step_bounds
 from alignedserve.schedulers.scheduler import NO_LIMIT
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Rank, Standing, StepTimes, in_order
 from alignedserve.worker.step.ranks import DecodeOrder
 from alignedserve.worker.step.request import WorkerRequest

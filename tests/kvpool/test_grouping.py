@@ -23,8 +23,8 @@ from alignedserve.kvpool.grouping import (
 )
 from alignedserve.kvpool.quadtree import STARVING_S
 from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Handoff, Policy, Room
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 from tests.conftest import examples
 from tests.samples import entry, request

@@ -10,9 +10,9 @@ from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
 from alignedserve.forms.pool.waiting_order import WaitingOrder
 from alignedserve.kvpool.grouping import WaitingEntry
 from alignedserve.protocol.messages import AskBatch
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.levels import AGE_S, InLine, expected_waits
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 
 BE, RT = ServiceClass.BE, ServiceClass.RT

@@ -11,8 +11,8 @@ from alignedserve.core import KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.schedulers.scheduler import Scheduler
 from alignedserve.schedulers.table import scheduler_of
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy, Room
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest

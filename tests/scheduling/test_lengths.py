@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Choice, Estimate, Request, Sampling, ServiceClass, Slo
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.lengths import bounds, expected, hinted, outlived, room_for, tokens_left
 from alignedserve.scheduling.policy import Policy, Predictor, Room
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
 

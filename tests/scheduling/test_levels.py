@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
 from alignedserve.schedulers.fastserve import level_served
-from alignedserve.scheduling.dues import Promise
+from alignedserve.scheduling.dues import Promise, promise
 from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, Level, level_of
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
 

@@ -9,10 +9,10 @@ import pytest
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.policies.guard import Failures, Guard
 from alignedserve.policies.kinds import OrderPolicy, RequestInLine
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, ByOwnPolicy, Order
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.waiting_prompts import WaitingPrompts
@@ -89,7 +89,7 @@ def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(
         asked = replace(request(name, prompt=tokens), arrival_at=arrival_at, slo=Slo(ttft_s=2.0))
         waiting.add(WorkerRequest(asked, promise(asked, policy), []))
     waiting.refresh(0.2, TIMES, chunk=4)
-    assert [running.request.id for _, running in waiting.line.in_order(0.2, TIMES.most_s)] == names
+    assert [running.request.id for _, running in waiting.in_order(0.2, TIMES.most_s)] == names
 
 
 def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         asked = request(name, prompt=tokens)
         waiting.add(WorkerRequest(asked, promise(asked, policy), []))
     waiting.refresh(0.0, TIMES, chunk=4)
-    assert [running.request.id for _, running in waiting.line.in_order(0.0, TIMES.most_s)] == [
+    assert [running.request.id for _, running in waiting.in_order(0.0, TIMES.most_s)] == [
         "long",
         "middle",
         "short",

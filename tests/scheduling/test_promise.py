@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.scheduling.dues import Promise
+from alignedserve.scheduling.dues import Promise, promise
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work, in_order
 from tests.samples import request
 

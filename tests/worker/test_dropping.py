@@ -15,8 +15,8 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Commit, Prefill
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Policy, Room, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.worker.pool import PageWriter
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.blocks import NamedBlocks

@@ -11,9 +11,8 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.messages import ROUTER, Cancel, Missed, Prefill, Release
-from alignedserve.worker.part import REFRESH, REFRESH_S, CorePart
+from alignedserve.worker.part import REFRESH, REFRESH_S, CorePart, Repeats
 from alignedserve.worker.pool import PageWriter, PoolLink
-from alignedserve.worker.repeats import Repeats
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 from tests.worker.cores import MakeCore

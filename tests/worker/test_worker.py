@@ -48,8 +48,8 @@ from alignedserve.protocol.messages import (
     Tokens,
     Used,
 )
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import promise
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.request import MOST_SCORED, WorkerRequest

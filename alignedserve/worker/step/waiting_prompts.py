@@ -5,9 +5,8 @@ moves alike for all, but for three things: a due that passes, a level that rises
 is reckoned with. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
 its level rises; all are filed again when the step times or the size of chunks have moved by a fifth (BROS §4.2).
 
-There is a line for each kind of order: by arrival, by a fixed key, or by promises. It yields the prompts with the keys
-by which they are ranked among those that are seated. With promises there is a list for each way in which prompts come
-to their turn:
+Prompts are served by arrival, by a fixed key, or by promises. They come with the keys by which they are ranked among
+requests with a seat. With promises there is a list for each way in which prompts come to their turn:
 
     RT      ─ by slack: those at the front are urgent;   and by (priority, slack): the others
     BE      ─ by slack: those at the front are urgent;   and by (priority, ...): the others
@@ -17,7 +16,6 @@ to their turn:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,62 +51,9 @@ class FiledPrompt:
     places: list[Filing] = field(default_factory=list)
 
 
-class WaitingLine(ABC):
-    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
-        """Return the places of a prompt. `by_slack` begins with its slack as an instant, and may be in several lists;
-        `end` tells equal prompts apart."""
-        return []
+class PromiseLine:
+    """Prompts in the order of their promises: a list for each way in which they come to their turn."""
 
-    @abstractmethod
-    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
-
-        Their keys compare with those of `Standing.key`.
-        """
-
-    def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Yield prompts whose slack is less than a step."""
-        return iter(())
-
-    def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Yield prompts that are not urgent, by priority and what comes after it."""
-        return iter(())
-
-    def late(self, now: float) -> Iterator[Ranked]:
-        """Yield prompts that are dropped to the end because they are late."""
-        return iter(())
-
-    def put_behind(self, callers: frozenset[str]) -> None:  # noqa: B027  (without promises none comes behind)
-        """Have the best-effort prompts of these callers, and of no others, come behind those of others that are not
-        urgent either."""
-
-
-class ArrivalLine(WaitingLine):
-    def __init__(self, prompts: Iterable[WorkerRequest], real_time: Iterable[WorkerRequest]) -> None:
-        """Both are in the order of arrival, and change with what waits."""
-        self._prompts, self._real_time = prompts, real_time
-
-    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        for number, running in enumerate(self._real_time if only_rt else self._prompts):
-            yield (number,), running
-
-
-class KeyLine(WaitingLine):
-    def __init__(self, ordering: ByKey) -> None:
-        self._ordering = ordering
-        self._by_key: list[Place] = []
-
-    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
-        return [(self._by_key, (self._ordering.key(standing), *end))]
-
-    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        classes = _classes(only_rt)
-        for place in self._by_key:
-            if place[-1].promise.is_rt in classes:
-                yield place[:3], place[-1]
-
-
-class PromiseLine(WaitingLine):
     def __init__(self, policy: Policy, filed: Mapping[WorkerRequest, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
         self._drops_late = policy.late is Late.DROP_LAST
@@ -122,6 +67,8 @@ class PromiseLine(WaitingLine):
         self._late: list[Place] = []
 
     def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        """Return the places of a prompt. `by_slack` begins with its slack as an instant, and may be in several lists;
+        `end` tells equal prompts apart."""
         if standing.is_late and self._drops_late:
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
@@ -132,8 +79,7 @@ class PromiseLine(WaitingLine):
         caller = running.request.caller if isinstance(running.promise, StepPromise) else None
         return [(self._be, by_slack), (self._be_later.setdefault(caller, []), later)]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        classes = _classes(only_rt)
+    def in_order(self, now: float, most_s: float, classes: tuple[bool, ...]) -> Iterator[Ranked]:
         for is_rt in classes:
             yield from self.urgent(now, most_s, is_rt)
         for is_rt in classes:
@@ -141,6 +87,7 @@ class PromiseLine(WaitingLine):
         yield from self.late(now)
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        """Yield prompts whose slack is less than a step."""
         rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, True)
         for place in self._rt if is_rt else self._be:
             if place[0] - now > most_s:
@@ -148,6 +95,7 @@ class PromiseLine(WaitingLine):
             yield (*rank, place[0] - now, *place[1:4]), place[-1]
 
     def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
+        """Yield prompts that are not urgent, by priority and what comes after it."""
         rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
         for place in self._rt_later if is_rt else self._be_in_order():
             if self._filed[place[-1]].until - now > most_s:
@@ -166,16 +114,14 @@ class PromiseLine(WaitingLine):
         return merge(*first, ((place[0] + BEHIND, *place[1:]) for place in merge(*last)))
 
     def put_behind(self, callers: frozenset[str]) -> None:
+        """Have the best-effort prompts of these callers, and of no others, come behind those of others that are not
+        urgent either."""
         self._behind = callers
 
     def late(self, now: float) -> Iterator[Ranked]:
+        """Yield prompts that are dropped to the end because they are late."""
         for place in self._late:
             yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
-
-
-def _classes(only_rt: bool) -> tuple[bool, ...]:
-    """Return which classes are asked for: True is real-time."""
-    return (True,) if only_rt else (True, False)
 
 
 class Serial(Protocol):
@@ -232,17 +178,10 @@ class WaitingPrompts:
         self._moved: dict[WorkerRequest, None] = {}  # filed by what was here of them before
         self._serial = 0
         self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
-        self.line = self._new_line()
+        self.line = PromiseLine(policy, self._filed)
+        self._by_key: list[Place] = []  # where the order is by a fixed key
         self._in_time: list[Place] = []
         self._dues = Changes()
-
-    def _new_line(self) -> WaitingLine:
-        ordering = self._policy.ordering
-        if isinstance(ordering, ByKey):
-            return KeyLine(ordering)
-        if ordering.goes_by_promises:
-            return PromiseLine(self._policy, self._filed)
-        return ArrivalLine(self._all, self._rt_alone)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -393,11 +332,23 @@ class WaitingPrompts:
         self._moved.clear()
         self._dues.sweep(self._filed)
 
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        """Yield all prompts, or the real-time ones and those that are late, as they are to be served.
+
+        By promises and by keys, their keys compare with those of seated requests (ranks.py).
+        """
+        if self._policy.ordering.goes_by_promises:
+            return self.line.in_order(now, most_s, (True,) if only_rt else (True, False))
+        if isinstance(self._policy.ordering, ByKey):
+            places = self._by_key
+            return ((place[:3], place[-1]) for place in places if place[-1].promise.is_rt or not only_rt)
+        return (((number,), running) for number, running in enumerate(self._rt_alone if only_rt else self._all))
+
     def _refile_all(self) -> None:
         self._filed.clear()
-        self.line = self._new_line()
+        self.line = PromiseLine(self._policy, self._filed)
         self.line.put_behind(self._behind)
-        self._in_time = []
+        self._by_key, self._in_time = [], []
         self._dues = Changes()
         self._unfiled = dict.fromkeys(self._all)
 
@@ -411,8 +362,12 @@ class WaitingPrompts:
         until = standing.slack_s + now
         self._serial += 1
         end = (standing.arrival_at, standing.id, self._serial, running)
-        by_slack = (until, standing.remaining, *end)
-        places = self.line.file(standing, by_slack, end)
+        by_slack: Place = (until, standing.remaining, *end)
+        ordering, places = self._policy.ordering, list[Filing]()
+        if ordering.goes_by_promises:
+            places = self.line.file(standing, by_slack, end)
+        elif isinstance(ordering, ByKey):
+            places = [(self._by_key, (ordering.key(standing), *end))]
         if running.promise.is_rt and not running.promise.num_missed:
             places.append((self._in_time, by_slack))
         for among, place in places:

@@ -171,11 +171,11 @@ class TestWhateverTheOptions:
             expected = [
                 standing.id for standing in policy.ordering.sort(standings, lambda standing: standing, TIMES, late)
             ]
-            assert [running.request.id for _, running in waiting.line.in_order(now, TIMES.most_s)] == expected
+            assert [running.request.id for _, running in waiting.in_order(now, TIMES.most_s)] == expected
         for running in everybody[::2]:
             waiting.remove(running)
         kept = {running.request.id for running in everybody[1::2]}
-        assert {running.request.id for _, running in waiting.line.in_order(NOW + 2.5, TIMES.most_s)} == kept
+        assert {running.request.id for _, running in waiting.in_order(NOW + 2.5, TIMES.most_s)} == kept
         assert waiting.num_tokens == sum(running.num_tokens for running in everybody[1::2])
 
 

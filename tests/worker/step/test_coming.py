@@ -9,8 +9,8 @@ import pytest
 
 from alignedserve.core import KEY_SALT_SIZE, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Uncertainty, length_of
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.pace import COUNTED, LONGEST_S, SHARE, SHORTEST_S, ArrivalForecast
 from alignedserve.worker.step.request import WorkerRequest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy
-from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.blocks import NamedBlocks
 from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.request import WorkerRequest

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from alignedserve.core import KvForm, Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
 from alignedserve.schedulers.table import scheduler_of
-from alignedserve.scheduling.dues import TokenPromise
+from alignedserve.scheduling.dues import TokenPromise, promise
 from alignedserve.scheduling.policy import Chunking, Policy, Room, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.blocks import Blocks
 from alignedserve.worker.step.request import WorkerRequest

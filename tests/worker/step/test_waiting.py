@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import ServiceClass
+from alignedserve.scheduling.dues import promise
 from alignedserve.scheduling.policy import Policy, SchedulerName
-from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.step.ranks import RankedRequests
 from alignedserve.worker.step.request import WorkerRequest
@@ -43,5 +43,5 @@ def test_a_prompt_that_waits_is_ranked_as_one_that_is_seated(
     prompt, at = of("prompt", left_s), moment(Policy(late=Late.DROP_LAST))
     waiting = waits([prompt], at)
     waiting.refresh(NOW, TIMES, at.chunk)
-    [[waits_at, _]], [[seated_at, _]] = waiting.line.in_order(NOW, TIMES.most_s), RankedRequests([prompt], at)
+    [[waits_at, _]], [[seated_at, _]] = waiting.in_order(NOW, TIMES.most_s), RankedRequests([prompt], at)
     assert waits_at == pytest.approx(seated_at)
