@@ -9,7 +9,7 @@ from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, ReceiveKv, Send
 from alignedserve.protocol.events import KvReceived, MemberLost, Received
-from alignedserve.protocol.messages import AskBatch, Batch, Decline, Member
+from alignedserve.protocol.messages import AskBatch, Batch, Decline
 from alignedserve.scheduling.policy import Grouping
 from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.candidates import JoinCandidate
@@ -99,8 +99,13 @@ class Joining(WorkerPart):
             commands += self._here.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
                 commands += self.seats.copy_in(running, first.entry.pages, running.fetched_from)
-            else:
-                commands += self._pull(first, running, first.source)
+            else:  # the prefill worker is to send the KV to the blocks of the request
+                self._here.move(running, State.RECEIVING)
+                transfer = self._transfers.begin(first, running, first.source)
+                if first.evicted is None:
+                    self._notes.note("joined", first.key)  # from now on it is lost with this worker
+                receive = ReceiveKv(transfer.number, first.source.holder, running.blocks, running.kept_tokens)
+                commands += (receive, transfer.pull)
         return commands
 
     def _arrange(self, now: float) -> None:
@@ -132,18 +137,9 @@ class Joining(WorkerPart):
 
     # --- Its KV
 
-    def _pull(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> list[Command]:
-        """Have the prefill worker send the KV to the blocks of the request."""
-        self._here.move(running, State.RECEIVING)
-        transfer = self._here.transfers.begin(candidate, running, source)
-        if candidate.evicted is None:
-            self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
-        receive = ReceiveKv(transfer.number, source.holder, running.blocks, running.kept_tokens)
-        return [receive, transfer.pull]
-
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
-        transfer = self._here.transfers.end(event.source, event.number, intact)
+        transfer = self._transfers.end(event.source, event.number, intact)
         self._memory.reconsider()
         running = transfer.running
         if not (transfer.is_wanted and intact):
@@ -188,9 +184,7 @@ class BatchAsks(WorkerPart):
 
     def __init__(self, worker: Worker, joining: Joining) -> None:
         super().__init__(worker)
-        self._joining = joining
-        self._is_aligned = self._policy.grouping is Grouping.ALIGNED  # there are batches that keep together
-        self._swaps = self._policy.swaps  # requests come back that take memory from others
+        self._joining, self._swaps = joining, self._policy.swaps
         self._asked: AskBatch | None = None  # what the pool knows of the room here
 
     def answered(self, message: Batch, frame: Received, now: float) -> None:
@@ -245,7 +239,7 @@ class BatchAsks(WorkerPart):
         rt_blocks = self._memory.blocks_for_rt(offered=blocks)
         if rt_blocks and any(candidate.is_rt for candidate in self._candidates.waiting):
             rt_blocks = 0
-        is_open = self._is_aligned and not owes
+        is_open = self._policy.grouping is Grouping.ALIGNED and not owes  # to batches, which keep together
         return AskBatch(
             blocks,
             max(0, self._limits.max_batch - num_seated) if blocks + rt_blocks else 0,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from alignedserve.core import PreemptionCause
 from alignedserve.decode_worker.pool_traffic import PageWriting, is_writable
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.commands import Command
+from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.messages import Member
 from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.offering import Offering
@@ -48,60 +48,42 @@ class Leaving(WorkerPart):
     # --- Preempted
 
     def preempt(
-        self, running: WorkerRequest, cause: PreemptionCause, now: float, winner: WorkerRequest | None = None
-    ) -> list[Command]:
-        """Let the request leave: to the pool's pages where there are any at hand, for which it never waits.
-
-        `winner` gets its memory; None where requests that decode grow into it."""
-        copies, is_evicted = self._write(running, cause, winner, self._memory.leave)
-        if is_evicted:
-            self._memory.release(running)  # later writes to its blocks come after the copy
-        else:
-            self._queue.put_back(running)
-        return copies
-
-    def preempt_replaced(self, running: WorkerRequest, winner: WorkerRequest | None) -> list[Command]:
-        """Let a request leave whose blocks the choice of a step has given to others."""
-        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda _blocks: None)
-        self._memory.note_replaced(running)
-        if not is_evicted:
-            self._queue.put_back(running)
-        return copies
-
-    def _write(
         self,
         running: WorkerRequest,
         cause: PreemptionCause,
-        winner: WorkerRequest | None,
-        free: Callable[[tuple[int, ...]], None],
-    ) -> tuple[list[Command], bool]:
-        """Take the request from its seat, and order a copy to the pool; return whether the request waits in the pool.
+        winner: WorkerRequest | None = None,
+        is_replaced: bool = False,
+    ) -> list[Command]:
+        """Let a request leave: to the pool's pages where there are any at hand, for which it never waits.
 
-        `free` gets the blocks that the copy does not need."""
-        is_resident = running.state is State.RESIDENT
+        `winner` gets the memory; None where requests that decode grow into it. `is_replaced` says that the choice of a
+        step has given the blocks to others already."""
+        memory, is_resident = self._memory, running.state is State.RESIDENT
+        free: Callable[[tuple[int, ...]], None] = (lambda _blocks: None) if is_replaced else memory.leave
+        commands, copies, is_evicted, how = list[Command](), list[CopyOut](), False, "it is recomputed"
         running.goes_anywhere()
         self._here.move(running, State.LEAVING)
-        if not (self._policy.evict and is_writable(running, self._limits.page_size)):
-            self._counts.count_preempted(running, cause)
-            self._note(running, winner, "it is recomputed")
-            return [], False
-        released = list[Command]()
-        if is_resident:
-            # Now, since the same Release would later drop pages that the pool keeps by then.
-            released = self._holds.release(running.key) if self._memory.dropping.drop_to_leave(running, free) else []
-        if not (is_resident and self._writing.has_pages(running)):
-            self._counts.count_preempted(running, cause)
-            self._note(running, winner, "what is in full pages goes to the pool, the rest is recomputed")
-            copies = self._writing.write_full_pages(running)
-            return [
-                *released,
-                *(it for copy in copies for it in (*self._memory.orders_before(copy, running), copy)),
-            ], False
-        self._note(running, winner, "its KV goes to the pool")
-        self._counts.count_preempted(running, cause, keeps_kv=True)
-        self._here.note_shortage()
-        copy = self._writing.write(running)
-        return [*released, *self._memory.orders_before(copy, running), copy], True
+        if self._policy.evict and is_writable(running, self._limits.page_size):
+            if is_resident and memory.dropping.drop_to_leave(running, free):
+                # Now, since the same Release would later drop pages that the pool keeps by then.
+                commands += self._holds.release(running.key)
+            is_evicted = is_resident and self._writing.has_pages(running)
+            how = "what is in full pages goes to the pool, the rest is recomputed"
+            if is_evicted:
+                how = "its KV goes to the pool"
+                self._here.note_shortage()
+            copies = [self._writing.write(running)] if is_evicted else self._writing.write_full_pages(running)
+        self._counts.count_preempted(running, cause, keeps_kv=is_evicted)
+        self._note(running, winner, how)
+        for copy in copies:
+            commands += (*memory.orders_before(copy, running), copy)
+        if is_replaced:
+            memory.note_replaced(running)
+        elif is_evicted:
+            memory.release(running)  # later writes to its blocks come after the copy
+        if not is_evicted:
+            self._queue.put_back(running)
+        return commands
 
     def _note(self, running: WorkerRequest, winner: WorkerRequest | None, how: str) -> None:
         other = "" if winner is None else winner.request.id
@@ -110,7 +92,7 @@ class Leaving(WorkerPart):
     def yield_to(self, winner: WorkerRequest, tokens: int, now: float) -> list[Command]:
         """Let best-effort requests leave so that a real-time one finds memory for `tokens`."""
         leaving = self._memory.yielding(tokens, self._memory.context(now))
-        return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, now, winner)]
+        return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, winner)]
 
     def swap_for(self, running: WorkerRequest, tokens: int, now: float) -> list[Command] | None:
         """Let requests of lower levels leave so that this one finds memory for `tokens`, and a seat.
@@ -120,11 +102,16 @@ class Leaving(WorkerPart):
         leaving = self._memory.leaving_for(tokens, lower, self._scheduler.has_seat) if lower else None
         if leaving is None:
             return None
-        return [command for left in leaving for command in self.preempt(left, PreemptionCause.LEVEL, now, running)]
+        return [command for left in leaving for command in self.preempt(left, PreemptionCause.LEVEL, running)]
 
     def crowd_out(self, prompt: WorkerRequest) -> None:
-        """Let a prompt wait again so that others can go on."""
-        self._queue.crowd_out(prompt)
+        """Let a prompt wait again so that others can go on.
+
+        Prompts that get their blocks chunk by chunk may all have some, and none enough. No prompt is seated before
+        memory has come free, else two prompts could take turns for ever.
+        """
+        self._queue.put_back(prompt)
+        self._memory.is_crowded = True
         self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
         self._note(prompt, None, "it is recomputed, so that others can go on")
 

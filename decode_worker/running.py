@@ -15,7 +15,6 @@ All else (prompts, requests that join or leave) is decided with no step in fligh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 
 from alignedserve.core import Chunk, Decode, FinishReason, PreemptionCause, StepPlan
@@ -29,48 +28,11 @@ from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.arriving import Arrivals
 from alignedserve.worker.caller_shares import CallerShares
-from alignedserve.worker.memory import PlainMemory
 from alignedserve.worker.owners import Outputs
 from alignedserve.worker.part import FormPart, Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.step.view import PlannedStep, StepView
-
-
-@dataclass
-class StepAhead:
-    """The step after the one in flight."""
-
-    decodes: list[Decode] = field(default_factory=list)
-    going: list[WorkerRequest] = field(default_factory=list)  # the requests of these decodes
-    sitting_out: list[WorkerRequest] = field(default_factory=list)  # they run in the step after that
-
-
-def ahead_of(
-    plan: StepPlan, residents: Iterable[WorkerRequest], memory: PlainMemory, block_size: int
-) -> StepAhead | None:
-    """Return the step after `plan`, which runs, or None where some request has no place for its next token."""
-    in_step = {part.request: part for part in plan.decodes}
-    ahead = StepAhead()
-    for running in residents:
-        part = in_step.get(running.request.id)
-        if part is not None and not running.is_at(part):  # it has joined since
-            part = None
-        if part is not None and running.history is not None:
-            ahead.sitting_out.append(running)
-            continue
-        if part is not None and part.index + 1 >= running.request.max_tokens:
-            continue
-        start = running.prefix if part is None else part.start + 1
-        if not running.kv.has_place(start, block_size) and not memory.take_for(running, 1):
-            return None
-        if part is None:
-            ahead.decodes += decodes_of((running,))
-        else:  # its token is not known yet
-            index, adapter = part.index + 1, part.adapter
-            ahead.decodes.append(Decode(part.request, None, start, running.kv, part.sampling, index, adapter=adapter))
-        ahead.going.append(running)
-    return ahead
 
 
 def decodes_of(requests: Sequence[WorkerRequest]) -> tuple[Decode, ...]:
@@ -153,7 +115,7 @@ class Stepping(WorkerPart):
         """Give each decode a place for its next token; where memory is short, requests leave."""
         memory, policy, waiting, commands = self._memory, self._policy, self._queue.waiting, list[Command]()
         for running in memory.worth_too_little(waiting, now):
-            commands += self._leaving.preempt(running, PreemptionCause.WORTH, now)
+            commands += self._leaving.preempt(running, PreemptionCause.WORTH)
         commands += self._grow(now) if policy.grows or memory.weighs else []
         for prompt in memory.seat_by_worth(waiting):
             self._seats.seat(prompt)
@@ -167,7 +129,7 @@ class Stepping(WorkerPart):
             while running.blocks and not memory.grow(running):
                 prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
                 leaving = memory.least_needed or self._scheduler.leaving(prompts, decodes, self._memory.context(now))
-                commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY, now)
+                commands += self._leaving.preempt(leaving, PreemptionCause.MEMORY)
         memory.have_grown()
         return commands
 
@@ -196,7 +158,7 @@ class Stepping(WorkerPart):
         if not memory.needs_room:
             return False
         if (leaving := memory.least_needed) is not None:
-            before += self._leaving.preempt(leaving, PreemptionCause.CROWDED, now)
+            before += self._leaving.preempt(leaving, PreemptionCause.CROWDED)
         else:
             self._leaving.crowd_out(self._scheduler.in_order(self._here.prompts.values(), at)[-1])
         return True
@@ -230,7 +192,9 @@ class Stepping(WorkerPart):
         begins = self._memory.context(now + copies_s) if copies_s else at
         selection = scheduler.next_step(StepView(decodes, prompts, waiting, begins, seating, self._here.seated))
         for running in selection.displaced:
-            before += self._leaving.preempt_replaced(running, next(iter(selection.admitted), None))
+            before += self._leaving.preempt(
+                running, PreemptionCause.REAL_TIME, next(iter(selection.admitted), None), is_replaced=True
+            )
         num_fetching = self._here.num_fetching
         for prompt in selection.admitted:
             self._seats.seat(prompt)
@@ -242,27 +206,44 @@ class Stepping(WorkerPart):
 
     # --- The step after the one in flight
 
-    def _plan_ahead(self, running: StepPlan, now: float) -> list[Command]:
-        """Plan the step after the one that runs, where no result of that one changes which requests run."""
-        if not self._steps.takes_next or not self._is_settled(running, now):
+    def _plan_ahead(self, step: StepPlan, now: float) -> list[Command]:
+        """Plan the step after `step`, which runs, where no result of that one changes which requests run."""
+        if not self._steps.takes_next or not self._is_settled(step, now):
             return []
-        ahead = ahead_of(running, self._here.residents.values(), self._memory, self._limits.block_size)
-        if ahead is None:
-            return []
-        shape = Shape.build(prefixes=[decode.num_before for decode in ahead.decodes])
+        in_step = {part.request: part for part in step.decodes}
+        decodes, going, sitting_out = list[Decode](), list[WorkerRequest](), list[WorkerRequest]()
+        for running in self._here.residents.values():
+            part = in_step.get(running.request.id)
+            if part is not None and not running.is_at(part):  # it has joined since
+                part = None
+            if part is not None and running.history is not None:
+                sitting_out.append(running)  # until the step after that
+                continue
+            if part is not None and part.index + 1 >= running.request.max_tokens:
+                continue
+            start = running.prefix if part is None else part.start + 1
+            if not running.kv.has_place(start, self._limits.block_size) and not self._memory.take_for(running, 1):
+                return []
+            going.append(running)
+            if part is None:
+                decodes += decodes_of((running,))
+            else:  # its token is not known yet
+                index, adapter = part.index + 1, part.adapter
+                decodes.append(Decode(part.request, None, start, running.kv, part.sampling, index, adapter=adapter))
+        shape = Shape.build(prefixes=[decode.num_before for decode in decodes])
         predicted_s = self._pace.cost.seconds(shape)
-        steps_s = running.predicted_s, predicted_s
-        if not self._scheduler.goes_on(ahead.going, ahead.sitting_out, steps_s, self._memory.context(now)):
+        steps_s = step.predicted_s, predicted_s
+        if not self._scheduler.goes_on(going, sitting_out, steps_s, self._memory.context(now)):
             return []
-        selection = PlannedStep(ahead.going, (), shape, predicted_s)
+        selection = PlannedStep(going, (), shape, predicted_s)
         self._scheduler.planned(selection)
-        self._counts.count_decodes(ahead.going)
+        self._counts.count_decodes(going)
         self.num_ahead_steps += 1
-        return self._begin(selection, tuple(ahead.decodes))
+        return self._begin(selection, tuple(decodes))
 
-    def _is_settled(self, running: StepPlan, now: float) -> bool:
+    def _is_settled(self, step: StepPlan, now: float) -> bool:
         """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
-        has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
+        has_prompts = step.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
         if has_prompts or self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
             return False
         first = self._joining.next_candidate(now)

@@ -61,15 +61,6 @@ class PromptQueue:
         self._here.move(running, State.WAITING, first=True)
         self.waiting.add_first(running)
 
-    def crowd_out(self, running: WorkerRequest) -> None:
-        """Put a seated prompt back so that others can go on.
-
-        Prompts that get their blocks chunk by chunk may all have some, and none enough. No prompt is seated before
-        memory has come free, else two prompts could take turns for ever.
-        """
-        self.put_back(running)
-        self._memory.is_crowded = True
-
     def num_old(self, only_rt: bool) -> int:
         """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen."""
         return self.waiting.num_rt - self._rt_came_in_step if only_rt else len(self.waiting) - self._came_in_step

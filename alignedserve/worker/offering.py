@@ -128,15 +128,13 @@ class Offering(WorkerPart):
         for departure in lost:
             if departure is not first:
                 self.stays(departure)
-        return [] if first is None else self._cut(first)
-
-    def _cut(self, departure: Departure) -> list[Command]:
-        """Give the attempt up: its owner counts it as one that a worker may have ended at."""
-        request = departure.running.request.id
-        self._notes.note("cut", departure.running.key)
-        self._outputs.forget([request])
-        self.remove(departure)
-        return self._holds.release(departure.running.key)
+        if first is None:
+            return []
+        running = first.running
+        self._notes.note("cut", running.key)  # its owner counts the attempt as one that a worker may have ended at
+        self._outputs.forget([running.request.id])
+        self.remove(first)
+        return self._holds.release(running.key)
 
     # --- Requests that depart
 

@@ -128,7 +128,7 @@ class Buffers(FormPart):
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
         """Return a buffer for the entry if there are blocks that no prompt needs. No request makes room for it."""
         needed = units_for(entry.num_held, self._limits.block_size)
-        left = self._memory.num_free - (self._queue.blocks_for_first if self._queue.waiting else 0)
+        left = self._memory.num_free - self._queue.blocks_for_first
         if needed > left or self.num_blocks + needed > self.most_blocks:
             return None
         blocks = self._memory.blocks.take(needed)
@@ -261,7 +261,7 @@ class Buffers(FormPart):
     def _make_place(self) -> list[Command]:
         """Free buffers until the prompt that has waited longest finds memory: copies first, those with the longest wait
         before others."""
-        blocks = self._queue.blocks_for_first if self._queue.waiting else 0
+        blocks = self._queue.blocks_for_first
         let_go: dict[str, list[Attempt]] = {}
         for buffer in sorted(self._buffers, key=lambda buffer: (buffer.is_copy, buffer.joins_at), reverse=True):
             if self._memory.num_free >= blocks:
