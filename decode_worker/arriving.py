@@ -32,17 +32,18 @@ class Intake(WorkerPart):
         self._cancelled = CancelledAttempts()
 
     def syntax_ready(self, event: SyntaxReady, now: float) -> None:
-        self._candidates.syntax_ready((event.request, event.attempt))
+        if (candidate := self._candidates.find((event.request, event.attempt))) is not None:
+            candidate.awaits_syntax = False
 
     def cancel(self, message: Cancel, frame: Received, now: float) -> None:
         self._cancelled.add(message.request, message.attempt)
 
     def peer_joined(self, event: MemberJoined, now: float) -> None:
         if self._is_direct and event.member.transport:
-            self._candidates.met(event.member)
+            self._candidates.peers[event.member.name] = event.member
 
     def peer_lost(self, event: MemberLost, now: float) -> None:
-        self._note_lost(self._candidates.lost(event.member))
+        self._note_lost(self._candidates.peer_lost(event.member))
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
         self._here.transfers.pool_lost()
@@ -118,7 +119,7 @@ class Intake(WorkerPart):
 
         The sender repeats its offer until the request is pulled, or until it has an answer."""
         entry, sender = offer.entry, frame.sender
-        source, name, attempt = self._candidates.peer(sender), entry.request.id, entry.request.attempt
+        source, name, attempt = self._candidates.peers.get(sender), entry.request.id, entry.request.attempt
         here = max((known for request, known in self._here.attempts() if request == name), default=-1)
         if here >= attempt or self._here.transfers.has_come((name, attempt)):
             receiving = [running.key for running in self._here.among(State.RECEIVING)]

@@ -54,8 +54,7 @@ class Joining(WorkerPart):
         return candidate.as_running(self._policy, self._limits.page_size)
 
     def takes_prompts(self, now: float) -> bool:
-        """Return whether prompts may be seated on free memory: no candidate waits for memory, and no request has just
-        left because it was short."""
+        """Return whether prompts may be seated on free memory: no candidate waits for it, and no request just left."""
         return self.next_candidate(now) is None and not self._here.is_short
 
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
@@ -165,7 +164,7 @@ class Joining(WorkerPart):
         if not is_wanted:
             return []
         released = self._holds.release(attempt)
-        is_sender_lost = self._candidates.peer(transfer.source.name) != transfer.source
+        is_sender_lost = self._candidates.peers.get(transfer.source.name) != transfer.source
         if transfer.candidate.is_copied or is_sender_lost:
             self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
             # The router knows the request to be here, so it does not charge the end of the sender to it.
@@ -175,7 +174,7 @@ class Joining(WorkerPart):
         return [*released, Send(transfer.source.name, Decline(*attempt, is_failed=True))]
 
     def repeat(self, to: str) -> list[Command]:
-        source = self._candidates.peer(to)
+        source = self._candidates.peers.get(to)
         return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
 
 
@@ -250,9 +249,7 @@ class BatchAsks(WorkerPart):
 
     @property
     def _wanted_ahead(self) -> int:
-        """Return how many candidate requests to ask for, which join as others end.
-
-        More are asked for when half of them have joined."""
+        """Return how many candidate requests to ask for: more are asked for when half of them have joined."""
         most, here = max(1, self._limits.max_batch // _STOCK), len(self._candidates.requests)
         return most - here if self._here.num_seated and 2 * here <= most else 0
 

@@ -131,14 +131,13 @@ class Leaving(WorkerPart):
     @property
     def needs_no_pool(self) -> bool:
         """Return whether KV goes to decode workers directly, and no decode worker reads the pool of this node."""
-        if not (self._hands_on_all and (peers := self._candidates.peers)):
+        if not (self._hands_on_all and (peers := self._candidates.peers.values())):
             return False
         pool = self._pool.member
         return pool is None or self._keeps or all(peer.node != pool.node for peer in peers)
 
     def has_use_for_pages(self) -> bool:
-        """Return whether pages may be taken for prompts that still run: requests go by the pool, and no request that
-        waits to leave lacks pages."""
+        """Return whether pages may be taken for prompts that still run: no request that is to leave lacks any."""
         return not self.needs_no_pool and self.lacks_pages() is None
 
     def hand_on(self, now: float) -> list[Command]:
@@ -176,5 +175,6 @@ class Leaving(WorkerPart):
         """
         offered = Counter(departure.to.name for departure in self._departures.wanted)
         back = self._offering.came_back_from
-        others = sorted(self._candidates.peers, key=lambda peer: (peer.name == back, offered[peer.name], peer.name))
-        return self._candidates.peer(running.decode) or others[0]
+        peers = self._candidates.peers
+        others = sorted(peers.values(), key=lambda peer: (peer.name == back, offered[peer.name], peer.name))
+        return peers.get(running.decode) or others[0]

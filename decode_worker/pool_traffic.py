@@ -95,8 +95,7 @@ class PageWriting(WorkerPart):
         return self._writer.begin(running, self.target, tokens, has_ended=has_ended, aside=not has_ended)
 
     def is_busy(self, running: WorkerRequest) -> bool:
-        """Return whether pages of the request are under way, or still to go, or the pool has not said yet that it keeps
-        them."""
+        """Return whether pages of the request are under way, are still to go, or wait for the pool's word."""
         return self._writer.is_writing(running) or running.key in self._awaited or self.awaits(running)
 
     def has_answered(self, running: WorkerRequest) -> bool:
@@ -171,8 +170,7 @@ class PageWriting(WorkerPart):
         return self._writer.lease.is_awaited
 
     def num_lacking(self, running: WorkerRequest, tokens: int) -> int:
-        """Return how many full pages of the first tokens no page of the pool and no part holds; 0 where none is ever
-        written."""
+        """Return how many full pages of the first tokens are still to be written; 0 where none ever is."""
         if not is_writable(running, self._page_size):
             return 0
         return tokens // self._page_size - len(running.known) - self._writer.num_written(running)
@@ -319,8 +317,7 @@ class PagesToWrite(WorkerPart):
         return self._holds.release(running.key)
 
     def _is_kept(self, running: WorkerRequest) -> bool:
-        """Return whether the pool is to keep any page of a request: a request that came with KV needs pages there that
-        its answer goes on from."""
+        """Return whether the pool is to keep pages: those of a request that came with KV go on from pages there."""
         begins = running.key in self._holds or not running.came_with_kv
         may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
         if not (may_stay and self._policy.reuse):
@@ -340,7 +337,10 @@ class PagesToWrite(WorkerPart):
         is copied after the next step instead where decodes may lack its blocks, where another request waits for them
         and copies beside steps take long, or where blocks do not stay in place; and only if no chat is late for that.
         """
-        may_hold_blocks, begun, commands = self._may_hold_blocks, list[WorkerRequest](), list[Command]()
+        here, memory, begun, commands = self._here, self._memory, list[WorkerRequest](), list[Command]()
+        may_hold_blocks = memory.keeps_places and memory.num_free >= len(here.residents)
+        if not memory.copies_beside and (here.candidates or self._queue.lacks_memory(only_rt=False)):
+            may_hold_blocks = False
         ended = [running for running in self._here.kept if not self._writer.is_writing(running)]
         for running in [*ended] if may_hold_blocks else ():
             if (pages := self._num_of_answer(running)) > 0:
@@ -351,14 +351,6 @@ class PagesToWrite(WorkerPart):
         for running in begun:
             self._here.put_last(running)
         return [*commands, *self._end_all(ended, now)]
-
-    @property
-    def _may_hold_blocks(self) -> bool:
-        """Return whether answers may keep their blocks while they are copied."""
-        here, memory = self._here, self._memory
-        if not memory.keeps_places or memory.num_free < len(here.residents):
-            return False
-        return memory.copies_beside or not (here.candidates or here.queue.lacks_memory(only_rt=False))
 
     def _end_all(self, ended: Sequence[WorkerRequest], now: float) -> list[Command]:
         """Hand on the written pages of these requests, or copy them after the next step, and free their blocks."""

@@ -95,9 +95,7 @@ class ByRemaining(ByKey):
 
 
 class ByLevels(ByKey):
-    """Requests go by level, and within a level the shortest goes first.
-
-    Those that have risen above the levels go by arrival, so that none waits for ever."""
+    """By level, within a level the shortest first; by arrival above the levels, so that no request waits for ever."""
 
     has_levels = True
 
@@ -106,8 +104,7 @@ class ByLevels(ByKey):
 
 
 class ByOwnPolicy(ByKey):
-    """The order of a custom policy. Requests without an answer go behind all others, by when their next step has to
-    begin."""
+    """The order of a custom policy. Requests without an answer go last, by when their next step has to begin."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

@@ -121,8 +121,7 @@ class Arrivals(WorkerPart):
         return self._here.drop(message.request, message.attempt)
 
     def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
-        """Note how long an output is expected to be, wherever the request is, or is a candidate. Tell the pool where
-        requests go on to it."""
+        """Note how long an output is expected to be; tell the pool of a request that has left for it."""
         here, waiting, attempt = self._here, self._queue.waiting, (told.request, told.attempt)
         if (compiling := self._find(State.COMPILING, attempt)) is not None:
             compiling.expect(told.estimate, self._policy, now)

@@ -36,9 +36,7 @@ class CallerShares:
         self._behind: dict[WorkerRequest, None] = {}
 
     def divide(self, seated: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
-        """Let requests yield that are beyond their caller's part; return those that begin or cease to yield.
-
-        `seated` are the requests that may be in a step."""
+        """Let requests yield that are beyond their caller's part; return those that begin or cease to yield."""
         self._waiting.put_behind(self._with_their_part(seated))
         if not (self._waiting.callers or self._yielding or self._behind):
             return ()
@@ -92,6 +90,19 @@ def _changed(before: Mapping[WorkerRequest, None], now: Mapping[WorkerRequest, N
 
 
 T = TypeVar("T", bound=Hashable)
+
+
+def part_of_one(wanted: Iterable[tuple[float, int]], capacity: float) -> float:
+    """Return the most that a caller of weight 1 gets, infinity where all get what they want: (amount, weight) each."""
+    rising = sorted(wanted, key=lambda each: each[0] / each[1])
+    left, weights = capacity, sum(weight for _, weight in rising)
+    for amount, weight in rising:
+        part = left / weights
+        if amount > part * weight:
+            return part
+        left -= amount
+        weights -= weight
+    return float("inf")
 
 
 def beyond_parts(

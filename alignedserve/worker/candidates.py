@@ -62,10 +62,6 @@ class JoinCandidate:
     def key(self) -> Attempt:
         return self.entry.request.id, self.entry.request.attempt
 
-    def is_of(self, request: str, attempt: int) -> bool:
-        """Return whether this is an attempt of the request, at most `attempt`."""
-        return self.entry.request.id == request and self.entry.request.attempt <= attempt
-
     def as_running(self, policy: Policy, page_size: int) -> WorkerRequest:
         """Return the request as it is when it joins, but for its blocks."""
         if self.evicted is not None:
@@ -79,7 +75,7 @@ class JoinCandidate:
 
 class CandidateLists:
     def __init__(self) -> None:
-        self._peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
+        self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
         # Both in the order in which they are to join; only this class changes them:
         self.requests: list[JoinCandidate] = []  # candidate requests
         self.batch: list[JoinCandidate] = []  # members of the candidate batch that have not joined
@@ -106,27 +102,8 @@ class CandidateLists:
     def waiting(self) -> Iterable[JoinCandidate]:
         return (*self.requests, *self.batch)
 
-    # --- Workers that KV goes to and from directly
-
-    def met(self, peer: Member) -> None:
-        self._peers[peer.name] = peer
-
-    @property
-    def peers(self) -> list[Member]:
-        return [*self._peers.values()]
-
-    def peer(self, name: str) -> Member | None:
-        return self._peers.get(name)
-
-    def lost(self, peer: Member) -> list[Attempt]:
-        """Forget this worker, and return the candidates whose KV is lost with it.
-
-        Requests that had to leave are not among them: they are recomputed. A transfer from this worker
-        ends by an event of its own."""
-        self._peers.pop(peer.name, None)
-        return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
-
-    # --- The line
+    def find(self, attempt: Attempt) -> JoinCandidate | None:
+        return next((candidate for candidate in self.waiting if candidate.key == attempt), None)
 
     def add(self, candidate: JoinCandidate) -> None:
         self.arranged_in = -1
@@ -146,33 +123,34 @@ class CandidateLists:
         self._note_unwanted([candidate] if candidate.source is None else [])
         (self.batch if candidate.batch else self.requests).remove(candidate)
 
-    def syntax_ready(self, attempt: Attempt) -> None:
-        for candidate in self.waiting:
-            if candidate.key == attempt:
-                candidate.awaits_syntax = False
-
     def expect(self, told: Expect, policy: Policy, now: float) -> None:
         """Note the predicted length of a candidate."""
-        for candidate in self.waiting:
-            if candidate.key == (told.request, told.attempt):
-                entry = candidate.entry
-                candidate.entry = replace(entry, request=replace(entry.request, estimate=told.estimate))
-                if candidate.evicted is None:
-                    candidate.promise.expect(candidate.entry.request, policy, now)
-                else:
-                    candidate.evicted.expect(told.estimate, policy, now)
+        if (candidate := self.find((told.request, told.attempt))) is not None:
+            entry = candidate.entry
+            candidate.entry = replace(entry, request=replace(entry.request, estimate=told.estimate))
+            if candidate.evicted is None:
+                candidate.promise.expect(candidate.entry.request, policy, now)
+            else:
+                candidate.evicted.expect(told.estimate, policy, now)
 
     def has_pages(self, attempt: Attempt, entry: Entry) -> None:
         """Note the pool's pages of this attempt if a candidate here has no more KV than these pages hold."""
-        for candidate in self.waiting:
-            if candidate.key == attempt and candidate.evicted is None:
-                sampling = candidate.entry.request.sampling  # with the syntax that is compiled already
-                candidate.entry = replace(entry, request=replace(entry.request, sampling=sampling))
-                candidate.source = None if candidate.partner is None else candidate.source
+        if (candidate := self.find(attempt)) is not None and candidate.evicted is None:
+            sampling = candidate.entry.request.sampling  # with the syntax that is compiled already
+            candidate.entry = replace(entry, request=replace(entry.request, sampling=sampling))
+            candidate.source = None if candidate.partner is None else candidate.source
 
     def drop(self, request: str, attempt: int) -> list[Attempt]:
         """Remove the request up to this attempt; return the attempts that were here."""
-        return self._remove(lambda candidate: candidate.is_of(request, attempt))
+        return self._remove(lambda candidate: candidate.key[0] == request and candidate.key[1] <= attempt)
+
+    def peer_lost(self, peer: Member) -> list[Attempt]:
+        """Forget this worker, and return the candidates whose KV is lost with it.
+
+        Requests that had to leave are not among them: they are recomputed. A transfer from this worker
+        ends by an event of its own."""
+        self.peers.pop(peer.name, None)
+        return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
 
     def pool_lost(self) -> list[Attempt]:
         """Return the candidates whose KV went with the pool."""

@@ -43,7 +43,7 @@ class Offering(WorkerPart):
         failed = self._broken_at.get(running.decode, ())  # each time costs a request its time-out
         is_broken = len(failed) == MOST_BROKEN and now - failed[0] < BROKEN_S
         by_pool = (is_broken and self._pool.member is not None) or self._policy.handoff is Handoff.POOL
-        return self._candidates.peer(running.decode) if running.kv.can_move and not by_pool else None
+        return self._candidates.peers.get(running.decode) if running.kv.can_move and not by_pool else None
 
     def offer(self, running: WorkerRequest, to: Member, waits_there: bool = False) -> Command:
         """Offer the request to that worker; until it answers the request is in no step."""
@@ -99,7 +99,7 @@ class Offering(WorkerPart):
             self.remove(departure)
             return []
         departure.number = None
-        if departure.is_declined or self._candidates.peer(departure.to.name) != departure.to:
+        if departure.is_declined or self._candidates.peers.get(departure.to.name) != departure.to:
             self.stays(departure)
             return []
         if not event.ok:

@@ -135,8 +135,7 @@ class Outputs(CorePart):
     # --- Where a frame, or its acknowledgement, may have been lost
 
     def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
-        """Send all output from an index on; nothing where the attempt is not here: then the owner starts the next
-        attempt."""
+        """Send all output from an index on; where the attempt is not here, its owner starts the next one."""
         kept = self._kept.get(asked.request)
         if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
             return []

@@ -245,8 +245,7 @@ class PageWriter:
         return CopyOut(self._copy_number, pool.holder, blocks, pages, copied, start, aside=aside)
 
     def end_copy(self, number: int) -> Copy | None:
-        """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
-        lost, or it was only a part."""
+        """Return the copy that has ended; None where its pool was lost, or where it was only a part."""
         self._copies_before.pop(number, None)
         part = self._parts.pop(number, None)
         if part is not None and not part.wanted:
@@ -295,8 +294,7 @@ class PageWriter:
             self.lease.note_handed_on()
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
-        """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
-        wanted."""
+        """Return the requests whose copies are not wanted any more: all but those that had ended."""
         dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
         dropped = [copy for copy in dropped if not copy.has_ended]
         for copy in dropped:
@@ -391,9 +389,7 @@ class PoolHolds:
         return [] if has_crossed else self._pool.send(Release(*attempt))
 
     def release(self, attempt: Attempt, to: str = "") -> list[Command]:
-        """Tell the pool, if it keeps pages for this attempt, that they are no longer needed here.
-
-        `to` is the worker that has the attempt from now on."""
+        """Tell the pool that pages for this attempt are not needed here; `to` is the worker that has it from now on."""
         if self._pool.member is None or attempt not in self:
             return []
         del self._attempts[attempt[0]]

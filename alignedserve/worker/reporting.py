@@ -113,8 +113,7 @@ class RouterLink(WorkerPart):
     # --- Metrics
 
     def tell(self, now: float) -> list[Command]:
-        """Tell what is new, about once a second while anything happens; a worker that has become idle, with its last
-        refresh timer."""
+        """Tell what is new, about once a second while anything happens; the refresh timer wakes an idle worker."""
         if now - self._told_at < _COUNTS_S:
             return []
         counts, self._told_at = self._counts, now

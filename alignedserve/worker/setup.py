@@ -35,6 +35,5 @@ class WorkerSetup:
 def running_of(
     policy: Policy, request: Request, output: Sequence[int], due: Due | None = None, decode: str = ""
 ) -> WorkerRequest:
-    """Return the request as a worker keeps it, with its output so far, the due where another worker left it, and the
-    decode worker that the router named."""
+    """Return a request as a worker keeps it; `due` is as another worker left it, `decode` the worker that was named."""
     return WorkerRequest(request, promise(request, policy, len(output), due), list(output), decode=decode)

@@ -105,7 +105,7 @@ class Buffers(FormPart):
 
     def _prefetch(self, message: Prefetch, frame: Received, now: float) -> list[Command]:
         sender, commands, refused = frame.sender, list[Command](), list[Attempt]()
-        decode = self._candidates.peer(sender)
+        decode = self._candidates.peers.get(sender)
         for entry, wait_s in zip(message.entries, message.waits_s, strict=True):
             attempt = attempt_of(entry.request)
             if any(buffer.key == attempt and buffer.is_wanted for buffer in self._buffers):
@@ -179,7 +179,7 @@ class Buffers(FormPart):
 
     def _evict(self, message: Evict, frame: Received, now: float) -> list[Command]:
         sender, entry = frame.sender, message.entry
-        decode, attempt = self._candidates.peer(sender), attempt_of(entry.request)
+        decode, attempt = self._candidates.peers.get(sender), attempt_of(entry.request)
         here = next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted), None)
         if here is not None and not here.is_copy and here.entry.prefix == entry.prefix:  # the order is repeated
             if here.receiving is not None:

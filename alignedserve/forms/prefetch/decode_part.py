@@ -90,7 +90,7 @@ class Prefetching(FormPart):
     @property
     def holders(self) -> list[Member]:
         """Return the prefill workers that can hold KV: those that decode too have no memory for that."""
-        return [peer for peer in self._candidates.peers if peer.role is Role.PREFILL]
+        return [peer for peer in self._candidates.peers.values() if peer.role is Role.PREFILL]
 
     def _partner_for(self, blocks: int, peers: Sequence[Member], used: Counter[str]) -> Member | None:
         """Return the peer that holds least for this worker, if these blocks probably fit there."""
@@ -160,13 +160,11 @@ class Prefetching(FormPart):
         return [Send(sender, Cancel(*attempt)) for attempt in unwanted]
 
     def _can_be_pulled(self, partner: str, attempt: Attempt) -> bool:
-        """Note that the partner has the KV of this attempt; return whether the attempt waits here, or is being
-        pulled."""
-        for candidate in self._candidates.waiting:
-            held_by = candidate.partner
-            if candidate.key == attempt and held_by is not None and held_by == self._candidates.peer(partner):
-                candidate.source = held_by
-                return True
+        """Note that the partner has the KV of this attempt; return whether it waits here, or is being pulled."""
+        candidate, peer = self._candidates.find(attempt), self._candidates.peers.get(partner)
+        if candidate is not None and peer is not None and candidate.partner == peer:
+            candidate.source = peer
+            return True
         moving = self._transfers.values()
         return any(transfer.running.key == attempt and transfer.source.name == partner for transfer in moving)
 
@@ -238,7 +236,7 @@ class Prefetching(FormPart):
         self._counts.num_failed_transfers += not event.ok
         departure.number = None
         running, to = departure.running, departure.to
-        if not event.ok or self._candidates.peer(to.name) != to:
+        if not event.ok or self._candidates.peers.get(to.name) != to:
             self._offering.stays(departure)
             return
         self._departures.remove(departure)

@@ -145,8 +145,7 @@ class WorkerRequest:
         self.fetched_from = start
 
     def begin_fetch(self, page_size: int) -> None:
-        """Note that the pages that the pool keeps for it are being copied: it has what they hold, and saves what it
-        loses of that."""
+        """Note that the pages that the pool keeps for the request are being copied here."""
         self.prefix = len(self.known) * page_size
 
     def end_fetch(self) -> None:

@@ -186,8 +186,7 @@ class StepBuilder:
             self.note_no_memory(running)
 
     def add_chunk(self, running: WorkerRequest, most: int) -> int:
-        """Add the next chunk of a prompt: of the `most` tokens that have memory, those that have time. Return how many
-        these are."""
+        """Add the next chunk of a prompt, of what has time among the `most` tokens with memory; return its size."""
         if not running.blocks and self.seating.pages.has_to_fetch(running):  # its cached prefix is fetched first
             self.seating.take(running, most)
             return 0

@@ -67,8 +67,7 @@ class PromiseLine:
         self._late: list[Place] = []
 
     def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
-        """Return the places of a prompt. `by_slack` begins with its slack as an instant, and may be in several lists;
-        `end` tells equal prompts apart."""
+        """Return the places of a prompt. `by_slack` begins with its slack as an instant; `end` tells equals apart."""
         if standing.is_late and self._drops_late:
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
@@ -114,8 +113,7 @@ class PromiseLine:
         return merge(*first, ((place[0] + BEHIND, *place[1:]) for place in merge(*last)))
 
     def put_behind(self, callers: frozenset[str]) -> None:
-        """Have the best-effort prompts of these callers, and of no others, come behind those of others that are not
-        urgent either."""
+        """Have best-effort prompts of these callers alone come behind those of others that are not urgent either."""
         self._behind = callers
 
     def late(self, now: float) -> Iterator[Ranked]:
@@ -148,8 +146,7 @@ class Changes:
                 yield running
 
     def sweep(self, filed: Mapping[WorkerRequest, Serial]) -> None:
-        """Take out requests that have left: with all their tokens they would stay until they would have been late,
-        which may be days."""
+        """Take out requests that have left: they would stay, with all their tokens, for days."""
         if len(self._heap) > 2 * len(filed) + _FEW:
             self._heap = [entry for entry in self._heap if entry[2] in filed and filed[entry[2]].serial == entry[1]]
             heapify(self._heap)
