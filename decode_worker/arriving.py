@@ -7,29 +7,34 @@ waiting ── a seat ──▶ prompt, after what the pool has of its beginning
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from alignedserve.core import Entry, units_for
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, CopyIn, PrepareSyntax, Send
 from alignedserve.protocol.events import CopiedIn, MemberJoined, MemberLost, Received, SyntaxReady
-from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
+from alignedserve.protocol.messages import AskBatch, Attempt, Batch, Cancel, Decline, Kept, Member, Offer, Release
 from alignedserve.scheduling.dues import promise
-from alignedserve.scheduling.policy import Room
+from alignedserve.scheduling.policy import Grouping, Room
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
+_STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
+
 
 class Intake(WorkerPart):
-    """Takes candidates in: from the pool in a batch, or offered by a worker that their prompts ran on."""
+    """Takes candidates in, from the pool in a batch, or offered by a worker that their prompts ran on; tells the pool
+    how much room there is for more."""
 
     def __init__(self, worker: Worker, direct: bool) -> None:
         super().__init__(worker)
         # KV comes from device to device to blocks that no other request may enter meanwhile.
         self._is_direct = direct and self._policy.block_use.why_not_direct is None
         self._cancelled = CancelledAttempts()
+        self._asked: AskBatch | None = None  # what the pool knows of the room here
 
     def syntax_ready(self, event: SyntaxReady, now: float) -> None:
         if (candidate := self._candidates.find((event.request, event.attempt))) is not None:
@@ -46,7 +51,8 @@ class Intake(WorkerPart):
         self._note_lost(self._candidates.peer_lost(event.member))
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
-        self._here.transfers.pool_lost()
+        self._asked = None
+        self._transfers.pool_lost()
         self._note_lost(self._candidates.pool_lost())
 
     def _note_lost(self, attempts: list[Attempt]) -> None:
@@ -61,6 +67,7 @@ class Intake(WorkerPart):
         A pool that took this worker for dead may hand out again what is here: it goes on as it is. A pool that others
         took for dead may hand out an attempt whose next one is here already.
         """
+        self._asked = None
         pool, is_request = frame.sender, batch.is_pinned or batch.is_dynamic
         if not is_request and batch.entries:
             self._batch.comes([entry.num_held for entry in batch.entries])
@@ -143,6 +150,69 @@ class Intake(WorkerPart):
         entries = (entry, *(candidate.entry for candidate in waiting.waiting))
         tokens = [taken.request.most_tokens if is_whole else taken.num_held + 1 for taken in entries]
         return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
+
+    # --- The room for more, as the pool is told
+
+    def ask(self, now: float) -> list[Command]:
+        """Tell the pool of the room here whenever it has changed.
+
+        A worker that has preempted a request has no room until another one ends. Prompts of chats, and requests that
+        had to leave and wait here, come before candidates."""
+        if self._pool.member is None or (self._queue.waiting.come_first and not self._policy.swaps):
+            return []
+        room = self._room
+        offers = (room.requests > 0 and room.blocks + room.rt_blocks > 0) or room.wants_batch or room.ahead > 0
+        here, told = self._here, self._asked
+        is_closed = here.had_shortage or here.is_retiring or here.is_reserved
+        is_less = told is not None and (is_closed or (told.blocks > 0 and self._memory.owes_best_effort))
+        if room == told or not (offers or is_less):
+            return []
+        self._asked = room
+        is_starving = self._candidates.is_starving(now)
+        return self._pool.send(
+            replace(
+                room,
+                times=self._pace.times,
+                copy_token_s=self._pace.copy_token_s,
+                all_blocks=self._limits.num_blocks,
+                most_requests=self._limits.max_batch,
+                band=None if is_starving else self._batch.band(self._here.with_kv),
+                wait_s=self._batch.mean_join_s,
+            )
+        )
+
+    @property
+    def _room(self) -> AskBatch:
+        """Return the room beyond the waiting candidates. Where that is no block, real-time requests may find some."""
+        is_closed, swaps = self._here.is_retiring or self._here.is_reserved, self._policy.swaps
+        if is_closed or self._here.had_shortage:
+            return AskBatch(0, 0, wants_batch=False, ahead=self._wanted_ahead if swaps and not is_closed else 0)
+        owes, num_seated = self._memory.owes_best_effort, self._here.num_seated
+        blocks = 0 if owes or self._candidates else self._memory.num_free
+        rt_blocks = self._memory.blocks_for_rt(offered=blocks)
+        if rt_blocks and any(candidate.is_rt for candidate in self._candidates.waiting):
+            rt_blocks = 0
+        is_open = self._policy.grouping is Grouping.ALIGNED and not owes  # to batches, which keep together
+        return AskBatch(
+            blocks,
+            max(0, self._limits.max_batch - num_seated) if blocks + rt_blocks else 0,
+            rt_blocks=rt_blocks,
+            wants_batch=is_open and not self._candidates.batch,
+            ahead=self._wanted_ahead if is_open or swaps else 0,
+        )
+
+    @property
+    def _wanted_ahead(self) -> int:
+        """Return how many candidate requests to ask for: more are asked for when half of them have joined."""
+        most, here = max(1, self._limits.max_batch // _STOCK), len(self._candidates.requests)
+        return most - here if self._here.num_seated and 2 * here <= most else 0
+
+    def ask_again(self) -> None:
+        self._asked = None
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self._asked is not None
 
 
 class Seats(WorkerPart):

@@ -1,25 +1,19 @@
-"""Candidates that become residents, copied from the pool or pulled from another worker, and the asks for more."""
+"""Candidates that become residents: copied from the pool, or pulled from another worker."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from alignedserve.decode_worker.arriving import Seats
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, ReceiveKv, Send
-from alignedserve.protocol.events import KvReceived, MemberLost, Received
-from alignedserve.protocol.messages import AskBatch, Batch, Decline
-from alignedserve.scheduling.policy import Grouping
+from alignedserve.protocol.events import KvReceived
+from alignedserve.protocol.messages import Decline
 from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import IncomingTransfer
-
-_WEIGHT = 0.1  # of the newest join in the mean
-_STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
 
 
 class Joining(WorkerPart):
@@ -30,7 +24,6 @@ class Joining(WorkerPart):
     def __init__(self, worker: Worker, seats: Seats, leaving: Leaving) -> None:
         super().__init__(worker)
         self.seats, self._leaving = seats, leaving
-        self.mean_join_s = 0.0  # from a batch's arrival until a member joins
 
     # --- The next candidate
 
@@ -132,7 +125,7 @@ class Joining(WorkerPart):
             if candidate.batch != self._batch.number:
                 self._counts.num_switches += 1
                 self._batch.begins(candidate.batch)
-            self.mean_join_s += _WEIGHT * (now - candidate.since - self.mean_join_s)
+            self._batch.joined(now - candidate.since)
 
     # --- Its KV
 
@@ -176,86 +169,3 @@ class Joining(WorkerPart):
     def repeat(self, to: str) -> list[Command]:
         source = self._candidates.peers.get(to)
         return [transfer.pull for transfer in self._transfers.values() if transfer.source == source]
-
-
-class BatchAsks(WorkerPart):
-    """Tells the pool how much room there is for candidates."""
-
-    def __init__(self, worker: Worker, joining: Joining) -> None:
-        super().__init__(worker)
-        self._joining, self._swaps = joining, self._policy.swaps
-        self._asked: AskBatch | None = None  # what the pool knows of the room here
-
-    def answered(self, message: Batch, frame: Received, now: float) -> None:
-        self._asked = None
-
-    def pool_lost(self, event: MemberLost, now: float) -> None:
-        self._asked = None
-
-    def ask(self, now: float) -> list[Command]:
-        """Tell the pool of the room here whenever it has changed.
-
-        A worker that has preempted a request has no room until another one ends. Prompts of chats, and requests that
-        had to leave and wait here, come before candidates."""
-        if self._pool.member is None or (self._queue.waiting.come_first and not self._swaps):
-            return []
-        room = self._room
-        offers = (room.requests > 0 and room.blocks + room.rt_blocks > 0) or room.wants_batch or room.ahead > 0
-        if room == self._asked or not (offers or self._withdraws):
-            return []
-        self._asked = room
-        is_starving = self._candidates.is_starving(now)
-        return self._pool.send(
-            replace(
-                room,
-                times=self._pace.times,
-                copy_token_s=self._pace.copy_token_s,
-                all_blocks=self._limits.num_blocks,
-                most_requests=self._limits.max_batch,
-                band=None if is_starving else self._batch.band(self._here.with_kv),
-                wait_s=self._joining.mean_join_s,
-            )
-        )
-
-    @property
-    def _withdraws(self) -> bool:
-        """Return whether to tell the pool that there is less room than it was told."""
-        if self._asked is None:
-            return False
-        is_closed = self._here.had_shortage or self._here.is_retiring or self._here.is_reserved
-        return is_closed or (self._asked.blocks > 0 and self._memory.owes_best_effort)
-
-    @property
-    def _room(self) -> AskBatch:
-        """Return the room beyond the waiting candidates. Where that is no block, real-time requests may find some."""
-        if self._here.is_reserved:
-            return AskBatch(0, 0, wants_batch=False)
-        if self._here.had_shortage or self._here.is_retiring:
-            ahead = self._wanted_ahead if self._swaps and not self._here.is_retiring else 0
-            return AskBatch(0, 0, wants_batch=False, ahead=ahead)
-        owes, num_seated = self._memory.owes_best_effort, self._here.num_seated
-        blocks = 0 if owes or self._candidates else self._memory.num_free
-        rt_blocks = self._memory.blocks_for_rt(offered=blocks)
-        if rt_blocks and any(candidate.is_rt for candidate in self._candidates.waiting):
-            rt_blocks = 0
-        is_open = self._policy.grouping is Grouping.ALIGNED and not owes  # to batches, which keep together
-        return AskBatch(
-            blocks,
-            max(0, self._limits.max_batch - num_seated) if blocks + rt_blocks else 0,
-            rt_blocks=rt_blocks,
-            wants_batch=is_open and not self._candidates.batch,
-            ahead=self._wanted_ahead if is_open or self._swaps else 0,
-        )
-
-    @property
-    def _wanted_ahead(self) -> int:
-        """Return how many candidate requests to ask for: more are asked for when half of them have joined."""
-        most, here = max(1, self._limits.max_batch // _STOCK), len(self._candidates.requests)
-        return most - here if self._here.num_seated and 2 * here <= most else 0
-
-    def ask_again(self) -> None:
-        self._asked = None
-
-    @property
-    def awaits_answer(self) -> bool:
-        return self._asked is not None

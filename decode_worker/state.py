@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.decode_worker.arriving import Intake, Seats
-from alignedserve.decode_worker.joining import BatchAsks, Joining
+from alignedserve.decode_worker.joining import Joining
 from alignedserve.decode_worker.leaving import Leaving
 from alignedserve.decode_worker.pool_traffic import PagesToWrite, PageWriting
 from alignedserve.decode_worker.running import StepEnd, Stepping
@@ -50,7 +50,7 @@ def handlers(core: DecodeCore) -> Events:
         messages.Expect: (core.arrivals.expect,),
         messages.Cancel: (core.arrivals.cancel, core.intake.cancel),
         messages.Prefix: (core.arrivals.answered,),
-        messages.Batch: (core.intake.take_batch, core.asking.answered),
+        messages.Batch: (core.intake.take_batch,),
         messages.Offer: (core.intake.consider,),
         messages.Decline: (core.offering.declined,),
         messages.Kept: (core.writing.kept, core.intake.note_copy),
@@ -85,7 +85,6 @@ def handlers(core: DecodeCore) -> Events:
             core.here.pool_lost,
             core.writing.pool_lost,
             core.intake.pool_lost,
-            core.asking.pool_lost,
             core.pool_link.lost,  # last: until then, all parts know which pool was lost
         ),
     }
@@ -102,7 +101,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.pages.write_ahead,
         # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
         # left where a request had to leave.
-        core.asking.ask,
+        core.intake.ask,
         core.elsewhere.act,
         core.pages.ask,
         core.rewriting.act,
@@ -152,11 +151,9 @@ class DecodeCore:
         self.stepping = Stepping(worker, self.arrivals, self.joining, self.leaving, self.elsewhere)
         self.step_end = StepEnd(worker, self.owners, self.writing, self.pages)
         self.idle = IdleTrials(worker, setup.cost is not None)
-        # Messages to the pool and to the router
-        self.asking = BatchAsks(worker, self.joining)
         self.router = RouterLink(worker, self.owners, self.elsewhere)
         here.drop = self.drop
-        links = self.arrivals, self.writing, self.joining, self.offering, self.asking, self.owners, self.router
+        links = self.arrivals, self.writing, self.joining, self.offering, self.intake, self.owners, self.router
         self.repeats = Repeats(pool, *links, self.elsewhere)
         self._listen(handlers(self), turn(self))
 

@@ -31,6 +31,7 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
+_WEIGHT = 0.1  # of the newest join in the mean
 _GROWN = 64  # tokens by which its members may have grown since the pool heard of the band
 
 
@@ -195,6 +196,7 @@ class RunningBatch:
     def __init__(self) -> None:
         self.number = 0  # its tag: that of the newest batch with a member that has joined
         self.num_batches = 0  # that have come
+        self.mean_join_s = 0.0  # from the arrival of a batch until a member joins
         self._width = 0
         self._widths: dict[int, int] = {}  # batch that has come and does not run yet -> its width
 
@@ -208,6 +210,10 @@ class RunningBatch:
         self.number = number
         self._width = max(LEAST_WIDTH, self._widths.get(number, 0))
         self._widths = {batch: width for batch, width in self._widths.items() if batch > number}
+
+    def joined(self, waited_s: float) -> None:
+        """Note how long a member had to wait until it joined."""
+        self.mean_join_s += _WEIGHT * (waited_s - self.mean_join_s)
 
     def band(self, seated: Iterable[WorkerRequest]) -> tuple[int, int] | None:
         """Return the shortest and the longest prefix of the band, or None when no member is left."""

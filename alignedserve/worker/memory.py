@@ -196,17 +196,8 @@ class PlainMemory:
 
     def seating(self, seats: int, waiting: WaitingPrompts, at: StepContext) -> Seating:
         """Return what the choice of a step may take: memory, and `seats`."""
-        now = at.now
-        offered = (
-            self.blocks,
-            self.limits.num_blocks,
-            self.limits.block_size,
-            seats,
-            self.by_chunk,
-            self.room_for,
-            self.pages,
-            self.next_pages(waiting),
-        )
+        now, limits, pages = at.now, self.limits, (self.pages, self.next_pages(waiting))
+        offered = self.blocks, limits.num_blocks, limits.block_size, seats, self.by_chunk, self.room_for, *pages
         if not self._policy.is_rt_first:
             return Seating(*offered)
         seated = self._here.seated if waiting else []

@@ -123,10 +123,10 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
         self.policy, self.copying, self.limits = setup.policy, setup.copying, setup.limits
-        self._cost = OnlineCost(()) if setup.cost is None else setup.cost
-        self._recent = RecentSteps(_first_times(self._cost.model, setup.limits))
+        self.fit = OnlineCost(()) if setup.cost is None else setup.cost  # what it has learnt of steps
+        self._recent = RecentSteps(_first_times(self.fit.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
-        self.pivot = self._cost.model.pivot(setup.limits.max_step_tokens)
+        self.pivot = self.fit.model.pivot(setup.limits.max_step_tokens)
         self.room = StepRoom(setup.limits.max_step_tokens)
         self.coming = ArrivalForecast()
         self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
@@ -134,16 +134,7 @@ class Pace:
     @property
     def cost(self) -> CostModel:
         """Return what steps are expected to take now."""
-        return self._cost.model
-
-    @property
-    def slowdown(self) -> float:
-        """Return how many times as long as on a quiet machine steps take."""
-        return self._cost.slowdown
-
-    def rescale(self, by: float) -> None:
-        """Expect all steps to take `by` times as long as before."""
-        self._cost.rescale(by)
+        return self.fit.model
 
     @property
     def times(self) -> StepTimes:
@@ -156,7 +147,7 @@ class Pace:
         if self.policy.scheduler.is_accelgen:
             times = StepTimes(times.most_s, times.most_s)  # AccelGen reckons with T_max throughout
         room, block_size = self.room.tokens, self.limits.block_size
-        at = StepContext(now, self._cost.model, times, room, block_size, chunk, self.policy, self.pivot)
+        at = StepContext(now, self.fit.model, times, room, block_size, chunk, self.policy, self.pivot)
         at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
         at.firsts = self.coming.firsts(now)
         return at
@@ -164,7 +155,7 @@ class Pace:
     def prompt_came(self, prompt: WorkerRequest, now: float) -> None:
         """Count a new prompt among those by which the next ones are expected."""
         size = prompt.num_ahead
-        alone_s = prompt.fetch_s + self._cost.model.seconds(Shape.build([(size, prompt.num_tokens - size)]))
+        alone_s = prompt.fetch_s + self.fit.model.seconds(Shape.build([(size, prompt.num_tokens - size)]))
         self.coming.count(prompt, alone_s, now)
 
     @property
@@ -174,7 +165,7 @@ class Pace:
         Real-time prompts get more of a step than documents: the chunks that documents are cut to say little of how
         long those prompts take.
         """
-        return self._cost.model.prompt_token_s(max(self.pivot, round(self._mean_chunk)))
+        return self.fit.model.prompt_token_s(max(self.pivot, round(self._mean_chunk)))
 
     @property
     def copy_token_s(self) -> float:
@@ -188,7 +179,7 @@ class Pace:
         Computing costs what the prompt adds to a step that is full without it, since several prompts may come. As long
         as the cost model knows no times, copies are taken to be quicker.
         """
-        computing_s = self._cost.model.computing_s(prompt.prefix, end, prompt.num_tokens, self.pivot)
+        computing_s = self.fit.model.computing_s(prompt.prefix, end, prompt.num_tokens, self.pivot)
         seconds = self.copying.seconds(copied)
         return None if 0 < computing_s < seconds else seconds
 
@@ -199,7 +190,7 @@ class Pace:
         self.room.grow()
         if seconds > 0:
             self._recent.add(seconds)
-            self._cost.learn(shape, seconds)
+            self.fit.learn(shape, seconds)
         for chunk in plan.chunks:
             if not chunk.is_last and _says_what_fits(chunk, plan, find):
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)

@@ -124,7 +124,7 @@ class RouterLink(WorkerPart):
             num_failed_transfers=self._counts.num_failed_transfers,
             steps=self._elsewhere.counted(steps),
             lengths=self._lengths(),
-            slowdown=self._pace.slowdown,
+            slowdown=self._pace.fit.slowdown,
             worker=self._load(now),
         )
         if figures == self._told:

@@ -147,7 +147,7 @@ class IdleTrials(WorkerPart):
         """Run the next trial if the worker is idle and believes its machine to be slow."""
         if self._steps.running is not None:
             return []
-        if not (self._trials and self._pace.slowdown >= BUSY) or self._here.is_retiring or self._here.attempts():
+        if not (self._trials and self._pace.fit.slowdown >= BUSY) or self._here.is_retiring or self._here.attempts():
             self._starts_at = None
             return []
         if self._starts_at is None:
@@ -156,7 +156,7 @@ class IdleTrials(WorkerPart):
             return []
         if len(self._ratios) < len(self._trials):
             return self._run(self._trials[len(self._ratios)])
-        self._pace.rescale(median(self._ratios))
+        self._pace.fit.rescale(median(self._ratios))
         return self._start_in(AGAIN_S, now)
 
     def _start_in(self, seconds: float, now: float) -> list[Command]:

@@ -43,4 +43,4 @@ def test_a_slowdown_that_is_over_is_found_out_while_nothing_runs(cluster: str) -
     workers = [core for core in cores if isinstance(core, DecodeCore)]
     assert workers
     for core in workers:
-        assert core.pace.slowdown == pytest.approx(1.0, abs=0.15)
+        assert core.pace.fit.slowdown == pytest.approx(1.0, abs=0.15)

@@ -167,7 +167,6 @@ class WaitingPrompts:
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
         self._behind: frozenset[str] = frozenset()  # callers whose documents come behind those of others
         self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
-        self.num_pooled = 0  # prompts that ask for a vector
         self._ranks_be_by_slack = policy.scheduler.is_accelgen
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[WorkerRequest, FiledPrompt] = {}
@@ -216,7 +215,6 @@ class WaitingPrompts:
         self._all[running] = running.num_ahead
         self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
-        self.num_pooled += not running.has_tokens
         self._count(running, running.num_ahead)
         self._note_fetch(running)
         if running.request.service is ServiceClass.RT:
@@ -264,7 +262,6 @@ class WaitingPrompts:
         del self._alone(running)[running]
         self._again.pop(running, None)
         self._fetched.pop(running, None)
-        self.num_pooled -= not running.has_tokens
         same = self._named[running.request.id]
         same.remove(running)
         if not same:
