@@ -67,8 +67,12 @@ class Joining(WorkerPart):
 
     def _seat_candidates(self, now: float) -> list[Command]:
         """Seat candidates in their order; no candidate overtakes the first."""
-        self._arrange(now)
-        commands: list[Command] = []
+        commands, ordering, times, late = list[Command](), self._policy.ordering, self._pace.times, self._policy.late
+        if not ordering.is_by_arrival:  # else they are sorted as they come
+            sort = ordering.of_waits.sort
+            self._candidates.arrange(
+                self._steps.number, lambda requests: sort(requests, lambda of: self._standing(of, now), times, late)
+            )
         while (first := self.next_candidate(now)) is not None:
             running = self._as_running(first)
             room = self._memory.room_for(running)
@@ -99,16 +103,6 @@ class Joining(WorkerPart):
                 receive = ReceiveKv(transfer.number, first.source.holder, running.blocks, running.kept_tokens)
                 commands += (receive, transfer.pull)
         return commands
-
-    def _arrange(self, now: float) -> None:
-        """Sort the candidates once a step; by arrival, they are sorted as they come."""
-        candidates, ordering = self._candidates, self._policy.ordering
-        if candidates.arranged_in == self._steps.number or ordering.is_by_arrival:
-            return
-        candidates.arranged_in = self._steps.number
-        times, late, sort = self._pace.times, self._policy.late, ordering.of_waits.sort
-        if len(candidates.requests) > 1:
-            candidates.arrange(lambda requests: list(sort(requests, lambda of: self._standing(of, now), times, late)))
 
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""

@@ -114,10 +114,12 @@ class CandidateLists:
         self.requests.append(candidate)
         self.requests.sort(key=lambda request: (not request.is_pinned, request.due_at if request.is_pinned else 0.0))
 
-    def arrange(self, as_they_join: Callable[[Sequence[JoinCandidate]], Sequence[JoinCandidate]]) -> None:
-        """Put the candidate requests that are not pinned in this order."""
-        pinned = sum(request.is_pinned for request in self.requests)
-        self.requests[pinned:] = as_they_join(self.requests[pinned:])
+    def arrange(self, step: int, as_they_join: Callable[[list[JoinCandidate]], Iterable[JoinCandidate]]) -> None:
+        """Put the candidate requests that are not pinned in this order, once a step."""
+        if self.arranged_in != step and len(self.requests) > 1:
+            pinned = sum(request.is_pinned for request in self.requests)
+            self.requests[pinned:] = as_they_join(self.requests[pinned:])
+        self.arranged_in = step
 
     def take(self, candidate: JoinCandidate) -> None:
         """Remove a candidate that joins."""

@@ -30,9 +30,9 @@ MOST_SCORED = 256  # tokens of a chunk whose log-probabilities are asked for
 
 @dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
 class WorkerRequest:
-    """A request as its worker knows it: `prefix` of its tokens have KV where `kv` says, which it gets when seated.
+    """A request as a worker knows it: the first `prefix` tokens have KV where `kv` says, as soon as it has a seat.
 
-    Until then the device may have its beginning for others, who would share it (device_pages.py).
+    Until then the device may have the first tokens for other requests, which would share them (device_pages.py).
 
     One module writes each field. It is this one, by methods that say what happened, but for `kv` (blocks.py, for a
     memory), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
@@ -43,28 +43,28 @@ class WorkerRequest:
     output: list[int]  # all of it, earlier attempts included
     kv: KvForm = NO_KV
     prefix: int = 0
-    known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
-    fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
-    fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
+    known: tuple[int, ...] = ()  # pages of the pool that hold the first tokens, kept there for this request
+    fetched_from: int = 0  # where they are copied here with the seat: tokens that were here before, ...
+    fetched_to: int = 0  # ... and tokens that are here then; 0 where they are computed
     fetch_s: float = 0.0  # the time of that copy
-    names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages: those that were needed so far
-    block_names: tuple[int, ...] = ()  # the same of its first full blocks
-    looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
-    num_cached: int = 0  # tokens of the prompt whose KV the pool or the device had before any was computed for it
-    waited_s: float | None = None  # from its arrival to its first chunk; what is found from then on may be its own KV
-    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
+    names: tuple[int, ...] = ()  # hashes of the tokens of the first full pages: those that were needed so far
+    block_names: tuple[int, ...] = ()  # the same of the first full blocks
+    looked_up: int = -1  # the version of the device's pages at which these two were found, of a prompt that waits
+    num_cached: int = 0  # tokens of the prompt with KV before any was computed for this request
+    waited_s: float | None = None  # from the arrival to the first chunk; KV found after that may be the request's own
+    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where the request asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
-    vector: bytes = b""  # where it asks for that
-    spent_s: float = 0.0  # its shares of the steps that it was in, in this attempt on all workers so far
+    vector: bytes = b""  # where the request asks for that
+    spent_s: float = 0.0  # shares of the steps that it was in, in this attempt on all workers so far
     spent_joules: float = 0.0  # ... and of their energy
-    told_s: float = 0.0  # of `spent_s`, what its owner was told
-    came_with_kv: bool = False  # whether some of its KV was copied here, or computed for another request
-    decode: str = ""  # the decode worker that the router named for it
-    batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
-    story: list[State] = field(default_factory=lambda: [State.NEW])  # its states so far (states.py)
-    history: History | None = field(init=False)  # its tokens, where its sampling needs them
-    has_tokens: bool = field(init=False)  # it asks for tokens, and not for a vector: its KV is of use after the prompt
-    said_at: float = field(init=False)  # when its last token came, or it arrived: since then it is pending
+    told_s: float = 0.0  # of `spent_s`, what the owner was told
+    came_with_kv: bool = False  # whether some KV was copied here, or computed for another request
+    decode: str = ""  # the decode worker that the router named
+    batch: int = 0  # the pool's batch that the request came in; 0 of a prompt
+    story: list[State] = field(default_factory=lambda: [State.NEW])  # the states so far (states.py)
+    history: History | None = field(init=False)  # the tokens, where sampling needs them
+    has_tokens: bool = field(init=False)  # tokens are asked for, and not a vector: KV is of use after the prompt
+    said_at: float = field(init=False)  # when the last token came, or the request: pending since then
 
     def __post_init__(self) -> None:
         request = self.request
@@ -92,14 +92,14 @@ class WorkerRequest:
         return self.request.id == request and self.request.attempt <= attempt
 
     def is_at(self, part: Chunk | Decode) -> bool:
-        """Return whether this part of a step ran for this attempt, by the places of its KV.
+        """Return whether this part of a step ran for this attempt, by the places of KV.
 
         The request may have got more blocks since, for a step that was planned while that one ran.
         """
         if self.kv is part.kv:  # mostly
             return True
         here, planned, drops_more = self.kv.blocks, part.kv.blocks, self.kv.dropped > part.kv.dropped
-        if drops_more and self.kv.folded:  # a step in flight writes to its last block
+        if drops_more and self.kv.folded:  # a step in flight writes to the last block
             return planned[-1] in here
         if drops_more and here[:1] and here[0] in planned:
             planned = planned[planned.index(here[0]) :]
@@ -124,10 +124,10 @@ class WorkerRequest:
         """Return whether pages of the pool are copied here as soon as the request is seated."""
         return self.fetched_to > 0
 
-    # --- Where its KV comes from
+    # --- Where KV comes from
 
     def found(self, tokens: int, version: int) -> None:
-        """Note that the device has KV of its first tokens, by this version of the device's pages. It has no blocks."""
+        """Note that the device has KV of the first tokens, by this version of its pages; there are no blocks yet."""
         self.prefix, self.looked_up = tokens, version
         self.end_fetch()
 
@@ -136,12 +136,12 @@ class WorkerRequest:
         self.looked_up = -1
 
     def plan_fetch(self, start: int, end: int, seconds: float) -> None:
-        """Have its tokens from `start` to `end` copied from the pool once it is seated."""
+        """Have the tokens from `start` to `end` copied from the pool once the request is seated."""
         self.prefix = self.fetched_from = start
         self.fetched_to, self.fetch_s = end, seconds
 
     def fetch_from(self, start: int) -> None:
-        """Have its tokens from `start` on copied from the pool, which has KV of all its tokens."""
+        """Have the tokens from `start` on copied from the pool, which has KV of all of them."""
         self.fetched_from = start
 
     def begin_fetch(self, page_size: int) -> None:
@@ -159,26 +159,26 @@ class WorkerRequest:
             self.end_fetch()
 
     def came_with(self, tokens: int) -> None:
-        """Note that KV of its first tokens was computed for others, or copied here: not for it, unless it has run."""
+        """Note that KV of the first tokens was computed for other requests, or copied here."""
         self.came_with_kv |= tokens > 0
         if self.waited_s is None:
             self.num_cached = min(tokens, len(self.request.prompt))
 
     def start_over(self) -> None:
-        """Note that it has lost its KV, and is recomputed."""
+        """Note that the KV is lost: the request is recomputed."""
         self.prefix = 0
 
     def drop_names(self) -> None:
-        """Note that it has lost its beginning: from now on it is not found by that."""
+        """Note that the first blocks are lost: the request is not found by them any more."""
         self.names = ()
 
     def named(self, names: tuple[int, ...]) -> tuple[int, ...]:
-        """Take names of its first full pages, and return them."""
+        """Take names of the first full pages, and return them."""
         self.names = names
         return names
 
     def goes_anywhere(self) -> None:
-        """Note that it goes on where there is room first, and not at the worker that the router named."""
+        """Have the request go on where there is room first, and not at the worker that the router named."""
         self.decode = ""
 
     # --- What runs
@@ -209,7 +209,7 @@ class WorkerRequest:
     def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = (), vector: bytes = b"") -> None:
         """Note what a chunk brought beside KV: log-probabilities where it is scored, the vector that was asked for."""
         if ran.scoring is not None:
-            # A chunk that runs again, as after its blocks were lost, replaces its own scores alone: what comes after it
+            # A chunk that runs again, as after its blocks were lost, replaces its own scores alone: what comes after
             # may come back from the pool, and is not scored again.
             self.prompt_logprobs[ran.start : ran.start + len(scores)] = scores
         self.vector = vector
@@ -241,11 +241,11 @@ class WorkerRequest:
 
     @property
     def opening(self) -> Opening:
-        """Return what its owner gets with its first token."""
+        """Return what the owner gets with the first token."""
         return Opening(tuple(self.prompt_logprobs), self.num_cached, self.waited_s or 0.0, self.vector)
 
     def resume(self, entry: Entry, page_size: int) -> None:
-        """Take over the progress of the request on other workers, from its entry."""
+        """Take over the progress of the request on other workers."""
         self.prefix, self.logprobs = entry.prefix, list(entry.logprobs)
         self.spent_s, self.spent_joules, _ = entry.spent
         opening = entry.opening
@@ -255,11 +255,11 @@ class WorkerRequest:
         self.known, self.names = entry.pages[:full], entry.names[:full]
 
     def kept_in_pool(self, pages: tuple[int, ...], names: tuple[int, ...] = ()) -> None:
-        """Note the pool's pages that hold its first tokens: a request that waits may be seated on them."""
+        """Note the pool's pages that hold the first tokens: a request that waits may be seated on them."""
         self.known, self.names, self.looked_up = pages, names or self.names, -1
 
     def has_place(self, block_size: int) -> bool:
-        """Return whether there is a place for the KV of its next token."""
+        """Return whether there is a place for the KV of the next token."""
         return self.kv.has_place(self.prefix, block_size)
 
     @property
@@ -268,7 +268,7 @@ class WorkerRequest:
 
     @property
     def num_lost(self) -> int:
-        """Return how many of its first tokens have no KV here any more, in any layer."""
+        """Return how many of the first tokens have no KV here any more, in any layer."""
         return 0 if self.kv.folded else self.kv.dropped
 
     @property
@@ -288,12 +288,12 @@ class WorkerRequest:
 
     @property
     def decodes(self) -> bool:
-        """Return whether the request decodes: its next token is one step away."""
+        """Return whether the request decodes: the next token is one step away."""
         num_output, request = len(self.output), self.request
         return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
 
     def work(self, chunk: int) -> Work:
-        """Return the work until its next due, where prompts run in chunks of this size."""
+        """Return the work until the next due, where prompts run in chunks of this size."""
         if self.decodes:
             return Work()
         return Work(self.num_ahead, chunk, transfer_s=self.fetch_s if self.promise.is_rt else 0.0)
