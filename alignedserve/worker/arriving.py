@@ -63,7 +63,9 @@ class PromptQueue:
 
     def num_old(self, only_rt: bool) -> int:
         """Return how many prompts, all or real-time ones, wait since before the step in flight was chosen."""
-        return self.waiting.num_rt - self._rt_came_in_step if only_rt else len(self.waiting) - self._came_in_step
+        if only_rt:
+            return len(self.waiting.real_time) - self._rt_came_in_step
+        return len(self.waiting) - self._came_in_step
 
     def step_ended(self) -> None:
         self._came_in_step = self._rt_came_in_step = 0
@@ -75,7 +77,7 @@ class PromptQueue:
 
     def lacks_memory(self, only_rt: bool) -> bool:
         """Return whether the prompt that has waited longest, of all or of real-time ones, needs more than is free."""
-        waiting = self.waiting.real_time if only_rt else iter(self.waiting)
+        waiting = iter(self.waiting.real_time if only_rt else self.waiting)
         return self._blocks_for(next(waiting, None)) > self._memory.num_free
 
     def _blocks_for(self, prompt: WorkerRequest | None) -> int:

@@ -156,7 +156,7 @@ class RouterLink(WorkerPart):
         dues = [promise.due_at(now) for promise in chain(running, coming, in_queue) if promise.is_rt]
         return WorkerLoad(
             here,
-            ByClass(queue.num_rt + elsewhere.rt, len(queue) - queue.num_rt + elsewhere.be),
+            ByClass(len(in_queue) + elsewhere.rt, len(queue) - len(in_queue) + elsewhere.be),
             used=1 - self._memory.free_share,
             slack_s=min(dues) - now if dues else None,
             step_tokens=counts.step_tokens.tally,

@@ -158,10 +158,10 @@ class WaitingPrompts:
         # Requests in the order of arrival, each with the tokens that it was counted with, since its known beginning may
         # change.
         self._all: OrderedDict[WorkerRequest, int] = OrderedDict()
-        self._rt_alone: OrderedDict[WorkerRequest, None] = OrderedDict()  # the real-time ones of them
-        self._be_alone: OrderedDict[WorkerRequest, None] = OrderedDict()
+        self.real_time: OrderedDict[WorkerRequest, None] = OrderedDict()  # of them, in the order of arrival
+        self.best_effort: OrderedDict[WorkerRequest, None] = OrderedDict()
         self._again: dict[WorkerRequest, None] = {}  # those that had a seat before, and go before others of their class
-        self._fetched: dict[WorkerRequest, None] = {}  # those with pages in the pool, which are copied here
+        self.fetched: dict[WorkerRequest, None] = {}  # those with pages in the pool, which are copied with their seat
         self._named: dict[str, list[WorkerRequest]] = {}
         self.callers: Counter[str] = Counter()  # of real-time prompts, also of those that yield (caller_shares.py)
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
@@ -187,27 +187,13 @@ class WaitingPrompts:
         return iter(self._all)
 
     @property
-    def real_time(self) -> Iterator[WorkerRequest]:
-        """Iterate over real-time prompts in the order of arrival."""
-        return iter(self._rt_alone)
-
-    @property
-    def best_effort(self) -> Iterator[WorkerRequest]:
-        """Iterate over best-effort prompts in the order of arrival."""
-        return iter(self._be_alone)
-
-    @property
-    def num_rt(self) -> int:
-        return len(self._rt_alone)
-
-    @property
     def come_first(self) -> bool:
         """Return whether a prompt waits that comes before best-effort requests which the pool has: of a chat, or of a
         request that had a seat before and is the first of its class to get one again."""
-        return bool(self._rt_alone or self._again)
+        return bool(self.real_time or self._again)
 
     def _alone(self, running: WorkerRequest) -> OrderedDict[WorkerRequest, None]:
-        return self._rt_alone if running.promise.is_rt else self._be_alone
+        return self.real_time if running.promise.is_rt else self.best_effort
 
     def add(self, running: WorkerRequest) -> None:
         running.look_again()
@@ -239,14 +225,9 @@ class WaitingPrompts:
 
     def _note_fetch(self, running: WorkerRequest) -> None:
         if running.is_fetched:
-            self._fetched[running] = None
+            self.fetched[running] = None
         else:
-            self._fetched.pop(running, None)
-
-    @property
-    def fetched(self) -> Iterable[WorkerRequest]:
-        """Return the prompts whose first pages are copied from the pool when they are seated."""
-        return self._fetched
+            self.fetched.pop(running, None)
 
     def add_first(self, running: WorkerRequest) -> None:
         """Add a request that had a seat before all that have arrived."""
@@ -261,7 +242,7 @@ class WaitingPrompts:
         self._count(running, -self._all.pop(running))
         del self._alone(running)[running]
         self._again.pop(running, None)
-        self._fetched.pop(running, None)
+        self.fetched.pop(running, None)
         same = self._named[running.request.id]
         same.remove(running)
         if not same:
@@ -336,7 +317,7 @@ class WaitingPrompts:
         if isinstance(self._policy.ordering, ByKey):
             places = self._by_key
             return ((place[:3], place[-1]) for place in places if place[-1].promise.is_rt or not only_rt)
-        return (((number,), running) for number, running in enumerate(self._rt_alone if only_rt else self._all))
+        return (((number,), running) for number, running in enumerate(self.real_time if only_rt else self._all))
 
     def _refile_all(self) -> None:
         self._filed.clear()
