@@ -293,7 +293,8 @@ class StepEnd(WorkerPart):
 
         The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
         """
-        here, pages, emit, released = self._here, self._pages, self._outputs.emit, list[Command]()
+        here, pages, outputs, released = self._here, self._pages, self._outputs, list[Command]()
+        emit = outputs.emit
         result, seconds, joules, prompts = done.result, done.seconds, done.joules, here.prompts
         find: Callable[[str], WorkerRequest | None] = here.find if prompts else here.residents.get  # mostly the second
         tokens, unsampled = dict(result.tokens), set(result.unsampled)

@@ -92,19 +92,6 @@ def _changed(before: Mapping[WorkerRequest, None], now: Mapping[WorkerRequest, N
 T = TypeVar("T", bound=Hashable)
 
 
-def part_of_one(wanted: Iterable[tuple[float, int]], capacity: float) -> float:
-    """Return the most that a caller of weight 1 gets, infinity where all get what they want: (amount, weight) each."""
-    rising = sorted(wanted, key=lambda each: each[0] / each[1])
-    left, weights = capacity, sum(weight for _, weight in rising)
-    for amount, weight in rising:
-        part = left / weights
-        if amount > part * weight:
-            return part
-        left -= amount
-        weights -= weight
-    return float("inf")
-
-
 def beyond_parts(
     amounts: Mapping[str, Mapping[T, float]], capacity: float, weights: Mapping[str, int], are_divisible: bool = False
 ) -> dict[T, None]:
