@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from alignedserve.core import FinishReason, units_for
+from alignedserve.core import FinishReason, ServiceClass, units_for
 from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyOut
 from alignedserve.protocol.events import CopiedOut, MemberLost, Received
@@ -242,6 +242,7 @@ _MOST_AHEAD = 4  # requests that are written ahead; to find one takes a look at 
 _LOOK_STEPS = 4  # between two looks: no page is filled in fewer steps
 _LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
 _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
+_KEPT_SHARE = 8  # of the device's memory, answers hold an eighth at most while they are copied beside the steps
 
 
 class PagesToWrite(WorkerPart):
@@ -317,10 +318,13 @@ class PagesToWrite(WorkerPart):
         return self._holds.release(running.key)
 
     def _is_kept(self, running: WorkerRequest) -> bool:
-        """Return whether the pool is to keep pages: those of a request that came with KV go on from pages there."""
+        """Return whether the pool is to keep pages: those of a request that came with KV go on from pages there.
+
+        Where copies do not keep up with documents that end, the pool goes without some: their blocks would be all that
+        the device has, and no document could begin."""
         begins = running.key in self._holds or not running.came_with_kv
         may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
-        if not (may_stay and self._policy.reuse):
+        if not (may_stay and self._policy.reuse) or (running.request.service is ServiceClass.BE and self._hold_much):
             return False
         return self._num_of_answer(running) > 0 or self._writer.num_written(running) > 0
 
@@ -334,11 +338,12 @@ class PagesToWrite(WorkerPart):
         """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
 
         An answer is copied beside the steps and keeps its blocks meanwhile, as it does while its prompt is written. It
-        is copied after the next step instead where decodes may lack its blocks, where another request waits for them
-        and copies beside steps take long, or where blocks do not stay in place; and only if no chat is late for that.
+        is copied after the next step instead where decodes may lack its blocks, where answers hold much, where another
+        request waits for them and copies beside steps take long, or where blocks do not stay in place; and only if no
+        chat is late for that.
         """
         here, memory, begun, commands = self._here, self._memory, list[WorkerRequest](), list[Command]()
-        may_hold_blocks = memory.keeps_places and memory.num_free >= len(here.residents)
+        may_hold_blocks = memory.keeps_places and memory.num_free >= len(here.residents) and not self._hold_much
         if not memory.copies_beside and (here.candidates or self._queue.lacks_memory(only_rt=False)):
             may_hold_blocks = False
         ended = [running for running in self._here.kept if not self._writer.is_writing(running)]
@@ -351,6 +356,12 @@ class PagesToWrite(WorkerPart):
         for running in begun:
             self._here.put_last(running)
         return [*commands, *self._end_all(ended, now)]
+
+    @property
+    def _hold_much(self) -> bool:
+        """Return whether prompts wait, and answers hold as much memory as they may."""
+        most = self._limits.num_blocks // _KEPT_SHARE
+        return bool(self._queue.waiting) and sum(len(running.blocks) for running in self._here.kept) > most
 
     def _end_all(self, ended: Sequence[WorkerRequest], now: float) -> list[Command]:
         """Hand on the written pages of these requests, or copy them after the next step, and free their blocks."""

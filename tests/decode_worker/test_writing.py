@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
+from alignedserve.core import Entry, Request, ServiceClass, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.decode_worker.state import DecodeCore
@@ -37,17 +37,19 @@ from alignedserve.protocol.messages import (
     LeasePages,
     Message,
     Offer,
+    Prefill,
     Prefix,
     Progress,
     Release,
     Spoiled,
+    Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
 from alignedserve.worker.part import REFRESH_S
 from alignedserve.worker.pool import CROSSING_S
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import LIMITS, POOL_MEMBER, member, request, said
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 
 PREFILL = replace(member("prefill-0"), transport="there")
 ROOT, PAGE = b"model ", LIMITS.page_size
@@ -274,6 +276,33 @@ class TestAnswers:
         worker.works()  # the copy
         assert [type(message) for message in worker.heard(Keep)] == [Keep]
         assert worker.core.held["blocks"] < held, "it kept its blocks until then"
+
+    def test_that_wait_for_their_copies_never_hold_all_memory(self) -> None:
+        """Copies beside steps may be slower than documents end: they had all blocks then, and no document began."""
+        worker = Engine(decode_core(WorkerSetup(replace(LIMITS, num_blocks=24), copies_beside=True, root=ROOT)))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER):
+            worker.hears(MemberJoined(neighbour))
+        documents = [
+            replace(request(f"d{at}"), prompt=tuple(range(99 * at, 99 * at + 17)), service=ServiceClass.BE)
+            for at in range(12)
+        ]
+        for document in documents:
+            worker.hears(said(ROUTER, Prefill(document)))
+            worker.hears(said("pool-0", Prefix(document.id, 0, ())))
+        answered = 0
+        for _ in range(200):
+            asked = worker.heard(AskPages)
+            if len(asked) > answered:
+                answered = len(asked)
+                last = asked[-1]
+                worker.hears(said("pool-0", LeasePages(tuple(range(100 * answered, 100 * answered + 4)), last.number)))
+            if (step := next((work for work in worker.work if isinstance(work, RunStep)), None)) is None:
+                break
+            worker.work.remove(step)  # and its copies go on and on
+            tokens = tuple((part.request, 7) for part in step.plan.parts if part.sampling is not None)
+            worker.hears(StepDone(StepResult(step.plan.number, tokens), 0.01))
+        ended = {output.request for tokens in worker.heard(Tokens) for output in tokens.outputs if output.finish}
+        assert len(ended) == len(documents)
 
     def test_beside_the_steps_are_forgotten_with_the_pool(self) -> None:
         worker = self.of_two(num_blocks=12)
