@@ -60,10 +60,10 @@ cuda = torch.cuda
 gpus = [cuda.get_device_properties(i) for i in range(cuda.device_count())] if cuda.is_available() else []
 floats = {True: ", multiplies 8-bit floats", False: ""}
 gpus = [f"{gpu.name}, {gpu.total_memory >> 30} GiB{floats[(gpu.major, gpu.minor) >= (8, 9)]}" for gpu in gpus]
-gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+sends = torch.distributed.is_available()
 pairs = [(i, j) for i in range(len(gpus)) for j in range(i)]
 apart = [(j, i) for i, j in pairs if not (cuda.can_device_access_peer(i, j) and cuda.can_device_access_peer(j, i))]
-print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo, "apart": apart}), flush=True)
+print(json.dumps({"version": torch.__version__, "gpus": gpus, "sends": sends, "apart": apart}), flush=True)
 """
 _TRY_KERNELS = """
 import dataclasses
@@ -117,7 +117,7 @@ class FoundTorch:
     version: str
     gpus: Sequence[str]
     kernels: FoundKernels | str  # or why they do not run
-    gloo: bool = False  # so workers can send KV to each other
+    sends: bool = False  # so workers can send KV to each other
     apart: Sequence[Sequence[int]] = ()  # pairs of GPUs that do not read each other's memory
 
 
@@ -298,16 +298,16 @@ def _try_torch() -> FoundTorch | str:
 
 def _transports(tried: FoundTorch) -> Finding:
     """Return how KV can go from worker to worker, and the road of each pair of GPUs."""
-    if tried.gloo and tried.gpus:
+    if tried.sends and tried.gpus:
         pairs = [(first, second) for second in range(len(tried.gpus)) for first in range(second)]
         apart = {(first, second) for first, second in tried.apart}
         roads = (f"GPUs {a} and {b} {'host' if (a, b) in apart else 'ipc'}" for a, b in pairs)
         return Finding("transports", Presence.FOUND, "; ".join(["auto takes ipc on one GPU", *roads]))
-    if tried.gloo:
+    if tried.sends:
         what = "host, which auto takes; collective and ipc where asked for"
         return Finding("transports", Presence.FOUND, what)
-    how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
-    return Finding("transports", Presence.ABSENT, "host alone: this torch has no Gloo", how)
+    how = "only --transport collective and ipc ask for it: install a torch that has it"
+    return Finding("transports", Presence.ABSENT, "host alone: this torch has no torch.distributed", how)
 
 
 def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:

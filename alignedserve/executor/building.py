@@ -13,7 +13,7 @@ import torch
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import cudart_for
-from alignedserve.engine.device.ranks import Team, meet
+from alignedserve.engine.device.ranks import Team
 from alignedserve.executor.copies import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
@@ -25,6 +25,7 @@ from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity
 from alignedserve.transport.opening import chosen_for, open_transport
+from alignedserve.transport.team import meet
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
 
@@ -85,7 +86,7 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
     lock, team = HolderLock(place.shared_memory, name), None
     if size > 1:
-        team = meet(spec.ranks_at, str(place.incarnation), spec.rank, size, device_for(place))
+        team = meet(spec, size, device_for(place))
     transport: Transport = ThroughTheArena()
     try:
         engine = load(place, kind, team)

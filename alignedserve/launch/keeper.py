@@ -80,7 +80,7 @@ class Keeper(ABC):
         machine: LaunchMachine | None = None,
         left: Left | None = None,
     ) -> None:
-        """`machine` gives each worker a device and a port; on the nodes of a cluster Ray does. Of the parts that
+        """`machine` gives each rank of a worker a device; on the nodes of a cluster Ray does. Of the parts that
         another launcher has `left`, those that run go on, with their keys."""
         self._config, self._specs, self._reloading, self._machine = config, list(specs), reloading, machine
         self._lives: dict[str, _PartLife] = {}

@@ -7,7 +7,7 @@ with `launcher: ray` as actors (ray_actors.py) of a Ray of its own, or on the no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,11 +78,11 @@ def _go_on(left: Left, servers: ForkServers, reloading: Reloading, record: Recor
     specs = left.record.specs
     config = parse(specs[0].config)
     say(f"it goes on with what a launcher that was killed has left: {', '.join(left.processes)}")
-    with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
-        for spec in specs:
-            machine.take(spec)
-        with _kept_clean(config, specs, record):
-            return OnThisMachine(config, specs, reloading, machine, servers, record, left).run()
+    machine = LaunchMachine()
+    for spec in specs:
+        machine.take(spec)
+    with _kept_clean(config, specs, record):
+        return OnThisMachine(config, specs, reloading, machine, servers, record, left).run()
 
 
 @contextmanager
@@ -109,12 +109,12 @@ def _serve_here(config: Config, servers: ForkServers, reloading: Reloading, reco
     folder = model_folder(config)
     jobs = check_storage(config.jobs, named, config.server.port)
     config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
-    with closing(LaunchMachine(config.engine.tensor_parallel_size)) as machine:
-        outlive_s = OUTLIVE_S if record.is_kept else 0.0
-        specs = [replace(spec, outlive_s=outlive_s) for spec in plan(config, machine)]
-        with _kept_clean(config, specs, record):
-            if config.launcher is Launcher.RAY:
-                from alignedserve.launch.ray_actors import serve_on_ray
+    machine = LaunchMachine()
+    outlive_s = OUTLIVE_S if record.is_kept else 0.0
+    specs = [replace(spec, outlive_s=outlive_s) for spec in plan(config, machine)]
+    with _kept_clean(config, specs, record):
+        if config.launcher is Launcher.RAY:
+            from alignedserve.launch.ray_actors import serve_on_ray
 
-                return serve_on_ray(config, specs, reloading, machine)
-            return OnThisMachine(config, specs, reloading, machine, servers, record).run()
+            return serve_on_ray(config, specs, reloading, machine)
+        return OnThisMachine(config, specs, reloading, machine, servers, record).run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,7 @@ from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.start import start
 from alignedserve.shell.exit_code import ExitCode
-from alignedserve.shell.inboxes import PREFIX
-from alignedserve.shell.listener import bind
+from alignedserve.shell.inboxes import PREFIX, remove_dead_sockets
 from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import LiveSettings, PartSpec, Stoppable
 
@@ -28,17 +26,10 @@ class PartActor:
     def __init__(self, spec: str) -> None:
         self._spec = _here(PartSpec.from_json(spec))
         self._part: Stoppable | None = None
-        self._meeting: socket.socket | None = None
         self._live = LiveSettings()
 
-    def meeting(self) -> str:
-        """Return host:port on this node where the ranks of this life can meet; bound as long as the process lives."""
-        self._meeting = bind(self._spec.host, 0)
-        return f"{self._spec.host}:{self._meeting.getsockname()[1]}"
-
-    def run(self, ranks_at: str) -> str:
+    def run(self) -> str:
         """Run the part. Return in one line why it cannot run at all, or nothing if another start may help."""
-        self._spec = replace(self._spec, ranks_at=ranks_at)
         try:
             never_fail_to_print()
             config = parse(self._spec.config)
@@ -46,6 +37,7 @@ class PartActor:
             # A deployment whose Ray has lost its head ends without cleaning up, and a launcher that starts cleans only
             # the nodes that are there then. So each part cleans its own node.
             remove_stale(Path(config.kvpool.directory), PREFIX, living=self._spec.deployment)
+            remove_dead_sockets()
             start(self._spec, self._on_start, self._live)
         except (CastOut, DeviceLost, RankLost) as error:
             log.error("%s", error)

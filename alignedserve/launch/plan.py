@@ -1,11 +1,9 @@
-"""List the parts of a deployment; on one machine, also the device and the port where ranks meet of each part."""
+"""List the parts of a deployment; on one machine, also the device of each part."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-import socket
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
 from alignedserve.shell.inboxes import PREFIX, inbox, remove_dead_sockets
-from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.sizing.adapters import check_names
 from alignedserve.sizing.capacity import capacity
@@ -48,44 +45,27 @@ def parts_of(config: Config) -> list[tuple[Role, str]]:
 
 
 class LaunchMachine:
-    """The machine on which all parts run: it gives each worker a device and its ranks a port."""
+    """The machine on which all parts run: it gives each rank of a worker a device."""
 
-    def __init__(self, ranks: int) -> None:
-        """`ranks` is the number of ranks of each worker."""
-        self._ranks = ranks
+    def __init__(self) -> None:
         self._devices: dict[str, int] = {}  # of each part of a worker
-        self._meetings: dict[str, socket.socket] = {}  # bound while the worker is kept: the same in all its lives
 
     def place(self, spec: PartSpec) -> PartSpec:
-        """Return the spec with a device that no other part has, and with the port where its ranks meet."""
+        """Return the spec with a device that no other part has."""
         if spec.role not in WORKERS:
             return spec
         device = next(number for number in itertools.count() if number not in self._devices.values())
         self._devices[spec.name] = device
-        if self._ranks == 1:
-            return replace(spec, device=device)
-        if spec.worker not in self._meetings:
-            self._meetings[spec.worker] = bind(LOOPBACK, 0)
-        port = self._meetings[spec.worker].getsockname()[1]
-        return replace(spec, device=device, ranks_at=f"{LOOPBACK}:{port}")
+        return replace(spec, device=device)
 
     def take(self, spec: PartSpec) -> None:
         """Note what a part has that another launcher has placed."""
         if spec.role in WORKERS:
             self._devices[spec.name] = spec.device
-            if spec.ranks_at and spec.worker not in self._meetings:
-                with suppress(AlignedServeError):  # its ranks listen there now
-                    self._meetings[spec.worker] = bind(LOOPBACK, int(spec.ranks_at.rpartition(":")[2]))
 
     def leave(self, part: str) -> None:
         """Free what a part had that has ended for good."""
         self._devices.pop(part, None)
-        if part in self._meetings:
-            self._meetings.pop(part).close()
-
-    def close(self) -> None:
-        for worker in list(self._meetings):
-            self.leave(worker)
 
 
 def check_open_files(config: Config) -> None:

@@ -264,15 +264,13 @@ class OnRay(CommandedKeeper):
     # --- Actors
 
     def start(self, spec: PartSpec) -> None:
-        if spec.rank and not spec.ranks_at:
-            return  # it is started once rank 0 has a place and says where the ranks meet
         place = self._places.get(spec.name)
         if place is not None and place.bundle is None:
             name = f"start-{spec.name}"
             threading.Thread(target=self._start_beside, args=(spec, place), name=name, daemon=True).start()
         else:
             self._start_actor(spec)
-        if spec.name in self._places:
+        if spec.name in self._places and not spec.rank:  # it says what all ranks need
             self.after(self._config.ray.place_s, PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec)))
 
     def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
@@ -310,13 +308,6 @@ class OnRay(CommandedKeeper):
             return
         self._actors[spec.name] = actor
         actor.__ray_ready__.remote().future().add_done_callback(lambda _: self.began(spec.name))
-        if spec.ranks_at or len(self._ranks(spec.worker)) == 1:
-            self._run_part(actor, spec)
-        else:  # the node of several ranks is not known before: rank 0 says where they meet
-            actor.meeting.remote().future().add_done_callback(lambda asked: self._met(actor, spec, asked))
-
-    def _run_part(self, actor: Any, spec: PartSpec) -> None:
-        """Have the actor run the part, and hear when that has ended."""
 
         def ended(run: Future[str]) -> None:
             if (error := run.exception()) is not None:
@@ -324,21 +315,7 @@ class OnRay(CommandedKeeper):
             else:
                 self.ended(spec, 0, run.result())
 
-        actor.run.remote(spec.ranks_at).future().add_done_callback(ended)
-
-    def _met(self, actor: Any, spec: PartSpec, asked: Future[str]) -> None:
-        """Have all ranks of a worker run where rank 0 says that they meet."""
-        if (error := asked.exception()) is not None:
-            return self.ended(spec, type(error).__name__)
-        first = replace(spec, ranks_at=asked.result())
-
-        def launch() -> None:
-            self._run_part(actor, first)
-            for rank in self._ranks(first.worker):
-                if rank.rank:
-                    self.start(replace(first, name=rank.name, rank=rank.rank, device=rank.device))
-
-        return self.later(spec, launch)
+        actor.run.remote().future().add_done_callback(ended)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         with_place = self._actors.keys() & parts

@@ -7,6 +7,7 @@ other pair.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,10 @@ class LinkKeys:
     secret: str = field(repr=False)
     parts: str  # public: of every inbox
     launcher: str  # public
+
+    def secret_of(self, what: str) -> bytes:
+        """Return a secret for this purpose, which who has these keys can derive."""
+        return hmac.digest(self.secret.encode(), what.encode(), "sha256")
 
     def guard(self, inbox: zmq.Socket[Any]) -> None:
         """Have a part's inbox admit keys of the deployment only. Call this before it binds."""

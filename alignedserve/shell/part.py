@@ -51,7 +51,7 @@ class PartSpec:
     name: str
     node: str  # empty: the node that starts the part fills in this field and `host`
     deployment: str  # the names of all files in shared memory begin with it
-    host: str  # where ranks and transports listen, and inboxes that are not private
+    host: str  # where transports listen, and inboxes that are not private
     router: str  # the router's address
     config: Mapping[str, Any]  # as `alignedserve.config.config.dump` made it
     origin: ClockOrigin  # the same for all parts
@@ -62,7 +62,6 @@ class PartSpec:
     signs_at: str = ""  # address of the launcher, for signs of life
     rank: int = 0  # tensor parallelism: each rank is a part; other parts talk to rank 0 only
     device: int = 0  # number of the GPU, where there are any
-    ranks_at: str = ""  # host:port where the ranks of this worker meet
     door: str = ""  # address of the launcher, for parts that ask for more or fewer workers (control.py)
     outlive_s: float = 0.0  # how long the part goes on without a launcher (launch/succession.py)
     replaces: str = ""  # the part that ends when this one runs; a gateway takes its connections over

@@ -1,7 +1,8 @@
-"""Joins the two ends of a channel by a socket, once both have proved to each other that they are these two.
+"""Joins two processes by a socket, once both have proved to each other that they know a secret.
 
-The receiver listens at a free port, and leaves it and a fresh secret in the source's mailbox, which the deployment's
-parts alone can open (mailbox.py). It listens until the source has come:
+The receiver of a channel listens at a free port, and leaves it and a fresh secret in the source's mailbox, which the
+deployment's parts alone can open (mailbox.py). Ranks of a worker have a secret by the deployment's keys (team.py). The
+receiver listens until the source has come:
 
     source ── connects ──▶ receiver
            ◀── nonce ──                  a fresh one for each connection
@@ -18,22 +19,26 @@ import secrets
 import selectors
 import socket
 import time
+from collections.abc import Generator
 from contextlib import suppress
+from typing import TypeAlias
 
 from alignedserve.engine.device.groups import BrokenGroup
+
+Address: TypeAlias = tuple[str, int] | str  # host and port, or the path of a socket
 
 SECRET_BYTES = _NONCE_BYTES = _PROOF_BYTES = 32
 _BACKLOG = 1024  # most connections that wait to be accepted
 _MOST_HEARD = 100  # most connections that have not proved themselves yet: beyond it, the oldest one ends
 
 
-def listening(host: str) -> socket.socket:
-    """Return a socket that listens at a free port of this address."""
-    return socket.create_server((host, 0), backlog=_BACKLOG)
+def listening(address: Address) -> socket.socket:
+    """Return a socket that listens at this address, where port 0 is any free one."""
+    return socket.create_server(address, family=_family(address), backlog=_BACKLOG)
 
 
-def admitted(door: socket.socket, secret: bytes, deadline: float) -> socket.socket:
-    """Return the connection of the source. Raises BrokenGroup if none that comes in time proves to be it."""
+def admitted(door: socket.socket, secret: bytes, deadline: float) -> Generator[socket.socket, None, None]:
+    """Yield each connection that proves to be a source's. Raises BrokenGroup if none does so in time."""
     heard: dict[socket.socket, bytes] = {}  # connection -> its nonce
     door.setblocking(False)
     with selectors.DefaultSelector() as ready:
@@ -53,7 +58,8 @@ def admitted(door: socket.socket, secret: bytes, deadline: float) -> socket.sock
                         link = next(iter(heard)) if len(heard) > _MOST_HEARD else door
                     elif link in heard and _proves(link, secret, heard[link]):
                         del heard[link]
-                        return link
+                        ready.unregister(link)
+                        yield link
                     if heard.pop(link, None) is not None:
                         ready.unregister(link)
                         link.close()
@@ -63,10 +69,12 @@ def admitted(door: socket.socket, secret: bytes, deadline: float) -> socket.sock
     raise BrokenGroup("the other end has not connected in time")
 
 
-def entered(address: tuple[str, int], secret: bytes, timeout_s: float) -> socket.socket:
+def entered(address: Address, secret: bytes, timeout_s: float) -> socket.socket:
     """Connect to the receiver. Raises BrokenGroup or OSError if what listens there does not prove to be it."""
-    link, nonce = socket.create_connection(address, timeout_s), secrets.token_bytes(_NONCE_BYTES)
+    link, nonce = socket.socket(_family(address)), secrets.token_bytes(_NONCE_BYTES)
     try:
+        link.settimeout(timeout_s)
+        link.connect(address)
         link.sendall(_proof(secret, b"source", link.recv(_NONCE_BYTES)) + nonce)
         if not hmac.compare_digest(link.recv(_PROOF_BYTES), _proof(secret, b"receiver", nonce)):
             raise BrokenGroup("what listens there has not proved to be the other end")
@@ -74,6 +82,10 @@ def entered(address: tuple[str, int], secret: bytes, timeout_s: float) -> socket
         link.close()
         raise
     return link
+
+
+def _family(address: Address) -> socket.AddressFamily:
+    return socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
 
 
 def _proves(link: socket.socket, secret: bytes, nonce: bytes) -> bool:

@@ -149,11 +149,11 @@ class Meeting:
                 secret, host, port = self._mailbox.take(box, deadline).decode().split()
                 link = entered((host, int(port)), bytes.fromhex(secret), max(0.1, deadline - time.monotonic()))
             else:
-                with listening(self._mailbox.host) as door:
+                with listening((self._mailbox.host, 0)) as door:
                     secret = secrets.token_hex(SECRET_BYTES)
                     told = f"{secret} {self._mailbox.host} {door.getsockname()[1]}"
                     self._mailbox.post(self._peer, box, told.encode(), deadline)
-                    link = admitted(door, bytes.fromhex(secret), deadline)
+                    link = next(admitted(door, bytes.fromhex(secret), deadline))
         except (OSError, ValueError) as error:
             raise BrokenGroup(f"{self._direction}: the two do not connect: {error}") from None
         return Group(link, self._timeout_s)

@@ -11,7 +11,7 @@ import torch
 from alignedserve.config.choices import TransportName
 from alignedserve.config.config import Config
 from alignedserve.engine.device.devices import gpu_uuid
-from alignedserve.engine.device.groups import why_no_gloo, why_no_nccl
+from alignedserve.engine.device.groups import why_no_nccl, why_no_stores
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.ranks import Team
 from alignedserve.errors import TransportError
@@ -39,7 +39,7 @@ def choose(device: torch.device, config: Config) -> ChosenTransport:
     if asked is TransportName.AUTO and device.type == "cpu":
         why = "KV is in the memory of the CPU, which the KV pool shares with all workers of a node"
         return ChosenTransport(TransportName.HOST, why)
-    problem = _why_no_collective(device, config) if asked is TransportName.COLLECTIVE else why_no_gloo()
+    problem = _why_no_collective(device, config) if asked is TransportName.COLLECTIVE else why_no_stores()
     if asked is TransportName.AUTO and problem is None:
         why = "between workers of a node whose GPUs read each other's memory"
         return ChosenTransport(TransportName.IPC, why)
@@ -52,7 +52,7 @@ def choose(device: torch.device, config: Config) -> ChosenTransport:
 
 def _why_no_collective(device: torch.device, config: Config) -> str | None:
     if device.type == "cpu" or config.engine.tensor_parallel_size > 1:
-        return why_no_gloo()
+        return why_no_stores()
     if (lack := why_no_nccl()) is not None:
         return lack
     topology, num_gpus = config.topology, torch.cuda.device_count()

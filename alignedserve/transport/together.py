@@ -13,9 +13,10 @@ import logging
 import queue
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TypeAlias
 
-from alignedserve.engine.device.ranks import RankLine, Team
+from alignedserve.engine.device.ranks import SHORT, RankLink, Team
 from alignedserve.errors import RankLost
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
@@ -31,15 +32,15 @@ _Key: TypeAlias = tuple[bool, str, int]  # (whether it is sent, holder of the ot
 
 def together(own: Transport, team: Team) -> Transport:
     """Join the transports of a worker's ranks; every rank calls this."""
-    addresses, line = team.all_say(own.address), team.line()
-    return FirstRank(own, addresses, line) if team.rank == 0 else OtherRank(own, line)
+    addresses = team.all_say(own.address)
+    return OtherRank(own, team.told[0]) if team.rank else FirstRank(own, addresses, team.told)
 
 
 class _RankTransport:
     """What the first rank's transport and the others' have in common."""
 
-    def __init__(self, own: Transport, line: RankLine) -> None:
-        self._own, self._line = own, line
+    def __init__(self, own: Transport) -> None:
+        self._own = own
 
     @property
     def num_failed(self) -> int:
@@ -58,24 +59,24 @@ class _RankTransport:
 class FirstRank(_RankTransport):
     """The transport of rank 0, which stands for the worker."""
 
-    def __init__(self, own: Transport, addresses: list[str], line: RankLine) -> None:
-        super().__init__(own, line)
+    def __init__(self, own: Transport, addresses: list[str], lines: Mapping[int, RankLink]) -> None:
+        super().__init__(own)
         self.address, self._size = " ".join(addresses), len(addresses)
         self._changed = threading.Lock()
         self._posts: dict[_Key, Post] = {}
         self._ended: defaultdict[_Key, list[Outcome]] = defaultdict(list)
-        for rank in range(1, self._size):
-            threading.Thread(target=self._listen, args=(rank,), name=f"line-{rank}", daemon=True).start()
+        for rank, line in lines.items():
+            threading.Thread(target=self._listen, args=(rank, line), name=f"line-{rank}", daemon=True).start()
 
     def start(self, transfer: Transfer, post: Post) -> None:
         with self._changed:
             self._posts[_key_of(transfer)] = post
         self._own.start(transfer, self._end)
 
-    def _listen(self, rank: int) -> None:
+    def _listen(self, rank: int, line: RankLink) -> None:
         try:
             while True:
-                self._end(decode_ended(self._line.hear(rank)))
+                self._end(decode_ended(line.hear(SHORT)))
         except RankLost as error:  # the next step will fail on that too
             log.info("rank %d does not answer any more: %s", rank, error)
 
@@ -96,8 +97,9 @@ class OtherRank(_RankTransport):
 
     address = ""
 
-    def __init__(self, own: Transport, line: RankLine) -> None:
-        super().__init__(own, line)
+    def __init__(self, own: Transport, line: RankLink) -> None:
+        super().__init__(own)
+        self._line = line
         self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         threading.Thread(target=self._tell, name="line", daemon=True).start()
 

@@ -78,7 +78,7 @@ def check_ranks_come_and_go(ranked: Deployment) -> None:
     for seed in range(33, 43):  # it need not be used as soon as it is there
         if "decode-1: ended request_id" in ranked.whole_log():
             break
-        more = mixed(2 * REQUESTS, seed=seed, outputs=(20, 50))
+        more = mixed(8 * REQUESTS, seed=seed, outputs=(20, 50))
         check_greedy(more, asyncio.run(all_tokens(ranked.url, more)))
     wanted = mixed(2 * REQUESTS, seed=32, outputs=(20, 50))
     check_greedy(wanted, serve_while(ranked, wanted, "scale", "--decode", "1"))

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +23,12 @@ from alignedserve.core import Role
 from alignedserve.protocol.messages import LAUNCHER, Died, Heartbeat, Member
 from alignedserve.protocol.wire import Envelope, encode
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
-from tests.end_to_end.deployment import ANSWER_S, Deployment, deployed
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.rare import rarely
 
 _NOBODY = 65534
 _FAR = 2**62
+_RANKS = "decode-0", "decode-0-rank-1"
 # Two connections to each port, without keys and with keys of its own, and one to each socket file. What it says is the
 # ports and files that let it in, after all its frames have left for them.
 _STRANGER = """
@@ -131,6 +132,38 @@ def test_another_user_is_heard_by_no_part(unguarded: Open, deployment: Deploymen
     assert [unguarded.socket.recv() for _ in forged()] == forged()
 
 
+def test_ranks_have_no_port_and_are_stopped_by_no_junk_while_they_meet() -> None:
+    """Other users reach nothing of them; junk comes from a process of this user while a killed rank comes back."""
+    with deployed("--tensor-parallel-size", "2", topology="1+1") as deployment:
+        wanted = mixed(4, seed=6, outputs=(20, 40))
+        check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert deployment.ports() == {deployment.port}
+        files = sorted(deployment.unix_sockets())
+        of_rank_0 = next(name for name in files if name.endswith("-decode-0.1-ranks.sock"))  # connections keep the name
+
+        def doors() -> set[str | int]:
+            ours = Path(of_rank_0.replace("-decode-0.1-", "-decode-0*-"))
+            return {str(path) for path in ours.parent.glob(ours.name)}
+
+        def restarted(before: set[int]) -> set[int]:
+            deployment.wound("decode-0-rank-1")
+            wait_until(lambda: not before & deployment.processes().keys(), BACK_S, deployment.log)
+            wait_until(lambda: all(map(deployment.runs, _RANKS)), BACK_S, deployment.log)
+            return {deployment.pid(name) for name in _RANKS}
+
+        if os.geteuid() == 0:
+            assert let_in([deployment.port], files) == []
+        pids = {deployment.pid(name) for name in _RANKS}
+        with besieged(doors) as reached:
+            while not reached:  # they meet within milliseconds
+                pids = restarted(pids)
+                wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
+            check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
+        assert {deployment.pid(name) for name in _RANKS} == pids, deployment.log()
+        assert not doors(), "they listen only while they meet"
+        assert deployment.ports() == {deployment.port}
+
+
 def memory_files(folder: Path) -> list[Path]:
     found = [path for path in folder.rglob("*") if path.is_file()]
     assert found
@@ -138,30 +171,26 @@ def memory_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def besieged(deployment: Deployment) -> Iterator[set[str | int]]:
-    """Say junk, or nothing, at every port and mailbox of the parts, again and again; yield those that were reached."""
+def besieged(places: Callable[[], set[str | int]]) -> Iterator[set[str | int]]:
+    """Say junk, or nothing, at these ports and sockets, again and again; yield those that were reached."""
     said, reached, is_over = (
         [b"", os.urandom(64), os.urandom(4096), os.urandom(32)],
         set[str | int](),
         threading.Event(),
     )
 
-    def come(family: socket.AddressFamily, address: str | tuple[str, int], data: bytes) -> socket.socket:
-        link = socket.socket(family)
+    def come(place: str | int, data: bytes) -> socket.socket:
+        link = socket.socket(socket.AF_UNIX if isinstance(place, str) else socket.AF_INET)
         with suppress(OSError):
-            link.connect(address)
-            reached.add(address if isinstance(address, str) else address[1])
+            link.connect(place if isinstance(place, str) else ("127.0.0.1", place))
+            reached.add(place)
             link.sendall(data)
         return link
 
     def besiege() -> None:
         held: list[socket.socket] = []
         while not is_over.is_set():
-            files = {name for name in deployment.unix_sockets() if name.endswith("-mail.sock")}
-            for data in said:
-                held += [come(socket.AF_UNIX, name, data) for name in files]
-                for port in deployment.ports() - {deployment.port}:
-                    held.append(come(socket.AF_INET, ("127.0.0.1", port), data))
+            held += [come(place, data) for place in places() for data in said]
             while len(held) > 200:
                 held.pop(0).close()
 
@@ -180,15 +209,19 @@ def test_junk_at_workers_that_send_kv_directly_stops_none_and_changes_no_token(t
     flags = ("--transport", transport, "--set", "schedule.helps=false", "--pool-verify-pages", "--log-level", "debug")
     with deployed(*flags, topology="1+1") as deployment:
         before, wanted = set(deployment.processes()), mixed(6, seed=21, outputs=(60, 120))
-        with besieged(deployment) as reached:  # so that the workers connect meanwhile
+
+        def mailboxes() -> set[str | int]:
+            return {name for name in deployment.unix_sockets() if name.endswith("-mail.sock")}
+
+        # So that the workers connect meanwhile.
+        with besieged(lambda: mailboxes() | (deployment.ports() - {deployment.port})) as reached:
             for _ in range(2):
                 check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
-        files = [name for name in deployment.unix_sockets() if name.endswith("-mail.sock")]
-        assert len(files) == 2
-        assert reached >= {*files}
+        assert len(files := mailboxes()) == 2
+        assert reached >= files
         assert "is pulled from" in deployment.whole_log(), "KV went from worker to worker"
         assert deployment.metric("kv_transfers_failed_total") == 0
         assert set(deployment.processes()) == before, deployment.log()
         assert deployment.ports() == {deployment.port}, "workers listen at a port only while they connect"
         if os.geteuid() == 0:
-            assert let_in([], files) == []
+            assert let_in([], sorted(map(str, files))) == []

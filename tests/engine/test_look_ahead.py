@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch._C._distributed_c10d import HashStore
 
 from alignedserve.core import Decode, KvForm, Request, Sampling, StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.by_policy import decode_core
 from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.in_order import DeviceQueue
 from alignedserve.engine.sampling.reading import Done
@@ -34,6 +32,7 @@ from tests.engine.deployment import PAGES, asked, deployed
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
 from tests.samples import POOL_MEMBER, request
+from tests.teams import teams
 
 FolderOf = Callable[[str], Path]
 DEADLINE_S = 60.0
@@ -106,13 +105,12 @@ def test_all_say_the_same(
 @pytest.mark.parametrize("reads_later", [False, True])
 def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later: bool) -> None:
     """The second rank gets by name what rank 0 has read, and otherwise what rank 0 sends it."""
-    folder, requests, store = folder_of("gqa-untied"), some_requests(), HashStore()
+    folder, requests, both = folder_of("gqa-untied"), some_requests(), teams(2)
     plain = Worker(folder, tmp_path, 0, False).serve(requests)
     orders: queue.Queue[Order | None] = queue.Queue()
 
     def made(kind: type[AnEngine], rank: int) -> AnEngine:
-        team = Team(store, rank, 2, "127.0.0.1", CPU)
-        return kind(folder, num_blocks=LIMITS.num_blocks, block_size=4, dtype="float32", ranks=team)
+        return kind(folder, num_blocks=LIMITS.num_blocks, block_size=4, dtype="float32", ranks=both[rank])
 
     def follow() -> list[bool]:
         engine, named = made(Engine, 1), list[bool]()

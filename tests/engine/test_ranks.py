@@ -5,24 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Chunk, Decode, KvForm, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.device import ranks
-from alignedserve.engine.device.ranks import ALONE, Team
+from alignedserve.engine.device.ranks import ALONE, Team, TeamLinks
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, RankLost
 from tests.engine.driver import Driver, prompt_of
 from tests.models import VOCAB, llama
 from tests.rare import rarely
+from tests.teams import links_of, teams
 
 SHARED = ("mha-tied", "wide-heads", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
 FUSED = ("llama4", "llama4-one-head-of-k", "bloom", "falcon", "falcon-rw", "mpt")
@@ -49,13 +49,12 @@ class Both:
         num_blocks: int = 40,
         **options: Any,
     ) -> None:
-        store, self._pool = HashStore(), pool
+        self._pool = pool
 
-        def made(rank: int) -> Engine:
-            ranks = Team(store, rank, num_ranks, "127.0.0.1", torch.device("cpu"))
+        def made(ranks: Team) -> Engine:
             return Engine(folder, num_blocks=num_blocks, block_size=block_size, dtype="float32", ranks=ranks, **options)
 
-        self.engines = [*pool.map(made, range(num_ranks))]
+        self.engines = [*pool.map(made, teams(num_ranks))]
         self.block_size, self.config = block_size, self.engines[0].config
         self.cache, self.num_blocks = self.engines[0].cache, self.engines[0].num_blocks
         for engine in self.engines[1:]:
@@ -183,49 +182,66 @@ def test_a_model_that_does_not_divide_is_refused(
         read_config(folder_of(name)).share(ranks)
 
 
-@contextmanager
-def two(pool: ThreadPoolExecutor) -> Iterator[list[Team]]:
-    store = HashStore()
-    teams = pool.map(lambda rank: Team(store, rank, 2, "127.0.0.1", torch.device("cpu")), range(2))
-    yield list(teams)
-
-
-def test_what_rank_0_says_the_other_hears_whatever_its_length(pool: ThreadPoolExecutor) -> None:
-    frames = [b"", b"x", bytes(range(256)) * 16, bytes(4088), bytes(4089), b"y" * 100_000]
-    with two(pool) as (first, second):
-        heard = pool.submit(lambda: [second.hear(200_000) for _ in frames])
-        for frame in frames:
-            first.say(frame)
-        assert heard.result() == frames
+def test_what_rank_0_says_the_others_hear_whatever_its_length(pool: ThreadPoolExecutor) -> None:
+    frames, (first, *others) = [b"", b"x", bytes(range(256)) * 16, b"y" * 1_000_000], teams(3)
+    heard = [pool.submit(lambda other=other: [other.hear(1_000_000) for _ in frames]) for other in others]
+    for frame in frames:
+        first.say(frame)
+    assert [each.result() for each in heard] == [frames, frames]
 
 
 def test_more_than_the_limit_is_not_read(pool: ThreadPoolExecutor) -> None:
-    with two(pool) as (first, second):
-        heard = pool.submit(second.hear, 100)
-        first.say(bytes(101))
-        with pytest.raises(RankLost, match="101 bytes at once, the limit is 100"):
-            heard.result()
+    first, second = teams(2)
+    heard = pool.submit(second.hear, 100)
+    first.say(bytes(101))
+    with pytest.raises(RankLost, match="101 bytes at once, the limit is 100"):
+        heard.result()
 
 
 def test_they_agree_only_where_all_do(pool: ThreadPoolExecutor) -> None:
-    with two(pool) as teams:
-        for answers in ((True, True), (True, False), (False, True), (False, False)):
-            assert {*pool.map(Team.agree, teams, answers)} == {all(answers)}
+    both = teams(2)
+    for answers in ((True, True), (True, False), (False, True), (False, False)):
+        assert {*pool.map(Team.agree, both, answers)} == {all(answers)}
 
 
 def test_the_least_of_what_all_say_counts(pool: ThreadPoolExecutor) -> None:
-    with two(pool) as teams:
-        assert {*pool.map(Team.least, teams, (7 << 40, 5 << 40))} == {5 << 40}
+    assert {*pool.map(Team.least, teams(2), (7 << 40, 5 << 40))} == {5 << 40}
     assert ALONE.least(7) == 7
 
 
-def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> None:
-    with two(pool) as teams:
-        second = teams.pop()
-        waiting = pool.submit(second.hear, 100)
-        teams.clear()  # rank 0 ends with its team
-        with pytest.raises(RankLost, match="has gone or does not answer"):
-            waiting.result(timeout=60)
+@pytest.mark.parametrize(
+    "wait", [lambda team: team.hear(100), lambda team: team.agree(True), lambda team: team.total(torch.zeros(1 << 20))]
+)
+def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor, wait: Callable[[Team], object]) -> None:
+    both = teams(2)
+    waiting = pool.submit(wait, both.pop())
+    both.clear()  # rank 0 ends with its team
+    with pytest.raises(RankLost, match="has gone or does not answer"):
+        waiting.result(timeout=60)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_have_the_same_bits(size: int, dtype: torch.dtype) -> None:
+    """Parts are empty, small, and far larger than a socket holds."""
+    generator, ranks = torch.Generator().manual_seed(3), teams(size)
+    with ThreadPoolExecutor(size) as pool:
+        for shape in ((0, 3), (1, 3), (300, 5000)):
+            own = [torch.randn(shape, generator=generator).to(dtype) for _ in ranks]
+            wanted, joined = sum(own[1:], own[0]), torch.cat(own, dim=1)
+            assert all(torch.equal(got, joined) for got in pool.map(Team.side_by_side, ranks, own))
+            list(pool.map(Team.total, ranks, own))
+            assert all(torch.equal(got, wanted) for got in own)
+            own = [torch.full(shape, rank, dtype=dtype) for rank in range(size)]
+            list(pool.map(Team.hand_on, ranks, own))
+            assert not any(map(torch.any, own))
+
+
+def test_a_rank_that_does_not_answer_in_a_step_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_STEP", timedelta(seconds=0.1))
+    first, _second = teams(2)
+    with pytest.raises(RankLost, match=r"no answer within 0\.1 s"):
+        first.total(torch.zeros(4))
 
 
 def test_too_little_memory_on_a_rank_ends_the_worker(
@@ -262,12 +278,8 @@ class Works:
 def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a time limit, NCCL makes the CPU wait for the GPU."""
     works = Works()
-    monkeypatch.setattr(ranks, "_nccl", lambda *_: works)
-    monkeypatch.setattr(ranks, "_gloo", lambda *_: works)
-    team = Team(HashStore(), 0, 2, "127.0.0.1", torch.device("cuda", 0))
+    monkeypatch.setattr(ranks, "_nccl", lambda *_: (works, None))
+    team = Team(0, 2, TeamLinks(*(links_of(2)[0] for _ in range(3))), torch.device("cuda", 0))
     team.total(torch.zeros(2, 2))
     team.side_by_side(torch.zeros(2, 2))
     assert works.waited == [(), ()]
-    on_cpus = Team(HashStore(), 0, 2, "127.0.0.1", torch.device("cpu"))
-    on_cpus.total(torch.zeros(2, 2))
-    assert len(works.waited[-1]) == 1

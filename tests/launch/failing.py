@@ -48,7 +48,7 @@ def main() -> int:
     setattr(keeper, "announce_when_ready", lambda _, announce: announce("serves"))  # noqa: B010  (it is not exported)
     keeper.FIRST_PAUSE_S, keeper.GRACE_S, ray_actors.ANSWER_S = 0.01, 0.0, 0.0
     config = load({"topology": "1+1", "launcher": "ray", "server.drain_s": 0.1}, {}, None)
-    return ray_actors.serve_on_ray(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine(1))
+    return ray_actors.serve_on_ray(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine())
 
 
 if __name__ == "__main__":

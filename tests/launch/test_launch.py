@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load, parse
+from alignedserve.core import WORKERS
 from alignedserve.errors import ConfigError, ModelError
 from alignedserve.launch import launch
 from alignedserve.launch.plan import LaunchMachine, plan
@@ -53,8 +54,7 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
         {},
         None,
     )
-    with closing(LaunchMachine(ranks=2)) as machine:
-        specs = plan(config, machine)
+    specs = plan(config, LaunchMachine())
     assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
         ("router", "router", 0),
         ("pool-0", "pool-0", 0),
@@ -65,20 +65,18 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
         ("gateway-0", "gateway-0", 0),
         ("jobs-0", "jobs-0", 0),
     ]
-    workers = [spec for spec in specs if spec.ranks_at]
-    assert {spec.worker for spec in workers} == {"prefill-0", "decode-0"}
-    assert len({spec.ranks_at for spec in workers}) == 2, "the ranks of a worker meet each other, and nobody else"
+    workers = [spec for spec in specs if spec.role in WORKERS]
     assert len({spec.device for spec in workers}) == len(workers) == 4
 
 
 def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
     config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
-    with closing(LaunchMachine(ranks=1)) as machine:
-        specs = {spec.name: spec for spec in plan(config, machine)}
-        assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
-        machine.leave("decode-0")
-        come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]
-        assert [(spec.device, spec.ranks_at) for spec in come] == [(0, ""), (2, "")]
+    machine = LaunchMachine()
+    specs = {spec.name: spec for spec in plan(config, machine)}
+    assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
+    machine.leave("decode-0")
+    come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]
+    assert [spec.device for spec in come] == [0, 2]
 
 
 class _Kept:
@@ -153,8 +151,8 @@ def test_a_folder_that_lacks_something_is_refused_before_a_part_starts(
     shutil.copytree(DEMO_FOLDER, folder)
     harm(folder / name)
     config = load({"model": str(folder), "engine.device": "cpu", "kvpool.directory": str(tmp_path)}, {}, None)
-    with pytest.raises(ModelError, match=said), closing(LaunchMachine(1)) as machine:
-        plan(config, machine)
+    with pytest.raises(ModelError, match=said):
+        plan(config, LaunchMachine())
 
 
 def test_the_launcher_loads_no_torch() -> None:

@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[b
 
 def ends() -> int:
     config = load({"topology": "1+1"}, {}, None)
-    return OnThisMachine(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine(1)).run()
+    return OnThisMachine(config, specs_of(config), Reloading(config, lambda: config), LaunchMachine()).run()
 
 
 def test_without_processes_the_start_ends_with_the_reason(

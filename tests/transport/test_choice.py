@@ -119,7 +119,7 @@ def test_two_processes_on_one_gpu_have_no_communicator(monkeypatch: pytest.Monke
         choose(CUDA, whole)
 
 
-def test_ranks_send_over_gloo_beside_the_communicator_of_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_send_over_sockets_beside_the_communicator_of_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     Gpus(monkeypatch, 2)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     ranks = config(TransportName.COLLECTIVE, engine=EngineConfig(tensor_parallel_size=2))

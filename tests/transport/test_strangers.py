@@ -143,7 +143,7 @@ def test_workers_of_two_deployments_do_not_connect() -> None:
 
 
 def test_what_listens_in_the_place_of_a_receiver_is_sent_nothing_but_a_proof() -> None:
-    with listening(HOST) as door:
+    with listening((HOST, 0)) as door:
         heard = []
 
         def answer() -> None:
@@ -235,7 +235,7 @@ def test_where_no_mailbox_is_is_found_out_at_once(mailbox: Mailbox, at: Callable
 
 
 def test_a_silent_mailbox_is_waited_for_until_the_deadline(mailbox: Mailbox) -> None:
-    with listening(HOST) as silent, pytest.raises(BrokenGroup, match="does not answer in time"):
+    with listening((HOST, 0)) as silent, pytest.raises(BrokenGroup, match="does not answer in time"):
         mailbox.post(f"tcp://{HOST}:{silent.getsockname()[1]}", "a", b"", soon(SOON_S))
 
 
@@ -250,7 +250,7 @@ def test_a_path_with_spaces_is_an_address_without_any(mailbox: Mailbox, tmp_path
 
 def test_a_closed_mailbox_leaves_no_thread_and_wakes_its_posts() -> None:
     before, mailbox = threading.active_count(), Mailbox(KEYS, HOST)
-    with listening(HOST) as silent:
+    with listening((HOST, 0)) as silent:
         at, ended = f"tcp://{HOST}:{silent.getsockname()[1]}", list[BrokenGroup]()
 
         def post() -> None:
@@ -268,7 +268,7 @@ def test_a_closed_mailbox_leaves_no_thread_and_wakes_its_posts() -> None:
 
 
 def test_posts_that_time_out_as_their_mailbox_closes_hold_it_up_no_longer() -> None:
-    with listening(HOST) as silent:
+    with listening((HOST, 0)) as silent:
         at, mailbox = f"tcp://{HOST}:{silent.getsockname()[1]}", Mailbox(KEYS, HOST)
         first_at = time.monotonic() + SOON_S
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
 from alignedserve.engine.device.ranks import Team
 from alignedserve.protocol.commands import ReceiveKv, SendKv
@@ -17,11 +16,10 @@ from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
 from alignedserve.transport.together import together
 from alignedserve.transport.transport import Outcome, Transport
+from tests.teams import teams
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import DEADLINE_S, Node
 from tests.transport.test_transfers import HERE, THERE, TOKENS, order
-
-CPU = torch.device("cpu")
 
 
 @dataclass
@@ -52,10 +50,8 @@ def pair(node_of: MakeNode) -> Iterator[tuple[Worker, Worker]]:
     with ThreadPoolExecutor(2) as pool:
 
         def worker(name: str) -> Worker:
-            store = HashStore()
-            teams = list(pool.map(lambda rank: Team(store, rank, 2, "127.0.0.1", CPU), range(2)))
-            ranks = [node_of(name, rank=rank) for rank in range(2)]
-            return Worker(ranks, list(pool.map(together, [rank.transport for rank in ranks], teams)), teams)
+            ranks, both = [node_of(name, rank=rank) for rank in range(2)], teams(2)
+            return Worker(ranks, list(pool.map(together, [rank.transport for rank in ranks], both)), both)
 
         source, to = worker("prefill-0"), worker("decode-0")
         source.meet(to)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroupGloo
 
 from alignedserve.engine.device import groups
 from alignedserve.errors import PlanError
@@ -140,7 +141,7 @@ class OverGloo:
     made: ClassVar[list[OverGloo]] = []
 
     def __init__(self, store: Store, rank: int) -> None:
-        gloo = groups.gloo_class()
+        gloo: Any = ProcessGroupGloo  # torch does not declare all of its attributes
         options = gloo._Options()
         options._devices, options._timeout = [gloo.create_device(hostname=HOST)], timedelta(seconds=DEADLINE_S)
         self._store, self._gloo, self._peer = store, gloo(store, rank, 2, options), 1 - rank

@@ -6,5 +6,6 @@ large_pages.py  Memory for weights and KV in pages of 2 MiB, where the system pr
 memory.py       Tells whether a step has failed because memory was too small.
 pace.py         The pace of copies beside the steps: full speed while no step runs, else few turns.
 pinning.py      Registers the arena's mapping with CUDA, so that copies to and from a GPU need no stop.
+rank_store.py   What ranks tell each other to make NCCL's communicator.
 ranks.py        The ranks of a worker: processes that share one model, each with a part of every layer.
 """

@@ -48,16 +48,14 @@ class BrokenGroup(Exception):
     """The other end is lost or does not answer; data under way may have arrived or not."""
 
 
-def why_no_gloo() -> str | None:
-    """Return why this torch has no groups; None where it has."""
-    if not torch.distributed.is_available():
-        return "this torch was built without torch.distributed"
-    return None if torch.distributed.is_gloo_available() else "this torch was built without Gloo"
+def why_no_stores() -> str | None:
+    """Return why this torch has no stores, by which NCCL's ends meet (transport/turns.py); None where it has."""
+    return None if torch.distributed.is_available() else "this torch was built without torch.distributed"
 
 
 def why_no_nccl() -> str | None:
-    """Return why this torch has no groups between GPUs; None where it has."""
-    if (reason := why_no_gloo()) is not None:
+    """Return why this torch has no NCCL; None where it has."""
+    if (reason := why_no_stores()) is not None:
         return reason
     return None if torch.distributed.is_nccl_available() else "this torch was built without NCCL"
 
@@ -178,12 +176,6 @@ def _breaking() -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:
         raise BrokenGroup(_reason(error)) from None
-
-
-def gloo_class() -> Any:  # Any: torch does not declare all of its attributes
-    from torch.distributed import ProcessGroupGloo
-
-    return ProcessGroupGloo
 
 
 def _nccl(store: Store, rank: int) -> Any:

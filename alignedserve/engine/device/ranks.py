@@ -1,7 +1,9 @@
 """The ranks of a worker: processes that share one model, each with a part of every layer.
 
-This file sums their results or puts them side by side, by torch.distributed: Gloo between CPUs, NCCL between GPUs.
-Rank 0 holds the worker's shell and core; it tells the other ranks what to do as plain bytes: nothing is unpickled.
+This file sums their results or puts them side by side: over sockets between CPUs, over NCCL between GPUs. Between CPUs
+each rank sends its part to every other, and all sum in order of rank, so all have the same bits. Rank 0 holds the
+worker's shell and core; it tells the other ranks what to do as plain bytes: nothing is unpickled. How ranks connect:
+transport/team.py.
 
     layer              each rank has                 afterwards
     query, key, value  the rows of its heads         nothing: they attend to their own K and V
@@ -14,28 +16,63 @@ Rank 0 holds the worker's shell and core; it tells the other ranks what to do as
 
 from __future__ import annotations
 
+import json
+import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from alignedserve.engine.device.groups import gloo_class, why_no_gloo
+from alignedserve.engine.device.groups import why_no_nccl
 from alignedserve.errors import ConfigError, RankLost
 
-if TYPE_CHECKING:  # torch may have been built without it
-    from torch._C._distributed_c10d import Store
-
-_FIRST = 4096  # bytes of the first message of a frame, which begins with the frame's length
-_LENGTH = 8  # bytes of a length
+SHORT = 1 << 16  # most bytes of a frame to rank 0: an address names the GPUs that it reaches
+_LENGTH = 8  # bytes of a frame's length
 _STEP = timedelta(seconds=60)  # how long a rank waits for another in the middle of a step
-_MEETING = timedelta(seconds=60)
-_BY_STREAM = None  # no limit: the GPU's stream waits, not the CPU
-_NEVER = timedelta(days=365)  # an idle worker sends nothing
-_TOLD = 1024  # bytes of a message to rank 0, its length included: an address names the GPUs that it reaches
+
+
+class RankLink:
+    """A connection of two ranks, over which frames go. A wait has no limit: an idle worker sends nothing."""
+
+    def __init__(self, link: socket.socket) -> None:
+        """Take over a connection of the two."""
+        self.socket = link
+        link.settimeout(None)
+
+    def tell(self, frame: bytes) -> None:
+        try:
+            self.socket.sendall(len(frame).to_bytes(_LENGTH, "little") + frame)
+        except OSError as error:
+            _lose(error)
+
+    def hear(self, most_bytes: int) -> bytes:
+        """Return the next frame. Raises RankLost if it has more than `most_bytes`."""
+        length = int.from_bytes(self._read(_LENGTH), "little")
+        if length > most_bytes:
+            raise RankLost(f"another rank says {length} bytes at once, the limit is {most_bytes}: this rank ends")
+        return self._read(length)
+
+    def _read(self, num_bytes: int) -> bytes:
+        left = memoryview(read := bytearray(num_bytes))
+        while left:
+            try:
+                num = self.socket.recv_into(left)
+            except OSError as error:
+                _lose(error)
+            left = left[num:] if num else _lose("its connection has ended")
+        return bytes(read)
+
+
+class TeamLinks(NamedTuple):
+    """The connections of a rank, by the rank at the other end: with rank 0, and for tensors with all."""
+
+    said: Mapping[int, RankLink]
+    told: Mapping[int, RankLink]
+    tensors: Mapping[int, RankLink]
 
 
 class RankLinks:
@@ -73,168 +110,135 @@ class Team(RankLinks):
     all ranks, also those that wait for its tokens; if a rank hangs, NCCL ends those that wait after `_STEP`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, host: str, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, links: TeamLinks, device: torch.device) -> None:
         self.rank, self.size = rank, size
-        self._limit = _BY_STREAM if device.type == "cuda" else _STEP
-        self._store, self._host = store, host
-        self._said = _gloo(store, "said", rank, size, host)
-        self._group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, "tensors", rank, size, host)
+        self.told = links.told  # messages to rank 0 beside the steps: each rank sends, and rank 0 hears, in a thread
+        self._said = links.said
+        self._peers = {other: links.tensors[other].socket for other in sorted(links.tensors)}
+        on_gpu = device.type == "cuda"
+        # The store is kept here: torch keeps none of Python alive.
+        self._nccl, self._store = _nccl(links.tensors, rank, size) if on_gpu else (None, None)
+        if not on_gpu:
+            for peer in self._peers.values():
+                peer.setblocking(False)
 
     def total(self, x: Tensor) -> None:
-        _await(self._group.allreduce([x]), self._limit)
+        if self._nccl is not None:
+            _wait(self._nccl.allreduce([x]))
+        else:
+            *before, last = self._exchanged(x)
+            torch.add(reduce(Tensor.add_, before), last, out=x)
 
     def side_by_side(self, x: Tensor) -> Tensor:
         x = x.contiguous()
+        if self._nccl is None:
+            return torch.cat(self._exchanged(x), dim=1)
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        _await(self._group.allgather([parts], [x]), self._limit)
+        _wait(self._nccl.allgather([parts], [x]))
         return torch.cat(parts, dim=1)
 
     def hand_on(self, x: Tensor) -> None:
-        _await(self._group.broadcast(x, 0), self._limit)
+        if self._nccl is not None:
+            _wait(self._nccl.broadcast(x, 0))
+        elif self.rank:
+            _move({}, {self._peers[0]: _bytes_of(x)})
+        else:
+            _move(dict.fromkeys(self._peers.values(), _bytes_of(x)), {})
 
     def agree(self, is_so: bool) -> bool:
-        """Return whether it is so on every rank; wait without limit, since other ranks may be loading."""
-        disagreeing = torch.tensor([int(not is_so)], dtype=torch.int32)
-        _await(self._said.allreduce([disagreeing]), _NEVER)
-        return not disagreeing
+        return self.least(int(is_so)) == 1
 
     def least(self, number: int) -> int:
         """Return the smallest of the numbers of all ranks; wait without limit, since other ranks may be loading."""
-        from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
-
-        options, numbers = AllreduceOptions(), torch.tensor([number], dtype=torch.int64)
-        options.reduceOp = ReduceOp(ReduceOp.MIN)
-        _await(self._said.allreduce([numbers], options), _NEVER)
-        return int(numbers)
+        return min(map(int, self.all_say(str(number))))
 
     def all_say(self, text: str) -> list[str]:
         """Exchange a text between all ranks and return the texts in order of rank."""
-        own = _padded(text.encode())
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        _await(self._said.allgather([parts], [own]), _NEVER)
-        return [_unpadded(part).decode() for part in parts]
-
-    def line(self) -> RankLine:
-        """Build a line to rank 0 for use beside the steps; every rank builds it."""
-        return RankLine(_gloo(self._store, "told", self.rank, self.size, self._host))
+        if self.rank:
+            self._said[0].tell(text.encode())
+            return list(json.loads(self.hear(self.size * SHORT)))
+        texts = [text, *(self._said[other].hear(SHORT).decode() for other in sorted(self._said))]
+        self.say(json.dumps(texts).encode())
+        return texts
 
     def say(self, frame: bytes) -> None:
         """Send a frame from rank 0 to the other ranks, which receive it by `hear`."""
-        first = torch.zeros(_FIRST, dtype=torch.uint8)
-        rest = frame[_FIRST - _LENGTH :]
-        head = len(frame).to_bytes(_LENGTH, "little") + frame[: _FIRST - _LENGTH]
-        first[: len(head)] = _tensor(head)
-        self._broadcast(first)
-        if rest:
-            self._broadcast(_tensor(rest))
+        for link in self._said.values():
+            link.tell(frame)
 
     def hear(self, most_bytes: int) -> bytes:
         """Receive the next frame of rank 0; more than `most_bytes` raise RankLost."""
-        first = torch.empty(_FIRST, dtype=torch.uint8)
-        self._broadcast(first)
-        read = bytes(first.numpy())
-        length = int.from_bytes(read[:_LENGTH], "little")
-        if length > most_bytes:
-            raise RankLost(f"rank 0 says {length} bytes at once, the limit is {most_bytes}: this rank ends")
-        frame = read[_LENGTH : _LENGTH + length]
-        if len(frame) < length:
-            rest = torch.empty(length - len(frame), dtype=torch.uint8)
-            self._broadcast(rest)
-            frame += bytes(rest.numpy())
-        return frame
+        return self._said[0].hear(most_bytes)
 
-    def _broadcast(self, data: Tensor) -> None:
-        _await(self._said.broadcast(data, 0), _NEVER)
+    def _exchanged(self, x: Tensor) -> list[Tensor]:
+        """Send the tensor to all other ranks, and return the tensors of all in order of rank; this one is `x`."""
+        parts = {other: torch.empty_like(x) for other in self._peers}
+        own, into = _bytes_of(x), {peer: _bytes_of(parts[other]) for other, peer in self._peers.items()}
+        _move(dict.fromkeys(into, own), into)
+        return [parts.get(rank, x) for rank in range(self.size)]
 
 
-class RankLine:
-    """Messages of the other ranks to rank 0: each rank sends in its own thread, and rank 0 has a thread for each."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def tell(self, frame: bytes) -> None:
-        """Send a message to rank 0."""
-        _await(self._group.send([_padded(frame)], 0, 0), _NEVER)
-
-    def hear(self, rank: int) -> bytes:
-        """Receive the next message of that rank."""
-        told = torch.empty(_TOLD, dtype=torch.uint8)
-        _await(self._group.recv([told], rank, 0), _NEVER)
-        return _unpadded(told)
+def _move(unsent: dict[socket.socket, memoryview], unread: dict[socket.socket, memoryview]) -> None:
+    """Send and receive all of these at once, so that no two ranks wait for each other to read."""
+    while unsent or unread:
+        if _moved(socket.socket.send, unsent) + _moved(socket.socket.recv_into, unread):
+            continue
+        ready = select.poll()
+        for peer in {*unsent, *unread}:
+            ready.register(peer, select.POLLOUT * (peer in unsent) | select.POLLIN * (peer in unread))
+        if not ready.poll(_STEP.total_seconds() * 1000):
+            _lose(f"no answer within {_STEP.total_seconds():g} s")
 
 
-def meet(at: str, life: str, rank: int, size: int, device: torch.device) -> Team:
-    """Connect the ranks of this life; rank 0 keeps the store at host:port by which they find each other."""
-    from torch._C._distributed_c10d import PrefixStore
-
-    host, _, port = at.rpartition(":")
-    store = _made(partial(_store, host, int(port), is_first=rank == 0))
-    return Team(PrefixStore(life, store), rank, size, host, device)
-
-
-def _store(host: str, port: int, *, is_first: bool) -> Store:
-    from torch._C._distributed_c10d import TCPStore
-
-    if not is_first:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_MEETING)
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the launcher keeps the port bound
-    listening.bind((host, port))
-    listening.listen()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+def _moved(move: Callable[[socket.socket, memoryview], int], left: dict[socket.socket, memoryview]) -> int:
+    """Move what can be moved at once, and return how many have moved; what is through leaves `left`."""
+    num_moved = 0
+    for peer, view in [*left.items()]:
+        try:
+            num = move(peer, view) if view else 0
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            _lose(error)
+        if view and not num:
+            _lose("its connection has ended")
+        num_moved += 1
+        left[peer] = view[num:]
+        if num == view.nbytes:
+            del left[peer]
+    return num_moved
 
 
-def _padded(frame: bytes) -> Tensor:
-    if len(frame) > _TOLD - _LENGTH:
-        raise AssertionError(f"{len(frame)} bytes are more than a rank sends to rank 0 in one message")
-    return _tensor((len(frame).to_bytes(_LENGTH, "little") + frame).ljust(_TOLD, b"\0"))
+def _bytes_of(x: Tensor) -> memoryview:
+    memory: Any = x.view(-1).view(torch.uint8).numpy()
+    return memoryview(memory)
 
 
-def _unpadded(told: Tensor) -> bytes:
-    read = bytes(told.numpy())
-    return read[_LENGTH : _LENGTH + int.from_bytes(read[:_LENGTH], "little")]
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _await(work: Any, limit: timedelta | None) -> None:
+def _wait(work: Any) -> None:
+    """Order the GPU's stream behind the work; without a limit the CPU does not wait."""
     try:
-        work.wait() if limit is _BY_STREAM else work.wait(limit)
+        work.wait()
     except RuntimeError as error:
-        raise RankLost(f"another rank of this worker has gone or does not answer: {_line(error)}") from None
+        _lose(error)
 
 
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _lose(why: object) -> NoReturn:
+    line = (str(why).splitlines() or [type(why).__name__])[0][:200]
+    raise RankLost(f"another rank of this worker has gone or does not answer: {line}") from None
 
 
-def _gloo(store: Store, name: str, rank: int, size: int, host: str) -> Any:
-    from torch._C._distributed_c10d import PrefixStore
-
-    if (reason := why_no_gloo()) is not None:
+def _nccl(links: Mapping[int, RankLink], rank: int, size: int) -> tuple[Any, object]:
+    """Return the group of NCCL, and the store by which it was made."""
+    if (reason := why_no_nccl()) is not None:
         raise ConfigError(f"engine.tensor_parallel_size {size} is more than this torch can do: {reason}: set it to 1")
-    gloo = gloo_class()
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=host)]
-    options._timeout = _NEVER
-    options._threads = 1
-    return _made(lambda: gloo(PrefixStore(name, store), rank, size, options))
-
-
-def _nccl(store: Store, rank: int, size: int) -> Any:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupNCCL
 
-    options = ProcessGroupNCCL.Options()
+    from alignedserve.engine.device.rank_store import RankStore
+
+    options, store = ProcessGroupNCCL.Options(), RankStore(links)
     options._timeout = _STEP
-    return _made(lambda: ProcessGroupNCCL(PrefixStore("tensors", store), rank, size, options))
-
-
-def _made(make: Callable[[], Any]) -> Any:
     try:
-        return make()
+        return ProcessGroupNCCL(PrefixStore("tensors", store), rank, size, options), store
     except RuntimeError as error:
-        raise RankLost(f"the ranks of this worker do not meet: {_line(error)}") from None
+        _lose(error)
