@@ -21,6 +21,7 @@ from alignedserve.executor.loading import AnEngine, device_for, load, with_block
 from alignedserve.executor.work_watch import WorkWatch
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.machine.energy import EnergyMeter
+from alignedserve.machine.interfaces import keep_nccl_at
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.sizing.capacity import Capacity
@@ -80,6 +81,7 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
     _, capacity = place.capacity()
     chosen = chosen_for(place, device_for(place))
     spec, size = place.spec, place.config.engine.tensor_parallel_size
+    keep_nccl_at(spec.host)
     # Killed lives of this worker may have left their locks and device caches. The lock shows others that this process
     # lives and may still write to its leased pages.
     remove_stale(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
