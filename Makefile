@@ -8,6 +8,7 @@ TESTING := $(VENV)/testing
 EVERY_KERNEL := build/every-kernel
 KERNELS := kernels/libalignedserve_kernels.so
 TORCH := torch==2.13.0
+LOCKS := $(wildcard deploy/locks/serve.txt deploy/locks/build.txt deploy/locks/torch-*.txt)
 
 # For the tests of the store in Redis: a server on the path, or Debian's, which is unpacked here.
 REDIS := build/redis
@@ -17,7 +18,7 @@ CHROMIUM := build/chromium
 HELM := build/helm
 # A shell that forbids Python to keep what it has compiled makes each part start slowly, and triples pytest's collection.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
+.PHONY: serve prepared kernels-elsewhere kernels-of-cpus kernels-of-gpus redis chromium helm smollm2 site check cores warnings near draws test pytest test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types sbom audit clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -29,18 +30,17 @@ setup:
 setup-serving:
 	@$(MAKE) --no-print-directory --jobs=2 $(SERVING) $(KERNELS)
 
-# torch is pinned, so that every machine tests the same version. Where pip is configured with an index or a folder that
-# has a CPU build of it (as +cpu), that build is taken; the public index has the CUDA build, of some gigabytes.
-$(SERVING): pyproject.toml setup.py tools/install.py
+# By the locks, each file by its hash, so that a release of another project changes no result here. torch is pinned too:
+# its build for CPUs (+cpu) is taken where pip is configured with an index or a folder that has it; the public index has
+# the one with CUDA, of some gigabytes. What the locks do not fit is an error where LOCKED is set, as in CI; on a person's
+# machine, which may have Python 3.10 or an index of its own, the newest versions are installed.
+$(SERVING): pyproject.toml setup.py tools/install.py $(LOCKS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python tools/install.py $(TORCH) --editable .
+	$(BIN)/python tools/install.py --lock serve.txt $(TORCH) --editable .
 	touch $@
 
-# Beside torch, the versions of the lock, so that a release of another project changes no result here.
 $(TESTING): $(SERVING) deploy/locks/dev.txt
-	$(BIN)/python tools/install.py --no-deps --require-hashes --requirement deploy/locks/dev.txt || \
-	  { echo "deploy/locks/dev.txt does not fit this machine: the newest versions are installed"; \
-	    $(BIN)/python tools/install.py $(TORCH) --editable '.[dev]'; }
+	$(BIN)/python tools/install.py --lock dev.txt $(TORCH) --editable '.[dev]'
 	touch $@
 
 # Where the kernels cannot be built, torch computes. Tests try the kernels of every instruction set that the CPU has.
@@ -161,6 +161,20 @@ SITE ?= build
 export NO_MKDOCS_2_WARNING = 1
 site: $(TESTING)
 	$(BIN)/mkdocs $(SITE)
+
+# What a release is served with, as a list for those who watch vulnerabilities (CycloneDX): build/sbom.json
+sbom:
+	$(PYTHON) tools/sbom.py build/sbom.json
+
+# Whether a locked package has a known vulnerability. The package index is asked, so this needs a network.
+AUDIT := build/audit
+$(AUDIT)/bin/pip-audit: deploy/locks/audit.txt
+	@$(PYTHON) -m venv $(AUDIT)
+	@$(AUDIT)/bin/pip --quiet install --no-deps --require-hashes --requirement $< 2> $(AUDIT)/errors || \
+	  { echo "no audit: pip-audit does not install by its lock (no network? see $(AUDIT)/errors)" >&2; exit 1; }
+
+audit: $(AUDIT)/bin/pip-audit
+	@$(PYTHON) tools/audit.py $<
 
 clean:
 	rm -rf $(VENV) $(KERNELS) build *.egg-info .ruff_cache .pytest_cache

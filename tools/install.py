@@ -1,6 +1,11 @@
 """Install packages into this Python's environment: by uv, which takes a third of pip's time, or by pip if uv fails.
 
     .venv/bin/python tools/install.py torch==2.13.0 --editable .
+    .venv/bin/python tools/install.py --lock dev.txt torch==2.13.0 --editable '.[dev]'
+
+The second installs torch, the packages of a lock and this project, each file by its hash (deploy/locks). If that fails
+it installs what follows the lock instead, in the newest versions and without hashes: on a Python or a machine that the
+locks do not fit. Where LOCKED is set, as in CI, nothing else is installed, and it fails.
 
 uv is taken from the path, or fetched by pip into the environment. It does not read pip's configuration, so it is given
 the indexes, folders of wheels and certificates that pip is configured with: both find the same packages. The kernels
@@ -14,11 +19,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 INSTALL = (*PIP, "--quiet", "install")
+LOCKS = Path(__file__).resolve().parents[1] / "deploy" / "locks"
+LEAST_PYTHON = (3, 11)  # of the locks
 # uv's flag for each setting of pip that names a place; a setting may hold several values.
 FLAGS = {
     "index-url": "--default-index",
@@ -55,12 +62,12 @@ def uv_arguments(settings: dict[str, str]) -> Iterator[str]:
 
 
 def find_uv() -> str | None:
-    """Return uv's path, after pip has installed uv if it was missing, or None if pip cannot install it."""
+    """Return uv's path, after pip has installed uv by its lock if it was missing, or None if pip cannot install it."""
     beside = Path(sys.executable).with_name("uv")
     if found := shutil.which("uv"):
         return found
     if not beside.exists():
-        subprocess.run([*INSTALL, "uv"], check=False, capture_output=True)
+        subprocess.run([*INSTALL, *by_hash("build.txt")], check=False, capture_output=True)
     return str(beside) if beside.exists() else None
 
 
@@ -75,12 +82,45 @@ def install_by_uv(wanted: list[str]) -> bool:
     return subprocess.run(command, check=False, env=certificates | dict(os.environ)).returncode == 0
 
 
-def main(wanted: list[str]) -> int:
-    os.environ["ALIGNEDSERVE_KERNELS_APART"] = "1"  # setup.py leaves them out
-    if install_by_uv(wanted):
-        return 0
+def install(wanted: Sequence[str]) -> bool:
+    """Install the packages by uv, or by pip if uv fails; return whether one could."""
+    if install_by_uv([*wanted]):
+        return True
     print("uv could not install the packages: installing them by pip", file=sys.stderr)
-    return subprocess.run([*INSTALL, *wanted], check=False).returncode
+    return subprocess.run([*INSTALL, *wanted], check=False).returncode == 0
+
+
+def by_hash(lock: str) -> list[str]:
+    """Return the arguments that install a lock and nothing else."""
+    return ["--no-deps", "--require-hashes", "--requirement", str(LOCKS / lock)]
+
+
+def install_locked(lock: str) -> bool:
+    """Install torch, the packages of the lock, and this project; return whether all were there with their hashes.
+
+    torch comes first, in its build for CPUs if pip is configured with a place that has it, else in that of the public
+    index, with CUDA. The project is built by the lock's setuptools, not by the newest."""
+    if sys.version_info < LEAST_PYTHON:
+        print(f"the locks are for Python {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} and later", file=sys.stderr)
+        return False
+    return (
+        any(install(by_hash(build)) for build in ("torch-cpu.txt", "torch-cuda.txt"))
+        and install(by_hash(lock))
+        and install(["--no-deps", "--no-build-isolation", "--editable", str(LOCKS.parents[1])])
+    )
+
+
+def main(arguments: list[str]) -> int:
+    os.environ["ALIGNEDSERVE_KERNELS_APART"] = "1"  # setup.py leaves them out
+    lock, *wanted = arguments[1:] if arguments[0] == "--lock" else ("", *arguments)
+    if lock:
+        if install_locked(lock):
+            return 0
+        if os.environ.get("LOCKED"):
+            print(f"deploy/locks/{lock} or torch's lock did not install (above), and LOCKED is set", file=sys.stderr)
+            return 1
+        print(f"deploy/locks/{lock} does not fit this machine: the newest versions are installed", file=sys.stderr)
+    return 0 if install(wanted) else 1
 
 
 if __name__ == "__main__":

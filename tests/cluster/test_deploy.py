@@ -130,6 +130,7 @@ def test_images_are_made_of_what_is_there() -> None:
     assert all(stage in made for stage in re.findall(r"from=(\w+)", "\n".join(lines)))
     known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "ENTRYPOINT", "CMD", "USER"}
     assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known
-    torch = re.search(r"^TORCH := torch==(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert torch is not None
-    assert f"ARG TORCH={torch[1]}" in lines
+    assert {*re.findall(r"-r /locks/(\S+)|-r deploy/locks/(\S+)", "\n".join(lines))} == {
+        *((name, "") for name in ("torch-cpu.txt", "torch-cuda.txt", "serve.txt", "image.txt")),
+        ("", "build.txt"),
+    }
