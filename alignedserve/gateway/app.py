@@ -179,15 +179,15 @@ class _Routes:
         self._began_at, self._document = int(time.time()), document(has_jobs)
         self._docs = docs_page(self._document)
 
-    async def models(self, _: HttpRequest) -> Response:
+    async def models(self, http: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._settings.served_model_names]
-        cards += [self._adapter_card(loaded.adapter) for loaded in self._starter.adapters.loaded.values()]
+        cards += [self._adapter_card(loaded.adapter, http) for loaded in self._starter.adapters.loaded.values()]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
         adapter = self._starter.check_model(name)
-        return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter))
+        return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter, http))
 
     async def live(self, _: HttpRequest) -> Response:
         """Answer that this process lives: what does not answer should be started again."""
@@ -301,9 +301,12 @@ class _Routes:
             "max_model_len": self._settings.max_model_len,
         }
 
-    def _adapter_card(self, adapter: Adapter) -> dict[str, Any]:
-        parent = self._settings.served_model_names[0]
-        return {**self._card(adapter.name), "root": adapter.folder, "parent": parent}
+    def _adapter_card(self, adapter: Adapter, http: HttpRequest) -> dict[str, Any]:
+        """Return what is said of an adapter: its folder only to callers that may load adapters."""
+        caller = caller_of(http)
+        may_load = Scope.ADAPTERS in caller.scopes and not (self._settings.is_exposed and caller is ANONYMOUS)
+        root = {"root": adapter.folder} if may_load else {}
+        return {**self._card(adapter.name), **root, "parent": self._settings.served_model_names[0]}
 
 
 def _version() -> str:

@@ -96,6 +96,25 @@ def test_the_list_of_models_names_the_parent(gateway: Gateway, tmp_path: Path) -
     assert cards[0].keys() < cards[1].keys()
 
 
+def test_only_who_may_load_adapters_is_told_their_folders(text: TextModel, model: Path, tmp_path: Path) -> None:
+    adapters = adapters_of(model)
+    adapters.load("sql", str(written(tmp_path / "sql")), ("demo",))
+    both = frozenset({Scope.GENERATE, Scope.ADAPTERS})
+    ring = KeyRing([KeyEntry("ann", hash_key("ann"), both), KeyEntry("bob", hash_key("bob"))])
+    with_keys = Gateway(text, FakeOwner(), keys=ring, adapters=adapters)
+    alone, exposed = (Gateway(text, FakeOwner(), adapters=adapters, is_exposed=so) for so in (False, True))
+    for gateway, key, sees in (
+        (with_keys, "ann", True),
+        (with_keys, "bob", False),
+        (alone, "", True),
+        (exposed, "", False),
+    ):
+        head = {"Authorization": f"Bearer {key}"} if key else {}
+        card = gateway.get("/v1/models/sql", headers=head).json()
+        assert card == gateway.get("/v1/models", headers=head).json()["data"][1]
+        assert ("root" in card, card["parent"]) == (sees, "demo")
+
+
 def test_more_adapters_than_gateways_can_share_are_refused(
     text: TextModel, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
