@@ -166,6 +166,7 @@ def _yaml(config: Config) -> str:
     if config.server.api_key is not None:
         tree["server"]["api_key"] = "(hidden)"
     tree["jobs"]["store"] = hide_secrets(config.jobs.store)
+    tree["jobs"]["files"] = config.jobs.files and hide_secrets(config.jobs.files)
     usual = dict(leaves(of_preset(config.preset, {})))
     changed = {path: value for path, value in leaves(config) if path not in settings() and value != usual[path]}
     source = changed.pop("schedule.policy", None)

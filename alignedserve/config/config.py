@@ -202,6 +202,16 @@ def dump(config: Config, paths: Iterable[str] | None = None) -> dict[str, Any]:
     return tree
 
 
+def without_secrets(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `dump` made, with each secret as it is by default."""
+    known = {section: dict(value) if isinstance(value, Mapping) else value for section, value in tree.items()}
+    for path, declared in every_setting().items():
+        section, _, name = path.rpartition(".")
+        if declared.secret and name in known.get(section, ()):
+            known[section][name] = declared.default
+    return known
+
+
 def plain(value: Any) -> Any:
     """Return the value as a file or a flag says it."""
     if isinstance(value, Enum):

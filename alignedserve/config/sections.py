@@ -414,7 +414,8 @@ class JobsConfig:
     store: str = common(
         "sqlite",
         "where jobs are kept: sqlite, a redis://, redis+sentinel:// or redis+cluster:// URL, or off for no files and "
-        "batches",
+        f"batches; set a URL with a password as {PREFIX}JOBS_STORE so that no other user can see it",
+        secret=True,
     )
     directory: str | None = setting(
         None, "data folder of sqlite and files; by default $XDG_DATA_HOME/alignedserve/jobs/MODEL-PORT"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
-from alignedserve.config.config import Config, parse
+from alignedserve.config.config import Config, parse, without_secrets
 from alignedserve.core import OWNERS, Role
 from alignedserve.locks import NotPrivate
 from alignedserve.policies.guard import OwnPolicies
@@ -86,7 +86,10 @@ class PartSpec:
         return inbox(self.deployment, self.name, self.incarnation) if self.is_private else f"tcp://{self.host}:*"
 
     def to_json(self) -> str:
-        return msgspec.json.encode(self).decode()
+        """Return the spec as the part gets it, on Ray by way of Ray's database: with secrets only for parts that use
+        them, which are gateways and the job runner."""
+        spec = self if self.role in OWNERS else replace(self, config=without_secrets(self.config))
+        return msgspec.json.encode(spec).decode()
 
     @classmethod
     def from_json(cls, text: str) -> PartSpec:

@@ -159,7 +159,8 @@ def test_print_config_prints_what_would_be_served_without_secrets(
 ) -> None:
     assert cli.main(["serve", "x", "--topology", "1+1", "--print-config"]) == 0
     assert parse(yaml.safe_load(capsys.readouterr().out)) == Config(model="x", topology=Config().topology.parse("1+1"))
-    assert cli.main(["serve", "--api-key", "hush", "--print-config"]) == 0
+    stores = ["--jobs-store", "redis://:hush@db/0", "--set", "jobs.files=s3://hush:hush@bucket"]
+    assert cli.main(["serve", "--api-key", "hush", *stores, "--print-config"]) == 0
     assert "hush" not in capsys.readouterr().out
     assert served == []
 
