@@ -16,6 +16,7 @@ import yaml
 
 from alignedserve.config.choices import DeviceKind, Launcher
 from alignedserve.config.config import Config, load
+from alignedserve.gateway.access.keys import KeysFile, hash_key
 from alignedserve.launch.cluster import decide_by_nodes
 from alignedserve.launch.placing import ClusterNode, Placing
 from tests.cluster.test_deploy import schema
@@ -23,8 +24,8 @@ from tests.helm import CHART, NAME, ROOT, helm, refusal, rendered
 
 KUBERNETES = "1.31.0"
 WITH_ALL = (
-    "monitor: true\nstore: {redis: true}\ngateway: {claim: jobs}\nmachines: {gpus: 4, roles: {decode: 3}}\n"
-    "head: {redis: 'db:6390'}"
+    "monitor: true\nkeys: tenants\nstore: {redis: true}\ngateway: {claim: jobs}\n"
+    "machines: {gpus: 4, roles: {decode: 3}}\nhead: {redis: 'db:6390'}"
 )
 WITHOUT_GPUS = "machines: {gpus: 0}"
 VALUES = ("", WITH_ALL, WITHOUT_GPUS)
@@ -91,12 +92,12 @@ def test_kubernetes_takes_the_manifests(values: str) -> None:
         kubernetes_validate.validate(whole, KUBERNETES, strict=True)
 
 
-def test_prometheus_scrapes_with_the_key_of_the_secret() -> None:
+def test_prometheus_scrapes_with_a_key_of_its_own() -> None:
     assert of_kind("ServiceMonitor") == []
-    (monitor,), (service,) = of_kind("ServiceMonitor", "monitor: true\nsecret: mine"), of_kind("Service")
+    (monitor,), (service,) = of_kind("ServiceMonitor", "monitor: true\nsecret: mine\nkeys: k"), of_kind("Service")
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert endpoint["authorization"] == {"credentials": {"name": "mine", "key": "api-key"}}
+    assert endpoint["authorization"] == {"credentials": {"name": "mine", "key": "metrics-key"}}
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
 
 
@@ -218,13 +219,55 @@ def test_secrets_go_to_those_who_need_them_and_stand_in_no_manifest() -> None:
 
     assert {role: secrets(pod) for role, pod in pods(WITH_ALL).items()} == {
         "head": {"ray-token"},
-        "gateway": {"ray-token", "api-key", "store-url", "hf-token"},
+        "gateway": {"ray-token", "store-url", "hf-token"},
         "worker": {"ray-token", "hf-token"},
     }
+    assert secrets(pods()["gateway"]) == {"ray-token", "api-key", "hf-token"}
     assert all(
         {"name": "RAY_AUTH_MODE", "value": "token"} in pod["spec"]["containers"][0]["env"] for pod in pods().values()
     )
     assert of_kind("Secret") == []
+
+
+def test_keys_are_a_file_that_changes_with_its_secret_and_no_other_pod_has_it(tmp_path: Path) -> None:
+    values = "keys: tenants"
+    config = served(tmp_path, values)
+    assert (config.server.keys_file, served(tmp_path).server.keys_file) == ("/etc/alignedserve-keys/keys.yaml", None)
+    held = {role: [v for v in pod["spec"]["volumes"] if "secret" in v] for role, pod in pods(values).items()}
+    assert held == {
+        "head": [],
+        "gateway": [{"name": "keys", "secret": {"secretName": "tenants", "defaultMode": 0o440}}],
+        "worker": [],
+    }
+    (container,) = pods(values)["gateway"]["spec"]["containers"]
+    (mounted,) = [mount for mount in container["volumeMounts"] if mount["name"] == "keys"]
+    assert mounted == {"name": "keys", "mountPath": "/etc/alignedserve-keys", "readOnly": True}, (
+        "a subPath never changes"
+    )
+
+
+def test_a_key_that_is_taken_out_of_the_secret_is_refused(tmp_path: Path) -> None:
+    """As kubelet does it: the file is a link into a folder that is a link, which is renamed over the last one."""
+
+    def put(version: str, names: list[str]) -> None:
+        folder = tmp_path / version
+        folder.mkdir()
+        entries = [{"name": name, "hash": hash_key(f"key of {name}")} for name in names]
+        (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": entries}))
+        (tmp_path / "next").symlink_to(version)
+        (tmp_path / "next").rename(tmp_path / "..data")
+
+    put("first", ["one", "two"])
+    (tmp_path / "keys.yaml").symlink_to("..data/keys.yaml")
+    keys = KeysFile(None, str(tmp_path / "keys.yaml"))
+    assert all(keys.read().caller(f"key of {name}") is not None for name in ("one", "two"))
+    put("second", ["one"])
+    assert keys.read().caller("key of one") is not None
+    assert keys.read().caller("key of two") is None
+
+
+def test_prometheus_gets_no_key_of_clients() -> None:
+    assert "monitor needs keys" in refusal("monitor: true")
 
 
 def test_the_head_keeps_what_ray_knows_where_the_values_say() -> None:
@@ -256,10 +299,19 @@ def reached(role: str, values: str = "") -> dict[str, set[int | str]]:
 
 def test_pods_reach_and_are_reached_by_what_they_need_alone() -> None:
     assert reached("head") == {"ingress": {"own"}, "egress": {"own", 53, 443, 6443}}
-    assert reached("gateway") == {"ingress": {"own", 8000}, "egress": {"own", 53, 443}}
-    assert reached("worker") == {"ingress": {"own"}, "egress": {"own", 53, 443}}
-    assert reached("gateway", "store: {redis: true, port: 6380}")["egress"] == {"own", 53, 443, 6380}
+    assert reached("gateway") == {"ingress": {"own", 8000}, "egress": {"own", 53}}
+    assert reached("worker") == {"ingress": {"own"}, "egress": {"own", 53}}
+    assert reached("gateway", "store: {redis: true, port: 6380}")["egress"] == {"own", 53, 6380}
+    assert reached("gateway", "settings: {jobs: {files: 's3://bucket'}}")["egress"] == {"own", 53, 443}
+    traces = "settings: {server: {otlp_endpoint: 'http://collector:4318'}}"
+    assert reached("gateway", traces)["egress"] == {"own", 53, 4318}
     assert reached("head", WITH_ALL)["egress"] == {"own", 53, 443, 6443, 6390}
+
+
+@pytest.mark.parametrize(("model", "fetches"), [("org/name", True), ("smollm2", True), ("/models/own", False)])
+def test_pods_reach_the_hub_only_where_the_model_is_fetched(model: str, fetches: bool) -> None:
+    for role in ("gateway", "worker"):
+        assert (443 in reached(role, f"model: {model}")["egress"]) is fetches
 
 
 def test_policies_close_every_pod_in_both_directions() -> None:
@@ -369,6 +421,7 @@ def test_machines_are_as_many_as_the_values_say_and_take_the_roles() -> None:
         ("promises: {ttft: 5}", "ttft"),
         ("image: Not An Image", "image"),
         ("secret: {api-key: in-the-clear}", "secret"),
+        ("keys: {keys: []}", "keys"),
         ("store: {port: 70000}", "port"),
         ("machines: {gpus: -1}", "gpus"),
         ("machines: {gpus: two}", "gpus"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from alignedserve.cli.main import main
 from alignedserve.config.choices import DeviceKind
 from alignedserve.config.config import Config, load
 from alignedserve.core import WORKERS
+from alignedserve.gateway.access.keys import Scope, hash_key, key_ring
 from alignedserve.launch.cluster import decide_by_nodes
 from alignedserve.launch.placing import ClusterNode, Placing, may_come, node_types
 from alignedserve.launch.plan import parts_of
@@ -99,7 +102,7 @@ def test_containers_have_passwords_and_no_more_rights_than_they_need() -> None:
         assert re.search(r":\w+$", service["image"]) or re.search(r":v?\d+\.\d+", service["image"]), name
     assert "--requirepass" in services["redis"]["command"][-1]
     secrets = re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text())
-    assert set(secrets) == {"ALIGNEDSERVE_SERVER_API_KEY", "REDIS_PASSWORD", "GRAFANA_PASSWORD"}
+    assert set(secrets) == {"ALIGNEDSERVE_SERVER_API_KEY", "METRICS_HASH", "REDIS_PASSWORD", "GRAFANA_PASSWORD"}
     assert "ports" not in services["redis"]
 
 
@@ -119,6 +122,41 @@ def test_compose_serves_with_a_key_and_keeps_jobs_in_redis(capsys: pytest.Captur
         main(["serve", "--help"])
     said = capsys.readouterr().out
     assert all(flag in said for flag in flags)
+
+
+def test_containers_write_to_their_volumes_alone_where_nothing_else_is_put_into_them() -> None:
+    """Compose cannot put the secret of Prometheus into a container whose root is read-only."""
+    whole = read(ROOT / "compose.yaml")["services"]
+    closed = {name for name, service in whole.items() if service.get("read_only")}
+    assert closed == {"gateway", "redis"}
+    assert all(whole[name]["tmpfs"] == ["/tmp"] and "secrets" not in whole[name] for name in closed)
+
+
+def test_prometheus_has_a_key_for_metrics_alone(tmp_path: Path) -> None:
+    """The gateway's container starts as it does in compose, with a program in the place of alignedserve."""
+    whole = read(ROOT / "compose.yaml")
+    (tmp_path / "alignedserve").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
+    (tmp_path / "alignedserve").chmod(0o755)
+    gateway, file = whole["services"]["gateway"], tmp_path / "keys.yaml"
+    assert gateway["environment"]["ALIGNEDSERVE_SERVER_KEYS_FILE"] == "/tmp/keys.yaml"
+    command = [word.replace("$$", "$") for word in (*gateway["entrypoint"], *gateway["command"])]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    names = {"PATH": path, "METRICS_HASH": hash_key("prometheus"), "ALIGNEDSERVE_SERVER_KEYS_FILE": str(file)}
+    subprocess.run(command, env=names, check=True)
+    assert (tmp_path / "arguments").read_text().split() == gateway["command"]
+    ring = key_ring("clients", str(file))
+    caller = ring.caller("prometheus")
+    assert caller is not None
+    assert caller.scopes == {Scope.METRICS}
+    assert whole["secrets"] == {"metrics_key": {"environment": "METRICS_KEY"}}
+    (job,) = read(DEPLOY / "prometheus.yaml")["scrape_configs"]
+    assert job["authorization"] == {"credentials_file": "/run/secrets/metrics_key"}
+    head = (ROOT / "compose.yaml").read_text()
+    (made,) = re.findall(r"METRICS_HASH=(.*)", head.partition("services:")[0])
+    said = subprocess.run(
+        ["sh", "-c", f"printf %s {made}"], env=names | {"METRICS_KEY": "prometheus"}, capture_output=True, check=True
+    )
+    assert said.stdout.decode() == hash_key("prometheus")
 
 
 def test_images_are_made_of_what_is_there() -> None:
