@@ -27,6 +27,7 @@ GPU_W = 350.0  # the limit of an H100 with PCIe
 READ_S = 1.0  # between two looks at the counter
 _FIRST_READ_S = 0.1  # until the first look: steps before it are told nothing
 _APART = 1e-3  # of the product of squares: looks with less different shares of steps tell the two powers not apart
+_ALIKE = 5  # looks
 _LEFT = 0.95  # weight of the looks before, after each
 _POWERCAP, _STAT = Path("/sys/class/powercap"), Path("/proc/stat")
 _TICK_S = 0.01  # USER_HZ is 100 on Linux
@@ -45,6 +46,7 @@ class Powers:
     def __init__(self, known_w: float = 0.0) -> None:
         """`known_w` is the power in steps; 0: it is learnt."""
         self.busy_w, self.rest_w, self._is_known = known_w, 0.0, known_w > 0
+        self._num_alike = 0  # looks that did not tell the two apart
         self._busy2 = self._both = self._rest2 = self._used_busy = self._used_rest = 0.0  # sums of products
 
     def learn(self, busy_s: float, rest_s: float, joules: float) -> None:
@@ -62,8 +64,10 @@ class Powers:
             if busy_w >= rest_w >= 0:
                 self.busy_w, self.rest_w = busy_w, rest_w
                 return
-        # Nothing tells the two apart yet, or there is but one. A look back at a rest says little of steps.
-        if not rest_s or (not self.busy_w and busy_s):
+        # Nothing tells the two apart yet, or there is but one. A look back at a rest says little of steps: that of an
+        # even load that leaves most time to rests is taken after some looks, as none says more.
+        self._num_alike += 1
+        if not rest_s or (not self.busy_w and (busy_s > rest_s or (busy_s and self._num_alike > _ALIKE))):
             self.busy_w = joules / (busy_s + rest_s)
 
 
