@@ -303,12 +303,11 @@ class StepEnd(WorkerPart):
         for part, share in zip(plan.parts, self._shares(plan), strict=True):  # one for each token
             request = part.request
             running = find(request)
-            if running is None:
+            # Nearly always the same KV: no need to ask.
+            if running is None or (part.kv is not running.kv and not running.is_at(part)):
                 if outputs.has_left:
                     tokens_run = 1 if isinstance(part, Decode) else len(part.tokens)
                     outputs.charge_left(request, tokens_run, share * seconds, share * joules)
-                continue
-            if part.kv is not running.kv and not running.is_at(part):  # nearly always the same: no need to ask
                 continue
             if isinstance(part, Decode):
                 running.ran(1, share * seconds, share * joules)

@@ -68,7 +68,7 @@ class FileRoutes:
         try:
             form = await receive(http, writing, MOST_FILE_MB * _MB, self._disk)
             file = _make_file(form, id, owner, writing.num_bytes, self._config.keep_s)
-            await asyncio.get_running_loop().run_in_executor(self._disk, writing.commit)
+            await storage.commit(writing, threads=self._disk)
         except BaseException:
             await storage.abandon(writing)
             raise

@@ -102,7 +102,7 @@ def finishes(demands: Sequence[JobDemand], tokens_per_s: float, now: float) -> d
         tokens_before = 0.0
         for demand in jobs:
             tokens_before += demand.tokens_left
-            last_s = tokens_before / (part * tokens_per_s)
+            last_s = tokens_before / (part * tokens_per_s) if part > 0 else 0.0  # nothing is left of its jobs
             alone_s = demand.tokens_left / (share[demand.job] * tokens_per_s) if share[demand.job] > 0 else last_s
             finish_at[demand.job] = now + min(alone_s, last_s)
     return finish_at

@@ -11,8 +11,8 @@ _SIOCGIFADDR, _REQUEST_BYTES = 0x8915, 40  # of the kernel: a name in, an IPv4 a
 
 
 def keep_nccl_at(host: str) -> None:
-    """Have NCCL listen at the interface of this address alone, and tell no other process of its state, unless the user
-    has chosen otherwise."""
+    """Have NCCL listen at the interface of this address alone, and tell no other process of its state, unless
+    the environment says otherwise (it outweighs nccl.conf)."""
     os.environ.setdefault("NCCL_RAS_ENABLE", "0")  # a port at which any user of this machine may ask
     if (name := interface_of(host)) is not None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")

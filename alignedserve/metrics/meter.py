@@ -25,8 +25,8 @@ class UseMeter:
         self.spent = NOTHING_SPENT  # so far
 
     def charge(self, spent: Spent) -> None:
-        """Count what was used since the last charge; `spent` is all of it."""
-        if spent != self.spent:
+        """Count what was used since the last charge; `spent` is all of it. A delivery that waited may tell of less."""
+        if spent.seconds > self.spent.seconds:
             more = Spent(spent.seconds - self.spent.seconds, spent.joules - self.spent.joules)
             self._metrics.count_use(self._service, self._key, more)
             self.spent = spent

@@ -99,7 +99,7 @@ class DecodeLengths:
 
     batch: Lengths = NO_LENGTHS  # members of the running batch
     guests: Lengths = NO_LENGTHS  # requests that run beside the batch
-    prompts: Lengths = NO_LENGTHS  # prompts that run here, by all tokens of the request
+    prompts: Lengths = NO_LENGTHS  # prompts that run here, by their lengths
     waiting: Lengths = NO_LENGTHS  # candidate requests, which join before any batch
     coming: Lengths = NO_LENGTHS  # members of the candidate batch
     band: tuple[int, int] | None = None  # of the running batch; without one, the shortest and the longest prefix

@@ -5,7 +5,8 @@ documents stop short of R, by as much as steps take longer than predicted. For e
 the tightest is due in 40 ms: prompts and documents get 25 ms less that caution. At 0.1 ms a token, a prompt of 400
 tokens is cut to about 200, and the rest runs in later steps.
 
-One exception keeps work going: where nothing fits, the first request of the order runs alone.
+Three exceptions keep work going, as decodes might fill R for ever: where nothing fits, the first request of the order
+runs alone; the first prompt of a chat that is late gets a block of tokens; and one text that runs whole may pass R.
 
 The paper of each rule is named beside it, and what it gains: chats in time in points, tokens of documents in %, with
 the rule against without (lab/benchmarks/rules.py, results/2026-11-27-rules.jsonl). `Tight` is a CPU with promises of
@@ -146,7 +147,13 @@ class Aligned(Scheduler):
 class AlignedStep(StepBuilder):
     """A step in which documents never stand in the way of chats."""
 
-    may_exceed = False  # a step that is too long for decodes makes all of them late
+    takes_after_cut = False  # a step that is too long for decodes makes all of them late
+
+    def may_exceed(self, prompt: WorkerRequest) -> bool:
+        """Return whether the prompt of a chat is late, and the first of the step: as long as chats decode, there may
+        never be time for it."""
+        late = self.policy.late is not Late.DROP_LAST and prompt.promise.is_late(self.at.now)
+        return prompt.promise.is_rt and late and not self.chunks
 
     def blocks_all(self, running: WorkerRequest) -> bool:
         return running.promise.is_rt
@@ -159,8 +166,8 @@ def is_worth_gaps(step: StepBuilder, prompt: WorkerRequest, size: int, most: int
     """Return whether all of a prompt runs now, though this makes decodes late: else the first token would be late.
 
     The prompt may make a few decodes late, or, where even a block makes decodes late, any number: the prompt at once
-    makes each decode late once, a block at a time once for each block. Gain: on 17 loads -4.1 to +0.7 points, 0 to +3.6
-    %.
+    makes each decode late once, a block at a time once for each block. Gain: on 17 loads -4.1 to +0.7 points, and 0 to
+    +3.6 %.
     """
     promise, now = prompt.promise, step.at.now
     if not promise.is_rt or most < prompt.num_ahead or step.decodes_s == inf:

@@ -146,7 +146,7 @@ def _left_tokens(step: StepBuilder, first: WorkerRequest) -> int:
     fits, most = 0 if step.has_cut else step.fitting(bound_s, 0, left), min(left, first.most_in_chunk)
     if fits < most and not step.has_cut and step.is_worth_gaps(first, fits, most):
         return most
-    if fits < step.at.block_size and step.may_exceed:
+    if fits < step.at.block_size and step.may_exceed(first):
         return min(left, step.at.block_size)
     return fits
 

@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -58,6 +59,22 @@ class Storage:
             await self.store.add_file(file, quota)
         except (StoreFull, OverQuota):
             await self.abandon(writing)
+            raise
+
+    async def commit(self, writing: Writing, data: bytes = b"", threads: Executor | None = None) -> None:
+        """Complete a file, with its last bytes. A caller that is cancelled waits for the disk: an abandoned file could
+        come back else."""
+
+        def work() -> None:
+            if data:
+                writing.write(data)
+            writing.commit()
+
+        working = asyncio.get_running_loop().run_in_executor(threads, work)
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait([working])
             raise
 
     async def abandon(self, writing: Writing) -> None:

@@ -42,7 +42,9 @@ def meet(spec: PartSpec, size: int, device: torch.device, meeting_s: float = _ME
                     link.tell(f"{purpose} {own}".encode())
             for _ in range((size - 1 - own) * (1 if own else len(TeamLinks._fields))):
                 link = RankLink(next(coming))
+                link.socket.settimeout(max(_PAUSE_S, deadline - time.monotonic()))
                 purpose, number = link.hear(SHORT).decode().split()
+                link.socket.settimeout(None)
                 links[purpose][int(number)] = link
     except (OSError, BrokenGroup) as error:
         raise RankLost(f"the ranks of this worker do not meet: {error}") from None

@@ -2,7 +2,8 @@
 
 All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
 used, at the first token here, at their end and whenever TELL_S have come together: all of it, so a later frame makes
-good for a lost one. A request whose client leaves amid a step is charged with that step when it has ended.
+good for a lost one. A request whose client leaves amid a step is charged with that step when it has
+ended, though not with a step that was planned ahead.
 
 Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once
 where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the

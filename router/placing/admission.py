@@ -11,7 +11,7 @@ The router refuses a request that passes one of these bounds:
 Where there are several callers, each has a part, by its weight, of what may be open and of both queues, and with chats
 of the prompts' time and of the memory: what others have beyond theirs gives way to a caller that stays within its own,
 here and on workers. For example, of a queue of 50 places each of two callers finds 25, also where the other has taken
-all 50; the queue then holds 75. It never holds more than twice its bound.
+all 50; the queue then holds 75. At twice its bound a queue takes nobody beyond it.
 
 Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few here (jobs/window.py).
 A refused client should come again when there will be room, as predicted, after earlier refused clients.
@@ -123,7 +123,7 @@ class WorkAhead:
     free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known, or
     # not asked: only chats, and custom policies, look at it
     worker: str | None = None  # that would run the request
-    loaded_s: float = 0.0  # the same behind and beside what the worker has
+    loaded_s: float = 0.0  # time of the request's prompt there, behind and beside what the worker has
     shortage: Shortage = NO_SHORTAGE  # of memory, before all chats' answers have ended
 
 
@@ -284,8 +284,7 @@ class Admission:
         return before / all_tokens if all_tokens else 1.0
 
     def _is_within(self, wanted: float, capacity: float, request: Request, others: Iterable[str]) -> bool:
-        """Return whether the request's caller stays within its part: requests beyond other callers' parts give way
-        then."""
+        """Return whether the request's caller stays within its part: what others have beyond theirs gives way then."""
         weights = sum(self._weights[caller] for caller in others if caller != request.caller)
         return weights > 0 and wanted <= capacity * request.weight / (weights + request.weight)
 
@@ -307,7 +306,8 @@ class Admission:
         """
         service = request.service
         bound, num, tokens = self._queues.bound(service), self._num_queued[service], self._tokens_queued[service]
-        if num < _TIMES * bound.requests and self._is_within_queue(request, bound):
+        is_bounded = num < _TIMES * bound.requests and tokens < _TIMES * bound.tokens
+        if is_bounded and self._is_within_queue(request, bound):
             return None
         if num >= bound.requests:
             why = f"{num} {service.value} requests wait, the limit is {bound.requests}"

@@ -49,6 +49,25 @@ def test_who_comes_later_is_next_and_has_saved_up_nothing() -> None:
     assert Counter(served[10:30])["cat"] in (9, 10, 11)
 
 
+def test_turns_that_nobody_waited_for_are_not_charged() -> None:
+    served = list[str]()
+
+    async def run() -> None:
+        turns = FairTurns(1)
+        first = asyncio.create_task(work(turns, CAT, served, rounds=5))
+        await asyncio.sleep(0)
+        left = [asyncio.create_task(work(turns, BOB, served)) for _ in range(1000)]
+        await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        both = [asyncio.create_task(work(turns, caller, served)) for caller in (BOB, CAT) for _ in range(10)]
+        await asyncio.gather(first, *both)
+
+    asyncio.run(run())
+    assert served[1:].index("bob") < 3
+
+
 def test_a_caller_holds_no_more_than_one_may() -> None:
     served = list[str]()
 

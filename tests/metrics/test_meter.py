@@ -117,6 +117,7 @@ def test_what_is_told_after_a_request_has_ended_counts_too() -> None:
         pass  # its client leaves before its first token
     meter.use.charge(Spent(0.25, 10.0, "nvml"))
     meter.use.charge(Spent(0.75, 30.0, "nvml"))
+    meter.use.charge(Spent(0.5, 20.0, "nvml"))  # it waited to be read
     shown = "".join(metrics.blocks())
     assert value(shown, 'alignedserve:request_device_seconds_total{class="rt",key="acme"}') == 0.75
     assert value(shown, 'alignedserve:prompt_tokens_total{class="rt"}') == 0

@@ -10,13 +10,14 @@ import stat
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from alignedserve.config.sections import JobsConfig
 from alignedserve.errors import BytesGone, StoreError, StoreFull, StoreRefused
 from alignedserve.store import redis_client, redis_store
-from alignedserve.store.blobs import Blobs
+from alignedserve.store.blobs import Blobs, Writing
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.storage import check_storage, holder_of, open_storage
@@ -244,6 +245,35 @@ def test_all_bytes_are_with_the_disk_when_it_is_asked_to_confirm_them(
     writing.commit()
     file, folder = confirmed
     assert (confirmed[file], folder) == (4, str(tmp_path))
+
+
+def test_an_upload_that_is_cancelled_as_it_is_completed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key may be revoked just then. The disk went on, and put the file back that had been abandoned."""
+    begun, go_on, commit = Event(), Event(), Writing.commit
+
+    def slow(writing: Writing) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        commit(writing)
+
+    monkeypatch.setattr(Writing, "commit", slow)
+
+    async def cancelled() -> None:
+        storage = await open_storage(JobsConfig(directory=str(tmp_path)), Holder("gateway", 1))
+        writing = await storage.begin("file-a")
+        completing = asyncio.create_task(storage.commit(writing, b"bytes"))
+        await asyncio.to_thread(begun.wait)
+        completing.cancel()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await completing
+        await storage.abandon(writing)
+        assert storage.blobs.sizes() == {}
+        await storage.close()
+
+    asyncio.run(cancelled())
 
 
 def test_bytes_of_a_given_up_upload_that_cannot_be_removed_stay_listed_until_they_can(tmp_path: Path) -> None:

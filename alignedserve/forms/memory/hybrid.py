@@ -4,7 +4,7 @@
       └──────────────── otherwise ───────────────────────────────────────▶ KV ── leaves ──▶ waits, or the pool
 
 A hidden request takes whole blocks, the one half and then the other, so that no half of a block is left that KV could
-not take: at most half of the last block is empty. A chosen request may begin as hidden if that pays, if the step has
+not take: less than a block is empty. A chosen request may begin as hidden if that pays, if the step has
 time for what hidden vectors will cost later steps, and if a block is left for each seated request to grow into. Memory
 that is left then goes to hidden requests: their K and V are made before the step, in the time that the step would take
 for that.

@@ -5,7 +5,7 @@ Each caller has a row, found by a digest of its id:
     digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63, the job runner
 
 A deployment has few callers at a time. Where all rows are taken, since keys come and go, a new caller gets the row of
-the caller that has had nothing open for longest: a minute's limits are full again by then.
+the caller that has had nothing open for longest: as a rule a minute's limits are full again by then.
 
 Rows are read and written under one lock, which the kernel releases if its holder dies. Where a stopped process keeps
 it, the others count without it after a moment. A gateway that starts clears its own column, since requests of its last

@@ -144,16 +144,16 @@ class RequestMiddleware:
 
         async def send_answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
-                headers = MutableHeaders(scope=message)
+                status, headers = message["status"], MutableHeaders(scope=message)
                 headers["x-request-id"] = headers["request-id"] = record.client_id or record.id  # OpenAI's, Anthropic's
                 if (tab := state.get("tab")) is not None:
                     headers.update(tab.headers())
-                is_full = record.status == RATE_LIMITED and (tab is None or not tab.is_over)
-                if record.status in REFUSALS and not is_full:
+                is_full = status == RATE_LIMITED and (tab is None or not tab.is_over)
+                if status in REFUSALS and not is_full:
                     if tab is not None:
                         tab.close(is_refused=True)  # what waits holds no place
                     await self._pace.hold_back(record.caller or "")
+                record.status = status  # now: an answer that is held back may still become another one
             await send(message)
 
         return send_answer

@@ -47,6 +47,7 @@ class FairTurns:
         finally:
             if mine.given.cancelled():
                 self._forget(caller.id, mine)
+                self._next_due[caller.id] = self._next_due.get(caller.id, 0.0) - 1 / caller.weight
             else:
                 self._held[caller.id] -= 1
                 self._num_free += 1

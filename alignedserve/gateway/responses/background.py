@@ -110,8 +110,7 @@ class Background:
         now = int(time.time())
         writing = await storage.begin(f"file-{uuid4().hex}")
         try:
-            await asyncio.to_thread(writing.write, data)
-            await asyncio.to_thread(writing.commit)
+            await storage.commit(writing, data)
         except BaseException:
             await storage.abandon(writing)
             raise

@@ -69,9 +69,13 @@ class StepBuilder:
 
     # --- Rules that schedulers override
 
+    def may_exceed(self, prompt: WorkerRequest) -> bool:
+        """Return whether the prompt gets a block of tokens even where there is no time for it."""
+        return not self.chunks
+
     @property
-    def may_exceed(self) -> bool:
-        """Return whether the next prompt gets a block of tokens even where there is no time for it."""
+    def takes_after_cut(self) -> bool:
+        """Return whether the next prompt may get a block though one before it was cut."""
         return not self.chunks
 
     def blocks_all(self, running: WorkerRequest) -> bool:
@@ -195,8 +199,8 @@ class StepBuilder:
         if size < most and not self.has_cut and self.is_worth_gaps(running, size, most):
             size = most
         if running.request.runs_whole:
-            size = most if size == most or self.may_exceed else 0
-        elif size < self.at.block_size and self.may_exceed:
+            size = most if size == most or self.may_exceed(running) else 0
+        elif size < self.at.block_size and self.may_exceed(running):
             size = min(most, self.at.block_size)
         self.has_cut |= size < most
         if size:
@@ -217,7 +221,7 @@ class StepBuilder:
 
     @property
     def takes_prompts(self) -> bool:
-        has_time = not self.has_cut or self.may_exceed
+        has_time = not self.has_cut or self.takes_after_cut
         return has_time and self.tokens > 0 and self.seats > 0 and self.budget > 0
 
     @property

@@ -114,6 +114,11 @@ class TestTheBound:
         found = select([chat("a", 0.0111, output=3)], [chat("b", 0.03, prompt=400)], [], moment())
         assert ran(found) == [("a", 1)]
 
+    def test_a_late_prompt_that_is_longer_than_a_step_gets_a_block_in_each(self) -> None:
+        """It never runs at once, and decodes might leave no time for a token for ever."""
+        late = chat("b", -0.5, prompt=2000)
+        assert ran(select([chat("a", 0.0111, output=3)], [late], [], moment())) == [("a", 1), ("b", 16)]
+
     def test_a_document_gets_none(self) -> None:
         assert ran(select([chat("a", 0.0111, output=3)], [document("d", prompt=400)], [], moment())) == [("a", 1)]
 
