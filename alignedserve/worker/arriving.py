@@ -1,11 +1,11 @@
 """Requests that come to a worker, and wait.
 
-    Prefill ─▶ (its syntax is compiled) ─▶ asking ── Prefix ──▶ waiting ──▶ fetching ── CopiedIn ──▶ running, from the
+    Prefill ─▶ (the syntax is compiled) ─▶ asking ── Prefix ──▶ waiting ──▶ fetching ── CopiedIn ──▶ running, from the
                                              └── no answer ──▶   ▲        (seated)        │     first unknown token on
                                                                  └──── not intact ────────┘
 
 What the pool still has of a prompt's beginning is not computed again. The pool holds these pages for the attempt until
-its Commit or Keep names them, or a Release gives them up. A new attempt drops the attempts before it.
+the attempt's Commit or Keep names them, or a Release gives them up. A new attempt drops the attempts before it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PromptQueue:
         self.waiting.add(running)
 
     def put_back(self, running: WorkerRequest) -> None:
-        """Take a request's blocks away. It waits before all others, and is recomputed."""
+        """Take a request's blocks away. The request waits before all others, and is recomputed."""
         self._memory.lose(running)
         self._here.move(running, State.WAITING, first=True)
         self.waiting.add_first(running)
@@ -76,7 +76,7 @@ class PromptQueue:
         return self._blocks_for(next(iter(self.waiting), None))
 
     def lacks_memory(self, only_rt: bool) -> bool:
-        """Return whether the prompt that has waited longest, of all or of real-time ones, needs more than is free."""
+        """Return whether the longest-waiting prompt, of all or of real-time ones, needs more memory than is free."""
         waiting = iter(self.waiting.real_time if only_rt else self.waiting)
         return self._blocks_for(next(waiting, None)) > self._memory.num_free
 
@@ -85,18 +85,18 @@ class PromptQueue:
         return 0 if prompt is None else units_for(limits.least_held(prompt.num_tokens), limits.block_size)
 
 
-ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
+ANSWER_S = 0.005  # how long a step waits for the pool's answer about a chat, which takes about a millisecond
 
 
 class Arrivals(WorkerPart):
-    """Admits prompts, as soon as their syntax is compiled and the pool has said what it has of them.
+    """Admits a prompt as soon as the syntax is compiled and the pool has said which pages it has of the prompt.
 
-    A step with a request whose syntax is not compiled would wait for that, with all other requests. A new attempt drops
-    the attempts before it."""
+    A request without a compiled syntax would hold up its step, with all other requests. A new attempt drops the
+    attempts before it."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._unanswered: set[WorkerRequest] = set()  # at the last look: they go on at the next
+        self._unanswered: set[WorkerRequest] = set()  # at the last look: these go on at the next look
         self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
 
     def prefill(self, message: Prefill, frame: Received, now: float) -> list[Command]:
@@ -113,7 +113,7 @@ class Arrivals(WorkerPart):
         return [] if running is None else self.admit(running, now)
 
     def _find(self, state: State, attempt: Attempt) -> WorkerRequest | None:
-        """Return the request of this attempt, if it is in this state."""
+        """Return the request of this attempt, if the request is in this state."""
         return next((running for running in self._here.among(state) if running.key == attempt), None)
 
     def cancel(self, message: Cancel, frame: Received, now: float) -> list[Command]:
@@ -123,7 +123,7 @@ class Arrivals(WorkerPart):
         return self._here.drop(message.request, message.attempt)
 
     def expect(self, told: Expect, frame: Received, now: float) -> list[Command]:
-        """Note how long an output is expected to be; tell the pool of a request that has left for it."""
+        """Note how long an output is expected to be; tell the pool if the request has left for the pool."""
         here, waiting, attempt = self._here, self._queue.waiting, (told.request, told.attempt)
         if (compiling := self._find(State.COMPILING, attempt)) is not None:
             compiling.expect(told.estimate, self._policy, now)
@@ -168,10 +168,10 @@ class Arrivals(WorkerPart):
             running.forget_known()
 
     def answered(self, prefix: Prefix, frame: Received, now: float) -> list[Command]:
-        """Let a prompt wait for a seat, with what the pool keeps for it.
+        """Let a prompt wait for a seat, with the pages that the pool keeps for the prompt.
 
-        Of a prompt that has gone on without the answer, forget what was known if the pool keeps nothing; release what
-        it keeps for a prompt that is not here any more."""
+        Where the prompt has gone on without the answer and the pool keeps nothing, forget its known pages. Where the
+        prompt is not here any more, release what the pool keeps."""
         here, attempt, pages = self._here, (prefix.request, prefix.attempt), prefix.pages
         asking = self._find(State.ASKING, attempt)
         having = (*here.occupants(), *here.among(State.LEAVING), *self._queue.waiting) if asking is None else ()
@@ -181,7 +181,7 @@ class Arrivals(WorkerPart):
         elif not late:
             return self._holds.decline(attempt, now) if pages else []
         for running in () if pages else late:
-            self._writer.forget_parts(running)  # they come after what is to be written now
+            self._writer.forget_parts(running)  # parts follow the known pages, which are to be written now
             running.forget_known()
         (self._holds.add if pages else self._holds.discard)(attempt)
         if asking is not None:
@@ -189,7 +189,7 @@ class Arrivals(WorkerPart):
         return []
 
     def ask_again(self) -> None:
-        """Let prompts go on without an answer that asked before the last look: the ask or the answer was lost."""
+        """Let prompts that asked before the last look go on without an answer: the ask or the answer was lost."""
         asking = self._here.of(State.ASKING)
         late = [running for running in asking if running in self._unanswered]
         self._unanswered = {running for running in asking if running not in late}

@@ -1,16 +1,16 @@
-"""Requests beyond their caller's part of a worker give way to those of others.
+"""Requests beyond a caller's part of a worker give way to requests of other callers.
 
-A worker's seats are limited, and so are the prompt tokens of its next step. As long as both are enough for all, a
-caller takes what it wants. Where they are not, each caller has a part by its weight, which is 1 unless its key says
-more; what a caller leaves of its part is divided among the others (weighted max-min fairness). For example, of 64 seats
-a caller with 1 request takes 1, and one with 160 requests has 63: its other 97 are beyond its part. Of two callers with
-160 each, and weights 3 and 1, one has 48 and the other 16.
+A worker's seats are limited, and so are the prompt tokens of its next step. As long as both are enough for all, each
+caller takes what it wants. Otherwise each caller has a part by its weight, which is 1 unless its key says more; what
+a caller leaves of its part is divided among the others (weighted max-min fairness). For example, of 64 seats caller A
+with 1 request takes 1, and caller B with 160 requests has 63: the other 97 requests of B are beyond B's part. Of two
+callers with 160 requests each, and weights 3 and 1, the first has 48 seats and the second 16.
 
-    a request beyond the seats      is served as best-effort requests are (Yielding), and may lose its seat
+    a request beyond the seats      is served like best-effort requests (Yielding), and may lose the seat
     a prompt beyond the step        comes behind all other real-time requests
 
-Of best-effort requests a caller that has its part of the seats which such requests have now, and of one more, comes
-behind the others. For example, if one caller has all 10 and the next document of another waits, that comes first.
+Best-effort requests share the seats that they have now, and one more. A caller that has its part of these comes behind
+the others. For example, if caller A has all 10 and the next document of caller B waits, the document of B comes first.
 
 Gain: not weighed alone; docs/notebook/gateway.md has first tokens beside the floods of another key.
 """
@@ -36,7 +36,7 @@ class CallerShares:
         self._behind: dict[WorkerRequest, None] = {}
 
     def divide(self, seated: Sequence[WorkerRequest]) -> Sequence[WorkerRequest]:
-        """Let requests yield that are beyond their caller's part; return those that begin or cease to yield."""
+        """Make requests beyond a caller's part yield; return the requests that begin or cease to yield."""
         self._waiting.put_behind(self._with_their_part(seated))
         if not (self._waiting.callers or self._yielding or self._behind):
             return ()
@@ -54,7 +54,7 @@ class CallerShares:
         return changed
 
     def _with_their_part(self, seated: Sequence[WorkerRequest]) -> frozenset[str]:
-        """Return the callers whose best-effort requests have their part of the seats, where several callers wait."""
+        """Return the callers that have their part of the best-effort seats, where several callers wait."""
         waiting = self._waiting.documents
         if len(waiting) < 2:
             return frozenset()
@@ -67,7 +67,7 @@ class CallerShares:
         return frozenset(caller for caller in waiting if seats[caller] >= one * weights[caller])
 
     def _beyond(self, seated: Sequence[WorkerRequest]) -> tuple[dict[WorkerRequest, None], dict[WorkerRequest, None]]:
-        """Return the requests beyond their caller's part of the seats, and the prompts beyond that of a step."""
+        """Return the requests beyond a caller's part of the seats, and the prompts beyond a caller's part of a step."""
         callers = self._waiting.callers
         if not callers or (len(callers) == 1 and all(running.request.caller in callers for running in seated)):
             return {}, {}
@@ -85,7 +85,7 @@ class CallerShares:
 
 
 def _changed(before: Mapping[WorkerRequest, None], now: Mapping[WorkerRequest, None]) -> list[WorkerRequest]:
-    """Return the requests that are in only one of the two, in an order that is the same in every run."""
+    """Return the requests that are in `before` or `now` but not in both, in an order that is the same in every run."""
     return [one for one in before if one not in now] + [one for one in now if one not in before]
 
 
@@ -95,11 +95,11 @@ T = TypeVar("T", bound=Hashable)
 def beyond_parts(
     amounts: Mapping[str, Mapping[T, float]], capacity: float, weights: Mapping[str, int], are_divisible: bool = False
 ) -> dict[T, None]:
-    """Return the requests that are beyond their caller's part, in the order in which they are given.
+    """Return the requests beyond a caller's part, in the given order.
 
-    `amounts` has what each request of a caller takes, in the order in which they are to be served. A request on the
-    border of a part is within, so that each caller has one at least. Where amounts are divisible it is beyond: a caller
-    that wants little does not wait for one that wants much."""
+    `amounts` says what each request of a caller takes, in the order of service. A request on the border of a part is
+    within, so that each caller has at least one request. Where amounts are divisible, a request on the border is
+    beyond: a caller that wants little does not wait for a caller that wants much."""
     beyond: dict[T, None] = {}
     if len(amounts) < 2:
         return beyond

@@ -1,19 +1,19 @@
 """The requests that join a decode worker as soon as there is room: its candidate requests, then its candidate batch.
 
-    Offer (its KV is on a prefill worker) ─▶ candidate ── room: Pull, ReceiveKv ─▶ receiving ── intact ──▶ resident
-    Batch (its KV is in the pool) ─────────▶ candidate ── room: CopyIn ─▶ joining      └── not ──▶ Decline, or CopyIn
+    Offer (the KV is on a prefill worker) ─▶ candidate ── room: Pull, ReceiveKv ─▶ receiving ── intact ──▶ resident
+    Batch (the KV is in the pool) ─────────▶ candidate ── room: CopyIn ─▶ joining      └── not ──▶ Decline, or CopyIn
                                                                                          where the pool has it too
 
-The order in which they join (AlignedServe §3.4, and our pinning):
+The order in which candidates join (AlignedServe §3.4, and our pinning):
 
-    1. pinned requests, by slack: they are taken whatever room there is
-    2. other candidate requests: they are about as long as those that run, and belong to their batch, or have run here
-       and had to leave. They join in the order in which they are served
+    1. pinned requests, by slack: these are taken whatever room there is
+    2. other candidate requests, in the order of service: each is about as long as the running requests, and belongs
+       to the running batch, or has run here and had to leave
     3. the candidate batch, as the pool has it: the first member that joins begins a batch switch
 
 Real-time members of the candidate batch overtake best-effort candidate requests. A batch that has waited for half of
-the time that its most urgent member had overtakes all that are not pinned: otherwise a running batch that is always
-filled up would never end. The worker alone decides which requests are resident: it has the lists, and pulls.
+the time that its most urgent member had overtakes all candidates that are not pinned: otherwise a running batch that is
+always filled up would never end. The worker alone decides which requests are resident: it has the lists, and pulls.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from alignedserve.worker.step.states import State
 
 LEAST_WIDTH = 256  # tokens: a spread that costs a step next to nothing
 _WEIGHT = 0.1  # of the newest join in the mean
-_GROWN = 64  # tokens by which its members may have grown since the pool heard of the band
+_GROWN = 64  # tokens by which members may have grown since the pool heard of the band
 
 
 @dataclass(eq=False)
 class JoinCandidate:
-    entry: Entry  # with its pages, where its KV is in the pool
-    source: Member | None  # the prefill worker that has its KV; None where the pool has it
+    entry: Entry  # with the pages, where the KV is in the pool
+    source: Member | None  # the prefill worker that has the KV; None where the pool has it
     is_pinned: bool
     promise: Promise
-    due_at: float  # its next token
+    due_at: float  # the next token
     since: float
-    batch: int = 0  # the tag of its candidate batch; 0 of a candidate request
+    batch: int = 0  # the tag of the candidate batch; 0 of a candidate request
     found_for: int = 0  # the running batch, of about this length, that the pool found the candidate for
-    partner: Member | None = None  # the worker that is to hold its KV for this one; once it does, also the source
-    is_refused: bool = False  # the partner had no room for its KV
-    awaits_syntax: bool = False  # its syntax is being compiled, which a step with it would wait for
-    evicted: WorkerRequest | None = None  # the request as it was when it had to leave; its source has the KV alone
+    partner: Member | None = None  # the worker that is to hold the KV for this worker; once it does, also the source
+    is_refused: bool = False  # the partner had no room for the KV
+    awaits_syntax: bool = False  # the syntax is being compiled: a step with the request would wait
+    evicted: WorkerRequest | None = None  # the request when it had to leave; the source alone has the KV
 
     @property
     def is_rt(self) -> bool:
@@ -64,7 +64,7 @@ class JoinCandidate:
         return self.entry.request.id, self.entry.request.attempt
 
     def as_running(self, policy: Policy, page_size: int) -> WorkerRequest:
-        """Return the request as it is when it joins, but for its blocks."""
+        """Return the request as it will join, without blocks."""
         if self.evicted is not None:
             return self.evicted
         entry = self.entry
@@ -77,7 +77,7 @@ class JoinCandidate:
 class CandidateLists:
     def __init__(self) -> None:
         self.peers: dict[str, Member] = {}  # name -> worker that KV goes to and from directly
-        # Both in the order in which they are to join; only this class changes them:
+        # Both in the order of joining; only this class changes them:
         self.requests: list[JoinCandidate] = []  # candidate requests
         self.batch: list[JoinCandidate] = []  # members of the candidate batch that have not joined
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
@@ -87,7 +87,7 @@ class CandidateLists:
         return len(self.requests) + len(self.batch)
 
     def first(self, now: float) -> JoinCandidate | None:
-        """Return the candidate that joins next: others overtake those whose syntaxes are being compiled."""
+        """Return the candidate that joins next: others overtake candidates that wait for a compiled syntax."""
         request, member = _first_ready(self.requests), _first_ready(self.batch)
         if request is None or member is None:
             return request or member
@@ -148,15 +148,15 @@ class CandidateLists:
         return self._remove(lambda candidate: candidate.key[0] == request and candidate.key[1] <= attempt)
 
     def peer_lost(self, peer: Member) -> list[Attempt]:
-        """Forget this worker, and return the candidates whose KV is lost with it.
+        """Forget this worker, and return the candidates that lose their KV with the worker.
 
-        Requests that had to leave are not among them: they are recomputed. A transfer from this worker
-        ends by an event of its own."""
+        Requests that had to leave are recomputed, and not returned. A transfer from this worker ends by a separate
+        event."""
         self.peers.pop(peer.name, None)
         return self._remove(lambda candidate: candidate.source == peer and candidate.evicted is None)
 
     def pool_lost(self) -> list[Attempt]:
-        """Return the candidates whose KV went with the pool."""
+        """Return the candidates that lost their KV with the pool."""
         for candidate in self.waiting:
             candidate.entry = replace(candidate.entry, pages=())
         return self._remove(lambda candidate: candidate.source is None)
@@ -180,41 +180,41 @@ def _first_ready(candidates: Iterable[JoinCandidate]) -> JoinCandidate | None:
 
 
 class RunningBatch:
-    """The batch that runs, and which requests are about as long as its members (AlignedServe §3.4).
+    """The batch that runs, and the band of lengths that its members have (AlignedServe §3.4).
 
         shortest of its members ──────── width, as the pool put it together ───────▶
                      └─▶ a token a step, as all of them grow
 
     The band is never wider than its batch was, whichever requests join: pinned chats, prompts that are handed on,
-    requests that came while there was room for all. They run beside the batch, and are members only if they are in its
-    band. A band as wide as all that runs would become so wide with the first such guest that every request in the pool
-    is in it.
+    requests that came while there was room for all. These guests run beside the batch, and are members only if they are
+    in the band. A band as wide as all that runs would become so wide with the first guest that every request in the
+    pool fits.
 
-    A request that the pool finds in the band is a member from then on, though the members grow while it waits for a
-    seat. Otherwise the shortest of those requests would all be guests, the band would move up and away from the waiting
-    ones, and no member would be left long before they end.
+    A request that the pool finds in the band stays a member, though the members grow while the request waits for a
+    seat. Otherwise the shortest of these requests would all be guests, the band would move up and away from the waiting
+    requests, and no member would be left long before the guests end.
     """
 
     def __init__(self) -> None:
-        self.number = 0  # its tag: that of the newest batch with a member that has joined
+        self.number = 0  # the batch's tag: that of the newest batch with a member that has joined
         self.num_batches = 0  # that have come
         self.mean_join_s = 0.0  # from the arrival of a batch until a member joins
         self._width = 0
-        self._widths: dict[int, int] = {}  # batch that has come and does not run yet -> its width
+        self._widths: dict[int, int] = {}  # batch that has come and does not run yet -> width
 
     def comes(self, prefixes: Sequence[int]) -> None:
-        """Note a candidate batch, with the prefixes of its members."""
+        """Note a candidate batch, with its members' prefixes."""
         self.num_batches += 1
         self._widths[self.num_batches] = max(prefixes) - min(prefixes)
 
     def begins(self, number: int) -> None:
-        """Let this batch take the place of the one that ran."""
+        """Let this batch take the place of the batch that ran."""
         self.number = number
         self._width = max(LEAST_WIDTH, self._widths.get(number, 0))
         self._widths = {batch: width for batch, width in self._widths.items() if batch > number}
 
     def joined(self, waited_s: float) -> None:
-        """Note how long a member had to wait until it joined."""
+        """Note how long a member waited before it joined."""
         self.mean_join_s += _WEIGHT * (waited_s - self.mean_join_s)
 
     def band(self, seated: Iterable[WorkerRequest]) -> tuple[int, int] | None:
@@ -223,7 +223,7 @@ class RunningBatch:
         return (min(prefixes), min(prefixes) + self._width) if prefixes else None
 
     def tag(self, prefix: int, seated: Iterable[WorkerRequest]) -> int:
-        """Return the tag of a candidate request with this prefix: the batch's number where it is a member, else 0."""
+        """Return the tag of a candidate with this prefix: the batch's number for a member, else 0."""
         prefixes = self._prefixes(seated)
         if not prefixes:
             return 0

@@ -1,10 +1,10 @@
-"""The steps that a worker has ordered and that have not ended: one, or two where one is planned ahead.
+"""The ordered steps that have not ended: one, or two where a step is planned ahead.
 
     begin ──▶ running ──▶ ended
-    begin ──▶ next ─────▶ running ──▶ ended      a step that fails takes the next with it: nothing of that counts
+    begin ──▶ next ─────▶ running ──▶ ended      where a step fails, the step planned behind it does not count
 
-Blocks that are given up meanwhile may still be written to: they are free when the last step that was ordered by
-then has ended.
+Steps in flight may still write to blocks that are given up: such blocks are free when the last step that was ordered
+by then has ended.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Ended:
 
     plan: StepPlan
     shape: Shape
-    free: list[tuple[int, ...]]  # blocks that no step writes to any more, in the order in which they were left
-    counts: bool  # whether the step that it went on from went well
+    free: list[tuple[int, ...]]  # blocks that no step writes to any more, in the order of leaving
+    counts: bool  # whether the step before it went well
 
 
 class StepsInFlight:
@@ -33,7 +33,7 @@ class StepsInFlight:
         self.running: StepPlan | None = None
         self._shape = EMPTY  # of the step that runs
         self._next: tuple[StepPlan, Shape] | None = None
-        self._void = 0  # number of the step that was planned after one that failed
+        self._void = 0  # number of the step that was planned after a failed step
         self._left: list[tuple[int, tuple[int, ...]]] = []  # the last step that may still write there, and blocks
 
     @property
@@ -42,7 +42,7 @@ class StepsInFlight:
 
     @property
     def takes_next(self) -> bool:
-        """Return whether the step after the one that runs may be planned."""
+        """Return whether the step after the running step may be planned."""
         return self._looks_ahead and not self.has_next
 
     @property
@@ -68,7 +68,7 @@ class StepsInFlight:
         return plan
 
     def end(self) -> Ended:
-        """Return the step that ran; the next one runs from now on."""
+        """Return the step that ran; the next step runs from now on."""
         plan, shape = self.running, self._shape
         assert plan is not None, "a step ended that was not begun"
         self.running, self._shape = self._next or (None, EMPTY)
@@ -80,12 +80,12 @@ class StepsInFlight:
         return Ended(plan, shape, free, counts=plan.number != self._void)
 
     def fail(self) -> None:
-        """Note that the step that ended last failed: the next one goes on from nothing."""
+        """Note that the step that ended last failed: the next step has nothing to go on from."""
         if self.running is not None:
             self._void = self.running.number
 
     def leave(self, blocks: tuple[int, ...]) -> bool:
-        """Keep blocks until the steps in flight have ended; return False where none is, so that they are free now."""
+        """Keep blocks until the steps in flight have ended; return False where no step is: the blocks are free now."""
         if self.running is None:
             return False
         self._left.append((self.number, blocks))

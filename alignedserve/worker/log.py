@@ -1,4 +1,4 @@
-"""What happens on a worker, noted for others: for the router, for the metrics, and for users who ask for a story."""
+"""What happens on a worker, noted for the router, for the metrics, and for users who ask for a story."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class WorkerCounts:
     """Counts steps, requests that had to leave, what went wrong, and how predictions came out, for the metrics."""
 
     def __init__(self) -> None:
-        self.by_batches = [0, 0, 0]  # steps of members of no batch (guests alone), of one, of two or more
+        self.by_batches = [0, 0, 0]  # steps of members of no batch (guests alone), of one batch, of two or more
         self.spread = Buckets(SPREADS)  # of the prefixes of a step's decodes
-        self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time ones
+        self.num_held_back = 0  # best-effort requests that could decode, once for each step with real-time requests
         self.num_switches = 0  # batches with a member that has joined
         self.num_refused = 0  # copies from the pool that were not intact
         self.num_failed_transfers = 0  # of KV from device to device
@@ -56,7 +56,7 @@ class WorkerCounts:
             self.step_ratio.count(seconds / plan.predicted_s)
 
     def count_decodes(self, decodes: Sequence[WorkerRequest]) -> None:
-        """Count a step by the batches whose members decode in it, and by how far their prefixes lie apart."""
+        """Count a step by its members' batches, and by how far the prefixes of its decodes lie apart."""
         if not decodes:
             return
         batches, prefixes = {running.batch for running in decodes}, [running.prefix for running in decodes]
@@ -69,7 +69,7 @@ class WorkerCounts:
             self.num_held_back += sum(not running.promise.is_rt for running in set(residents).difference(chosen))
 
     def count_end(self, running: WorkerRequest) -> None:
-        """Count a request that has ended by how much longer its output is than predicted."""
+        """Count a request that has ended by the ratio of its length to the predicted length."""
         estimate = running.request.estimate
         if estimate is not None:
             self.length_ratio.count(len(running.output) / estimate.mean)
@@ -101,12 +101,12 @@ class Notes:
         self._moved.setdefault(stage, []).append(attempt)
 
     def note_end(self, running: WorkerRequest) -> None:
-        """Note that a request has ended, and how long its output was."""
+        """Note that a request has ended, and the length of the output."""
         self.note("ended", running.key)
         self._lengths.append(len(running.output))
 
     def report(self, backlog: Callable[[], Backlog], free_blocks: int, now: float) -> Progress | None:
-        """Return what has not been reported yet, if anything. `backlog` is called only where it may be wanted."""
+        """Return what has not been reported yet, if anything. `backlog` is called only where needed."""
         if not self._moved and not self.has_less_to_run and now < self._looks_at:
             return None
         ahead, has_less, self.has_less_to_run = backlog(), self.has_less_to_run, False
@@ -120,14 +120,14 @@ class Notes:
         return Progress(**stages, lengths=lengths, free_blocks=free_blocks, backlog=ahead)
 
     def _has_drifted(self, ahead: Backlog, now: float) -> bool:
-        """Return whether the wait is not what the router takes it for: the reported wait less the time since."""
+        """Return whether the wait differs from what the router believes: the reported wait less the time since."""
         passed_s, before = now - self._reported_at, self._backlog_reported
         all_s, rt_s = max(0.0, before.prompts_s - passed_s), max(0.0, before.rt_prompts_s - passed_s)
         return max(abs(ahead.prompts_s - all_s), abs(ahead.rt_prompts_s - rt_s)) > _DRIFT_S
 
 
 class WorkerLog:
-    """The notes of one worker. Each part takes the kind that it writes."""
+    """The notes of a worker, by kind. Each part takes the kind that it writes."""
 
     def __init__(self) -> None:
         self.notes = Notes()

@@ -1,14 +1,14 @@
 """The memory of a worker's device, and the interface by which forms/memory/ plugs in others. PlainMemory is plain: a
 block holds the KV of one request, or of all requests that begin alike. What windows no longer read is in windows.py.
 
-With Room.WHOLE a request gets the blocks for its whole possible length when it is seated: a resident leaves only for a
-chat's prompt. Otherwise a request gets blocks one by one; where none is free the scheduler names a request that
+With Room.WHOLE a request gets the blocks for its whole possible length with its seat: a resident leaves only for a
+chat's prompt. Otherwise a request gets blocks one by one; where no block is free, the scheduler names a request that
 leaves:
 
     resident ── pages at hand ──▶ evicted to the pool (pool_traffic.py)
-       └── none ──▶ waiting, and what it had is recomputed
+       └── none ──▶ waiting, and recomputed
 
-A memory says which request leaves; leaving.py lets it leave.
+A memory says which request leaves; leaving.py takes its seat.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from alignedserve.worker.windows import Dropping, Folding
 
 
 class PlainMemory:
-    weighs = False  # whether the memory, and not a scheduler, chooses which requests have memory: by their worth
-    keeps_places = True  # whether the KV of a request stays where it is as long as the request has its blocks
-    decodes = True  # whether requests go on here when their prompts have run
+    weighs = False  # whether the memory, and not a scheduler, chooses by worth which requests have memory
+    keeps_places = True  # whether KV stays in place as long as the request has its blocks
+    decodes = True  # whether requests go on here after their prompts
 
     def __init__(self, pace: Pace, steps: StepsInFlight, here: Requests, pool: PoolLink, scheduler: Scheduler) -> None:
         self.limits, self.pace, self.steps, self._here, self._writer = pace.limits, pace, steps, here, pool.writer
         self._policy, self.scheduler = pace.policy, scheduler
         self.blocks = self.make_blocks()
-        # Requests share full pages by the names that the pool has for them.
+        # Requests share full pages by the pool's names for the pages.
         limits, writer = pace.limits, pool.writer
         size, page_size = limits.block_size, limits.page_size
         self.pages = DevicePages(self.blocks, size, page_size, writer.names.blocks_of, pace.fetch_s, limits.unread)
@@ -57,7 +57,7 @@ class PlainMemory:
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
 
     def make_blocks(self) -> Blocks:
-        """Return the blocks of a device that keeps what requests have computed for others, if the policy reuses it."""
+        """Return the blocks of a device, which keeps computed KV for later requests if the policy reuses KV."""
         num_blocks, size, pace = self.limits.num_blocks, self.limits.block_size, self.pace
 
         def cost_s(is_in_pool: bool) -> float:
@@ -88,9 +88,9 @@ class PlainMemory:
         return self.blocks.num_free / self.limits.num_blocks
 
     def blocks_with(self, occupants: Iterable[WorkerRequest]) -> list[int]:
-        """Return free blocks, taken ones, and those that a step may still write to: each block once, if all is well.
+        """Return free blocks, taken blocks, and blocks that a step may still write to: each block once, if all is well.
 
-        A block that several requests read counts as taken by the first of them."""
+        A block with several readers counts as taken by the first reader."""
         occupants = (*occupants, *self._here.abandoned)
         taken = [*self.steps.left, *(running.blocks for running in occupants)]
         blocks = [*self.blocks.free, *chain.from_iterable(taken)]
@@ -104,11 +104,11 @@ class PlainMemory:
 
     @property
     def by_chunk(self) -> bool:
-        """Return whether prompts get their blocks for each chunk when it runs: where they give some back, they must."""
+        """Return whether prompts get blocks chunk by chunk, as they must where requests give blocks back."""
         return self._policy.room is Room.CHUNKS or self.limits.reach is not None
 
     def to_hold(self, running: WorkerRequest, tokens: int) -> int:
-        """Return how many of its `tokens` a request gets memory for when it is seated as a whole."""
+        """Return for how many of `tokens` a request gets memory when all its memory comes with the seat."""
         dropped = running.kv.dropped
         begun = max(running.prefix + 1, running.fetched_to) - dropped
         return max(begun, self.limits.least_held(tokens - dropped))
@@ -145,7 +145,7 @@ class PlainMemory:
         self.give(take_blocks(running))
 
     def lose(self, running: WorkerRequest) -> None:
-        """Free the blocks of a request that no step writes to; the request loses its KV, and is recomputed."""
+        """Free the blocks of a request that no step writes to; the KV is lost, and the request is recomputed."""
         self.release(running)
         lose_kv(running)
 
@@ -161,7 +161,7 @@ class PlainMemory:
         take_blocks(running)
 
     def drop(self, running: WorkerRequest, tokens: int, free: Callable[[tuple[int, ...]], None]) -> None:
-        """Hand the blocks of the first tokens of a request to `free`: no layer reads them any more."""
+        """Hand the blocks of a request's first tokens to `free`: no layer reads these tokens any more."""
         free(drop_beginning(running, tokens, self.limits.block_size))
 
     def release_after_step(self, running: WorkerRequest) -> None:
@@ -171,7 +171,7 @@ class PlainMemory:
     # --- Seats
 
     def room_for(self, running: WorkerRequest) -> int:
-        """Return the tokens that a request gets memory for when it is seated."""
+        """Return for how many tokens a request gets memory with its seat."""
         tokens = room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
         return self.to_hold(running, tokens)
 
@@ -182,9 +182,9 @@ class PlainMemory:
         return seated
 
     def seat_beside_others(self, running: WorkerRequest, has_kv: bool = False) -> bool:
-        """Give a request memory for all its tokens, beside blocks that it shares; return whether there was enough.
+        """Give a request memory for all its tokens, beside shared blocks; return whether there was enough.
 
-        `has_kv` says that it is no prompt: the pool has KV of all its tokens."""
+        `has_kv` says that the pool has KV of all the tokens: the request is no prompt."""
         tokens, pages = self.room_for(running), self.pages
         if pages.page_size:
             num_read = pages.num_read_of_kv(running) if has_kv else pages.num_read(running)
@@ -220,8 +220,8 @@ class PlainMemory:
     def yielding(self, tokens: int, at: StepContext) -> list[WorkerRequest]:
         """Return the best-effort requests that leave so that a real-time request finds memory for `tokens`.
 
-        Return none while a step runs, and where all of them are not enough. Then they are not put in order either: that
-        would count promises that they have missed."""
+        Return none while a step runs, and where all best-effort requests together have too little. Then they are not
+        sorted either: sorting counts missed promises."""
         wanted, best_effort = units_for(tokens, self.limits.block_size), self._here.best_effort
         if self.steps.running is not None or not 0 < wanted - self.num_free <= self.num_freed(best_effort):
             return []
@@ -231,7 +231,7 @@ class PlainMemory:
         self, tokens: int, lower: Sequence[WorkerRequest], has_seat: Callable[[int], bool] = lambda _num_seated: True
     ) -> list[WorkerRequest] | None:
         """Return which of the `lower` requests leave, from the last one on, so that another request finds memory for
-        `tokens`, and a seat. Return None while a step runs, and where all of them are not enough."""
+        `tokens`, and a seat. Return None while a step runs, and where all `lower` together have too little."""
         if self.steps.running is not None:
             return None
         line, leaving, free = [*lower], list[WorkerRequest](), self.num_free
@@ -246,7 +246,7 @@ class PlainMemory:
     # --- The next step
 
     def full(self) -> list[WorkerRequest]:
-        """Return the decodes without a place for their next token, in the order of their seats."""
+        """Return the decodes that lack a place for the next token, in the order of seats."""
         size, residents = self.limits.block_size, self._here.residents.values()
         return [  # most have a place, and are passed over without a call for each
             running
@@ -255,7 +255,7 @@ class PlainMemory:
         ]
 
     def grow(self, running: WorkerRequest) -> bool:
-        """Give a decode a place for its next token; return whether it has got one."""
+        """Give a decode a place for its next token; return whether there was one."""
         while not running.has_place(self.limits.block_size):
             if not self.take_for(running, 1):
                 return False
@@ -270,22 +270,22 @@ class PlainMemory:
         return None
 
     def runnable(self) -> tuple[Sequence[WorkerRequest], Sequence[WorkerRequest]]:
-        """Return the decodes and the prompts that have all their memory."""
+        """Return the decodes and the prompts that lack no memory."""
         return tuple(self._here.residents.values()), tuple(self._here.prompts.values())
 
     def settle(self, selection: PlannedStep, at: StepContext) -> tuple[PlannedStep, Sequence[Command]]:
-        """Return the step as it can run with the memory that was given for it, and the commands that come before it."""
+        """Return the step as it can run with the memory that was given, and the commands that come before the step."""
         return selection, ()
 
     def gives_back(self, at: StepContext) -> bool:
-        """Give memory back to requests that have lost some; return whether one of them can run again."""
+        """Give memory back to requests that have lost some; return whether such a request can run again."""
         return False
 
     @property
     def needs_room(self) -> bool:
-        """Return whether one request has to leave where nothing can run, since nothing under way gives memory back.
+        """Return whether a request has to leave because nothing can run, and nothing under way gives memory back.
 
-        For example, each of two prompts that get their blocks chunk by chunk may have half of what it needs."""
+        For example, two prompts that get blocks chunk by chunk may have 50 blocks each where each needs 100."""
         here = self._here
         return len(here.prompts) > 1 and not (here.residents or here.kept or here.is_changing)
 
@@ -296,7 +296,7 @@ class PlainMemory:
         return self._folding.fold(awaits_pool)
 
     def step_ended(self) -> None:
-        """Note that a step has ended, so that memory comes free that it may have written to."""
+        """Note that a step has ended: memory that only this step may have written to comes free."""
 
     # --- What other memory has to say beside (forms/memory/)
 
@@ -305,12 +305,12 @@ class PlainMemory:
         return []
 
     def seat_by_worth(self, waiting: WaitingPrompts) -> list[WorkerRequest]:
-        """Give memory to the prompts that are worth most, where the memory weighs, and return them."""
+        """Give memory to the prompts that are worth most, where the memory weighs; return these prompts."""
         return []
 
     @property
     def owes_best_effort(self) -> bool:
-        """Return whether best-effort requests here have lost memory and cannot run: they come before others."""
+        """Return whether best-effort requests here have lost memory and cannot run: these come before others."""
         return False
 
     def orders_before(self, copy: CopyOut, running: WorkerRequest) -> Sequence[Command]:
@@ -318,14 +318,14 @@ class PlainMemory:
         return self.orders()
 
     def may_stay(self, running: WorkerRequest) -> bool:
-        """Return whether a request that has ended may keep its blocks until its answer is copied."""
+        """Return whether a request that has ended may keep its blocks until the answer is copied."""
         return True
 
     def hold(self, running: WorkerRequest) -> None:
-        """Let a request that has ended keep its blocks until its answer is copied."""
+        """Let a request that has ended keep its blocks until the answer is copied."""
 
     def blocks_for_rt(self, offered: int) -> int:
-        """Return the blocks that a real-time request may find beside those that are offered to all."""
+        """Return the blocks that a real-time request may find beyond the blocks offered to all."""
         return 0
 
     @property

@@ -1,11 +1,11 @@
-"""Requests whose KV goes directly to another worker, which pulls it: for good, or until there is room here again.
+"""Offers of requests to other workers, which pull the KV: for good, or until there is room here again.
 
     here ── Offer ──▶ departing ── Pull: SendKv ──▶ sent ──▶ gone
       ▲                 │   ▲             └── failed ──┐
       │                 │   └───── Offer again ────────┘
       └── Decline, or the other worker is lost
 
-A request is in no step while it departs, and keeps its blocks until nothing reads them any more, wanted or not.
+A departing request is in no step, and keeps its blocks until nothing reads them any more, wanted or not.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 from alignedserve.worker.transfers import Departure
 
-MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goes another way, if there is one
+MOST_BROKEN, BROKEN_S = 3, 60.0  # transfers that fail in this time: then KV goes another way, if possible
 _MOST_SENT = 1000  # remembered, for a receiver that says later that nothing came
 
 
 class Offering(WorkerPart):
-    """Offers requests to other workers, which go on with them, and ends the stay of what they have pulled."""
+    """Offers requests to other workers, which go on with the requests, and removes what these workers have pulled."""
 
     def __init__(self, worker: Worker, outputs: Outputs) -> None:
         super().__init__(worker)
@@ -36,17 +36,17 @@ class Offering(WorkerPart):
         self.came_back_from = ""  # the worker that a request did not go to in the end
         self._sent: dict[Attempt, None] = {}  # that are with other workers
         self._asks_again = False
-        self._broken_at: dict[str, deque[float]] = {}  # worker -> when KV did not come there, of the last times
+        self._broken_at: dict[str, deque[float]] = {}  # worker -> the last times when KV did not come there
 
     def reached(self, running: WorkerRequest, now: float) -> Member | None:
-        """Return the worker that the request is to go on to, if its KV can go there directly."""
-        failed = self._broken_at.get(running.decode, ())  # each time costs a request its time-out
+        """Return the worker that the request is to go on to, if KV can go there directly."""
+        failed = self._broken_at.get(running.decode, ())  # each failure costs a request a time-out
         is_broken = len(failed) == MOST_BROKEN and now - failed[0] < BROKEN_S
         by_pool = (is_broken and self._pool.member is not None) or self._policy.handoff is Handoff.POOL
         return self._candidates.peers.get(running.decode) if running.kv.can_move and not by_pool else None
 
     def offer(self, running: WorkerRequest, to: Member, waits_there: bool = False) -> Command:
-        """Offer the request to that worker; until it answers the request is in no step."""
+        """Offer the request to that worker; until the worker answers, the request is in no step."""
         self._decisions.note(Kind.OFFERED, running.request, to.name)
         return self.begin(Departure(running, to, waits_there=waits_there))
 
@@ -57,7 +57,7 @@ class Offering(WorkerPart):
         return departure.ask
 
     def declined(self, message: Decline, frame: Received, now: float) -> None:
-        """Let a request go on here that was offered. One that is gone is lost if its KV has not come."""
+        """Let an offered request go on here. If it has gone already and its KV has not arrived, the request is lost."""
         attempt = message.request, message.attempt
         if message.is_failed:
             self._broken_at.setdefault(frame.sender, deque(maxlen=MOST_BROKEN)).append(now)
@@ -65,10 +65,10 @@ class Offering(WorkerPart):
         if departure is not None:
             self.stays(departure)
         elif message.is_failed and attempt in self._sent:
-            self._notes.note("lost", attempt)  # no worker has it: its owner is to start the next attempt
+            self._notes.note("lost", attempt)  # no worker has the request: the owner is to start the next attempt
 
     def stays(self, departure: Departure) -> None:
-        """Let a request go on here, as soon as no transfer reads its blocks."""
+        """Let a request go on here as soon as no transfer reads its blocks."""
         if departure.number is not None:
             departure.is_declined = True
             return
@@ -78,7 +78,7 @@ class Offering(WorkerPart):
         running.goes_anywhere()
         self.came_back_from = departure.to.name
         if departure.goes_on_there:
-            self._notes.note("joined", running.key)  # the other worker may have said that it has it
+            self._notes.note("joined", running.key)  # the other worker may have claimed the request
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
 
     def pulled(self, pull: Pull, frame: Received, now: float) -> list[Command]:
@@ -89,8 +89,8 @@ class Offering(WorkerPart):
         return [self._departures.send(receiver, pull.number, (pull.request, pull.attempt))]
 
     def sent(self, event: KvSent, now: float) -> list[Command]:
-        """End the transfer of a request that was offered. Where it failed the request is offered again: the answer says
-        whether it came, since two workers must not go on with it."""
+        """End the transfer of an offered request. Where the transfer failed, offer the request again: the answer says
+        whether the request has arrived, since two workers must not go on with the same request."""
         departure = self._departures.pulled_as(event.to, event.number)
         if departure is None:
             return []
@@ -119,9 +119,9 @@ class Offering(WorkerPart):
         self._memory.give(departure.running.blocks)
 
     def peer_lost(self, event: MemberLost, now: float) -> list[Command]:
-        """Let requests go on here that were to go to a worker that is lost, but for the first one that it had to answer
-        at once, and did not: it may have ended at this offer, as the next worker would. A transfer's end is heard in
-        any case."""
+        """Let requests go on here that were offered to a lost worker, but for the first that the lost worker had to
+        answer at once, and did not: this request may have ended that worker, and would end the next. The end of a
+        transfer is heard in any case."""
         self._broken_at.pop(event.member.name, None)
         lost = [departure for departure in self._departures.unpulled if departure.to == event.member]
         first = next((departure for departure in lost if departure.goes_on_there and not departure.waits_there), None)
@@ -131,7 +131,7 @@ class Offering(WorkerPart):
         if first is None:
             return []
         running = first.running
-        self._notes.note("cut", running.key)  # its owner counts the attempt as one that a worker may have ended at
+        self._notes.note("cut", running.key)  # the owner counts this attempt as a possible cause of the worker's end
         self._outputs.forget([running.request.id])
         self.remove(first)
         return self._holds.release(running.key)
@@ -139,7 +139,7 @@ class Offering(WorkerPart):
     # --- Requests that depart
 
     def drop(self, running: WorkerRequest) -> None:
-        """Forget a request that departs, as soon as no transfer reads its blocks."""
+        """Forget a departing request as soon as no transfer reads its blocks."""
         departure = self._departures.find(running.key)
         assert departure is not None, "the request departs"
         if not departure.goes_on_there:
@@ -153,7 +153,7 @@ class Offering(WorkerPart):
         self._asks_again = True
 
     def ask_pending(self, now: float) -> list[Command]:
-        """Tell workers again of requests that they have not pulled: the order or its answer may be lost."""
+        """Repeat the offers of requests that were not pulled: the offer or its answer may be lost."""
         again, self._asks_again = self._asks_again, False
         return [departure.ask for departure in self._departures.unpulled] if again else []
 

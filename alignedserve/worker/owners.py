@@ -1,4 +1,4 @@
-"""The tokens that a worker has emitted: sent to the owners once a step, kept until they have them.
+"""The tokens that a worker has emitted: sent to the owners once a step, kept until the owners have them.
 
 All tokens of a step that go to the same owner travel in one frame. A frame before it says what metered requests have
 used, at the first token here, at their end and whenever TELL_S have come together: all of it, so a later frame makes
@@ -7,7 +7,7 @@ ended, though not with a step that was planned ahead.
 
 Where a frame with tokens is lost, the owner sees the gap and asks again: at the latest REFRESH_S later, or at once
 where the link's numbers show the gap (LinkGap) or the owner says so (Missed). So a request's tokens stay here until the
-owner acknowledges the last one.
+owner acknowledges the last token.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from alignedserve.protocol.messages import Acknowledge, Attempt, Output, Request
 from alignedserve.worker.part import REFRESH, CorePart
 from alignedserve.worker.step.request import WorkerRequest
 
-# An owner is told of a request again after it has used this much more of its worker's time. So an answer that ends by
-# a stop string, or whose client leaves, is charged to within 10 ms. The requests of a worker share one second each
-# second, so it tells at most 100 times a second, besides first tokens and ends.
+# An owner is told again after a request has used this much more of the worker's time. So an answer that ends by a stop
+# string, or by the client's leaving, is charged to within 10 ms. The requests of a worker share one second each second,
+# so a worker tells at most 100 times a second, besides first tokens and ends.
 TELL_S = 0.01
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
 @dataclass(slots=True)
 class _KeptOutput:
-    running: WorkerRequest  # its output grows there
+    running: WorkerRequest  # the output grows there
     finish: FinishReason | None = None
 
     @property
@@ -58,11 +58,11 @@ class _KeptOutput:
 
 
 class Outputs(CorePart):
-    """The outputs of requests whose owners may not have them whole yet."""
+    """The outputs that the owners of requests may not have whole yet."""
 
     def __init__(self, energy_source: str = "") -> None:
         self._energy_source = energy_source
-        self._kept: dict[str, _KeptOutput] = {}  # in the order of their first token, then of their last
+        self._kept: dict[str, _KeptOutput] = {}  # in the order of first tokens, then of last tokens
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
         self._used: dict[str, list[RequestUse]] = defaultdict(list)  # the same
         self._left: dict[str, WorkerRequest] = {}  # dropped since the last step ended
@@ -73,7 +73,7 @@ class Outputs(CorePart):
 
     @property
     def attempts(self) -> Mapping[Attempt, bool]:
-        """Return the attempts whose outputs are kept, and whether they have ended."""
+        """Return the attempts with kept outputs, and whether each has ended."""
         return {(name, kept.request.attempt): kept.finish is not None for name, kept in self._kept.items()}
 
     def emit(self, running: WorkerRequest, finish: FinishReason | None) -> None:
@@ -98,17 +98,17 @@ class Outputs(CorePart):
             self._tell_use(running)
 
     def tell_use_of_chunk(self, running: WorkerRequest) -> None:
-        """Tell what a request has used before its first token, if that has come together."""
+        """Tell what a request has used before the first token, after every further TELL_S of use."""
         if running.request.is_metered and running.spent_s - running.told_s > TELL_S:
             self._tell_use(running)
 
     def leave_amid_step(self, running: WorkerRequest) -> None:
-        """Note that a request is dropped while a step may have it."""
+        """Note that a request is dropped while a step may run it."""
         if running.request.is_metered:
             self._left[running.request.id] = running
 
     def charge_left(self, request: str, tokens: int, spent_s: float, joules: float) -> None:
-        """Charge a request that was dropped with its part of the step that has ended."""
+        """Charge a dropped request with its part of the step that has ended."""
         if (running := self._left.pop(request, None)) is not None:
             running.ran(tokens, spent_s, joules)
             self._tell_use(running)
@@ -126,7 +126,7 @@ class Outputs(CorePart):
         self._used[request.owner].append(RequestUse(request.id, request.attempt, spent))
 
     def flush(self) -> list[Command]:
-        """Send one frame to each owner, and another one before it if there is something to say of use."""
+        """Send one frame to each owner, and another frame before it if there is use to report."""
         frames: list[Command] = [Send(owner, Used(tuple(uses))) for owner, uses in self._used.items()]
         frames += [Send(owner, Tokens(tuple(outputs))) for owner, outputs in self._new.items()]
         self._new.clear()
@@ -136,7 +136,7 @@ class Outputs(CorePart):
     # --- Where a frame, or its acknowledgement, may have been lost
 
     def resend(self, asked: Resend, frame: Received, now: float) -> list[Command]:
-        """Send all output from an index on; where the attempt is not here, its owner starts the next one."""
+        """Send all output from an index on; where the attempt is not here, the owner starts the next attempt."""
         kept = self._kept.get(asked.request)
         if kept is None or kept.request.attempt != asked.attempt or asked.index > kept.last:
             return []
@@ -149,7 +149,7 @@ class Outputs(CorePart):
         return self._remind(to)
 
     def _remind(self, owner: str | None = None) -> list[Command]:
-        """Send the last tokens of requests that have ended, to one owner or to all."""
+        """Send the last tokens of requests that have ended, to this owner or to all."""
         ended = [kept for kept in self._kept.values() if kept.finish and owner in (None, kept.request.owner)]
         return [Send(kept.request.owner, Tokens((kept.since(kept.last),))) for kept in ended]
 
@@ -163,7 +163,7 @@ class Outputs(CorePart):
         self.forget(message.requests)
 
     def forget(self, requests: Iterable[str]) -> None:
-        """Forget requests that their owners have whole, or that another member emits from now on."""
+        """Forget requests that the owners have whole, or that another member emits from now on."""
         for request in requests:
             self._kept.pop(request, None)
 

@@ -1,5 +1,5 @@
-"""The speed of a worker, as it knows it: the time of steps, the size of chunks, the tokens that a step may have, and
-the chats that it expects (ArrivalForecast).
+"""The speed of a worker, by its own measure: the time of steps, the size of chunks, the tokens that a step may have,
+and the chats to come (ArrivalForecast).
 
 A step that finds too little memory has changed nothing: smaller steps follow (StepRoom).
 """
@@ -19,40 +19,40 @@ from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.view import StepContext
 
 COUNTED = 20
-LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: they may come in bursts
+LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: prompts may come in bursts
 SHARE = 0.25  # of the time that a chat has to spare
 JOINS = 0.65  # of the time between two tokens: the rest is for copies, and for the next step
 
 
 class ArrivalForecast:
-    """Chats that are still to come: a step that has just begun must not cost them their first token.
+    """Chats that are still to come: a step that has just begun must not make their first tokens late.
 
-    While no chat is here nothing bounds a step, and documents would fill it up to the budget; a chat that arrives in
-    its middle waits for its end. So a step with documents takes at most a quarter of the spare time of the last 20
-    chats: of their time to the first token, less what their prompt takes by itself. For example, a chat with a ttft of
-    1 s whose prompt takes 0.2 s has 0.8 s to spare: steps take at most 0.2 s.
+    While no chat is here nothing bounds a step, and documents would fill the step up to the budget; a chat that arrives
+    meanwhile waits for the step's end. So a step with documents takes at most a quarter of the least spare time of the
+    last 20 chats: a chat's ttft less the time of its prompt alone. For example, a chat with a ttft of 1 s and a prompt
+    of 0.2 s has 0.8 s to spare: steps take at most 0.2 s.
 
     Only the last 20 chats count, so that a kind of chat that no longer comes binds no step. Where none came for ten
     times the usual interval (10 s at least, 60 s at most), none is expected until the next one. Gain on a CPU with
     first tokens promised in 0.3 s: 6 points where a chat comes in 2 s, for 2 to 3 % of the tokens of documents; where 4
     come in a second, 15 points as 1+1 and -5.5 colocated, for 1 to 3 %.
 
-    Where the requests of a step are of one caller, a chat of another caller is not to notice them: `firsts` says how
-    long its prompt takes by itself, and the scheduler keeps steps with documents to a part of that.
+    A chat is not to notice documents of other callers: `firsts` says how long a caller's prompts take alone, and the
+    scheduler keeps steps with documents of others to a part of that time.
 
-    Chats that a prefill worker hands on count too: this worker hears of them at the end of a step, and their next token
-    is due soon. Gain on 17 loads: long prompts beside lots of documents as 1+1 +3.0 points and +2.8 %, beside a
+    Chats that a prefill worker hands on count too: this worker hears of such a chat at the end of a step, and the next
+    token is due soon. Gain on 17 loads: long prompts beside lots of documents as 1+1 +3.0 points and +2.8 %, beside a
     few -0.7 and -2.6 %, else within 1.5 points and 1.2 %.
     """
 
     def __init__(self) -> None:
-        self._last: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, what it has to spare
+        self._last: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, seconds to spare
         self._bound_s = self._until = inf
         self._joined: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, time between two tokens
-        self._firsts: dict[str, tuple[float, float]] = {}  # by caller: what its prompts take, until when more may come
+        self._firsts: dict[str, tuple[float, float]] = {}  # by caller: the time of a prompt, until when more may come
 
     def count(self, prompt: WorkerRequest, prompt_s: float, now: float) -> None:
-        """Count a prompt that takes `prompt_s` by itself. A prompt that is late by itself does not bind steps."""
+        """Count a prompt that takes `prompt_s` by itself. A prompt that is late even alone does not bind steps."""
         spare_s = prompt.request.slo.ttft_s - prompt_s
         if not prompt.promise.is_rt or spare_s <= 0:
             return
@@ -69,7 +69,7 @@ class ArrivalForecast:
         self._bound_s = SHARE * min(spare_s for _, spare_s in self._last)
 
     def firsts(self, now: float) -> list[tuple[str, float]]:
-        """Return the callers whose chats may come, with the mean time of their prompts by themselves."""
+        """Return the callers whose chats may come, with the mean time of the caller's prompts alone."""
         return [(caller, mean_s) for caller, (mean_s, until) in self._firsts.items() if now < until]
 
     def joined(self, tbt_s: float, now: float) -> None:
@@ -103,13 +103,13 @@ class StepRoom:
         self._went_well = 0
 
     def shrink(self, tokens: int) -> bool:
-        """Shrink after a step of `tokens` found too little memory; return whether a smaller one can be tried."""
+        """Shrink after a step of `tokens` found too little memory; return whether a smaller step can be tried."""
         self._went_well = 0
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         return tokens > 1
 
     def grow(self) -> None:
-        """Count a step that went well, and grow after enough of them."""
+        """Count a step that went well; grow after enough such steps."""
         if self.tokens == self._most:
             return
         self._went_well += 1
@@ -123,7 +123,7 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
         self.policy, self.copying, self.limits = setup.policy, setup.copying, setup.limits
-        self.fit = OnlineCost(()) if setup.cost is None else setup.cost  # what it has learnt of steps
+        self.fit = OnlineCost(()) if setup.cost is None else setup.cost  # what the worker has learnt of steps
         self._recent = RecentSteps(_first_times(self.fit.model, setup.limits))
         self._mean_chunk = float(setup.limits.max_step_tokens)
         self.pivot = self.fit.model.pivot(setup.limits.max_step_tokens)
@@ -153,17 +153,17 @@ class Pace:
         return at
 
     def prompt_came(self, prompt: WorkerRequest, now: float) -> None:
-        """Count a new prompt among those by which the next ones are expected."""
+        """Count a new prompt for the forecast of the next prompts."""
         size = prompt.num_ahead
         alone_s = prompt.fetch_s + self.fit.model.seconds(Shape.build([(size, prompt.num_tokens - size)]))
         self.coming.count(prompt, alone_s, now)
 
     @property
     def prompt_token_s(self) -> float:
-        """Return the seconds that a prompt token takes in chunks as they are now.
+        """Return the seconds that a prompt token takes in chunks of the present size.
 
         Real-time prompts get more of a step than documents: the chunks that documents are cut to say little of how
-        long those prompts take.
+        long real-time prompts take.
         """
         return self.fit.model.prompt_token_s(max(self.pivot, round(self._mean_chunk)))
 
@@ -174,9 +174,9 @@ class Pace:
 
     def fetch_s(self, prompt: WorkerRequest, end: int, copied: int) -> float | None:
         """Return the time of a copy of `copied` tokens, after which a prompt has KV up to `end`; None where computing
-        them takes less.
+        these tokens takes less.
 
-        Computing costs what the prompt adds to a step that is full without it, since several prompts may come. As long
+        Computing costs what the prompt adds to a step that is full already, since several prompts may come. As long
         as the cost model knows no times, copies are taken to be quicker.
         """
         computing_s = self.fit.model.computing_s(prompt.prefix, end, prompt.num_tokens, self.pivot)

@@ -1,4 +1,4 @@
-"""What the parts of a worker's core have in common: the verbs that concern all of them.
+"""What the parts of a worker's core have in common: the verbs that concern all parts.
 
 Events are not among these verbs: a core's file has one table that says which part hears which event, in which order
 (decode_worker/state.py, prefill_worker/state.py).
@@ -23,7 +23,7 @@ REFRESH_S = 5.0  # after which a worker repeats what was not answered
 REFRESH = "refresh"  # name of the timer
 
 Act: TypeAlias = Callable[[float], list[Command]]  # what a core does in each turn, whatever has happened; now is given
-# A handler of an event gets the event and the time; one of a message gets the message, the frame and the time.
+# A handler of an event gets the event and the time; a handler of a message gets the message, the frame and the time.
 Handler: TypeAlias = Callable[..., list[Command] | None]
 # The handlers of each message and of each event by its class; of members that come and go by (class, role), too.
 Events: TypeAlias = Mapping[object, tuple[Handler, ...]]
@@ -93,7 +93,7 @@ class Worker:
 
 
 class WorkerPart(CorePart):
-    """A part that knows its worker: here is the one list of the names that all such parts use."""
+    """A part that knows its worker. This is the one list of the names that all such parts use."""
 
     def __init__(self, worker: Worker) -> None:
         self._here, self._memory, self._pool, self._log = worker.here, worker.memory, worker.pool, worker.log

@@ -1,4 +1,4 @@
-"""The pool as a worker knows it: its member, the pages that it keeps for requests, and what the worker writes to it.
+"""The pool as a worker knows it: the member, the pages kept there for requests, and what the worker writes there.
 
 A page that the worker may write to goes this way:
 
@@ -8,12 +8,12 @@ A page that the worker may write to goes this way:
                └──────┘ forgotten
 
 A worker keeps some pages at hand (spare ones), which the pool takes back as soon as another worker waits for pages.
-Only a worker that has to hand on all its requests waits: it asks firmly for what the first of them needs.
+Only a worker that has to hand on all its requests waits: it asks firmly for what the first request needs.
 
 What a copy reads, nothing else writes until the copy has ended; otherwise the copy does not count:
 
-    between steps   steps and copies run in their order: the blocks are free at once, and written to after the copy
-    beside steps    a request keeps its blocks until its parts are written; one that has to leave at once forgets them
+    between steps   steps and copies run one after the other: the blocks are free at once, and written to after the copy
+    beside steps    a request keeps its blocks until its parts are written; to leave at once, it forgets the parts
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from alignedserve.worker.step.request import WorkerRequest
 
 
 class Lease:
-    """The pages that a worker may write to, and its asks for them.
+    """The pages that a worker may write to, and its asks for pages.
 
     Each ask says which pages the worker has, so an ask puts right what a lost frame has left behind. Only the answer to
     the last ask counts. For example, a worker with 3 pages that needs 5 asks for 2 more.
@@ -42,16 +42,16 @@ class Lease:
     def __init__(self) -> None:
         self.pages: list[int] = []  # at hand
         self._asks = 0
-        self._asked: int | None = None  # pages of the ask that is not answered yet; -1: one is to be sent in any case
-        self._is_firm = False  # the ask that is not answered yet
-        # Pages came back from a copy in vain since the last ask, or were handed on: only an ask frees them then, as the
-        # frame that handed them on may be lost.
+        self._asked: int | None = None  # pages of the unanswered ask; -1: an ask is to be sent in any case
+        self._is_firm = False  # the unanswered ask
+        # Since the last ask, pages came back from a copy in vain, or were handed on: only an ask surely frees them, for
+        # a frame that hands pages on may be lost.
         self._handed_on = False
-        self._had = 0  # spare pages that were wanted when the last answer came: it said how many there were
+        self._had = 0  # spare pages that were wanted at the last answer, which brought all there were
 
     @property
     def is_awaited(self) -> bool:
-        """Return whether to ask the pool again if it does not answer."""
+        """Return whether to ask the pool again if no answer comes."""
         return self._asked is not None or self._handed_on
 
     def take_answer(self, lease: LeasePages) -> None:
@@ -69,9 +69,9 @@ class Lease:
         return tuple(self.pages.pop() for _ in range(count))
 
     def ask_firmly(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask for pages without which a request cannot go on; the pool answers once it has all of them.
+        """Return an ask for pages without which a request cannot go on; the pool answers once it has all these pages.
 
-        Those at hand go back: a worker that keeps some pages and waits for more blocks others.
+        The pages at hand go back: a worker that keeps some pages and waits for more blocks others.
         """
         if self._is_firm and self._asked is not None and self._asked >= wanted:
             return None
@@ -82,7 +82,7 @@ class Lease:
     def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
         """Return an ask to have `wanted` pages at hand; None while the pool's last answer is enough.
 
-        It is enough until some of its pages are used, or more are wanted."""
+        The answer is enough until some of its pages are used, or more are wanted."""
         if not self._is_firm and (self._had if self._asked is None else self._asked) >= wanted:
             return None
         is_repeated = self._asked == -1 or self._is_firm  # or the firm ask is wanted no more
@@ -93,7 +93,7 @@ class Lease:
         return self._ask(wanted, more, in_copies, is_spare=True) if more or is_repeated else None
 
     def give_back(self, in_copies: Sequence[int]) -> AskPages:
-        """Return an ask that gives all spare pages at hand back, though they are asked for again."""
+        """Return an ask that gives all spare pages at hand back; a firm ask that is not answered stays."""
         self.pages.clear()
         self._had = 0
         wanted = max(self._asked or 0, 0) if self._is_firm else 0
@@ -122,7 +122,7 @@ class Lease:
 
 
 class PageNames:
-    """Names pages and blocks by hashes of all tokens up to their ends: each is hashed once on a worker."""
+    """Names a page or a block by a hash of all tokens up to its end. A worker hashes each page and block once."""
 
     def __init__(self, page_size: int, block_size: int, root: bytes) -> None:
         """`root` names the model and the layout of its KV."""
@@ -131,7 +131,7 @@ class PageNames:
     def pages_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
         """Return the names of the full pages of a request's first `tokens`: each page is hashed once on a worker.
 
-        A request that lacks its beginning has no names for what it has: a name stands for all that comes before, too.
+        A request without its beginning has no names for the rest: a name stands for all tokens before, too.
         """
         if running.num_lost:
             return ()
@@ -139,7 +139,7 @@ class PageNames:
         return names[: tokens // self._page_size]
 
     def blocks_of(self, running: WorkerRequest, tokens: int) -> tuple[int, ...]:
-        """Return the names of the full blocks of a request's first `tokens`, by which a device shares them."""
+        """Return the names of the full blocks of a request's first `tokens`, by which a device shares blocks."""
         running.block_names = self._named(running, running.block_names, tokens, self._block_size)
         return running.block_names[: tokens // self._block_size]
 
@@ -158,14 +158,14 @@ class PageNames:
 
 @dataclass
 class Copy:
-    """A copy of a request to pages of the pool. They stay taken until it has ended, whether it is wanted or not."""
+    """A copy of a request to pages of the pool. The pages stay taken until the copy has ended, wanted or not."""
 
     running: WorkerRequest
     known: tuple[int, ...]  # pages of the pool that come before
     pages: tuple[int, ...]
-    pool: str  # its holder
+    pool: str  # holder of the pool
     wanted: bool = True
-    has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
+    has_ended: bool = False  # the request had ended when the copy began: only full pages are written
     stays: bool = False  # the request stays here, and is to be found by these full pages
     tokens: int = 0  # that are copied between two steps
 
@@ -184,8 +184,8 @@ class PageWriter:
         self.names, self.lease = PageNames(page_size, block_size, root), Lease()
         self._copies: dict[int, Copy] = {}
         self._parts: dict[int, Copy] = {}  # under way
-        self._written: dict[WorkerRequest, Copy] = {}  # all parts of a request, those under way too
-        self._copies_before: dict[int, str] = {}  # still under way, to a pool that was lost: number -> its holder
+        self._written: dict[WorkerRequest, Copy] = {}  # all parts of a request, also parts under way
+        self._copies_before: dict[int, str] = {}  # still under way, to a lost pool: number -> holder of the pool
         self._copy_number = 0
 
     @property
@@ -202,13 +202,14 @@ class PageWriter:
         return sum(copy.tokens for copy in self._copies.values())
 
     def target(self, pool: Member | None) -> Member | None:
-        """Return the pool, if it may be written to now.
+        """Return the pool, if the worker may write there now.
 
-        It may not while copies run that began before it was lost and came back: their pages may be leased to others."""
+        It may not while copies run that began before the pool was lost and came back: the pool may have leased the
+        pages of these copies to others."""
         return None if pool is None or pool.holder in self._copies_before.values() else pool
 
     def pages_for(self, running: WorkerRequest, tokens: int) -> int:
-        """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them.
+        """Return how many pages of the first tokens are to be written: neither the pool nor a part has these pages.
 
         Nothing is written of a prompt that asks for a vector."""
         if not running.has_tokens:
@@ -245,7 +246,7 @@ class PageWriter:
         return CopyOut(self._copy_number, pool.holder, blocks, pages, copied, start, aside=aside)
 
     def end_copy(self, number: int) -> Copy | None:
-        """Return the copy that has ended; None where its pool was lost, or where it was only a part."""
+        """Return the copy that has ended; None where the pool was lost, or where the copy was only a part."""
         self._copies_before.pop(number, None)
         part = self._parts.pop(number, None)
         if part is not None and not part.wanted:
@@ -268,16 +269,16 @@ class PageWriter:
         return {part.running for part in self._parts.values() if part.wanted}
 
     def is_writing(self, running: WorkerRequest) -> bool:
-        """Return whether a part of the request is under way: what comes after it waits for that."""
+        """Return whether a part of the request is under way: the next part waits for that."""
         return running in self.being_written
 
     def take_parts(self, running: WorkerRequest) -> Copy:
-        """Return all parts of a request, which are written, as one copy."""
+        """Return all parts of a request, which are written, as a single copy."""
         assert not self.is_writing(running), "a part is under way"
         return self._written.pop(running)
 
     def forget_parts(self, running: WorkerRequest) -> None:
-        """Take the pages of all parts of a request back; those of a part under way when that has ended."""
+        """Take the pages of all parts of a request back; the pages of a part under way when that part has ended."""
         written = self._written.pop(running, None)
         if written is None:
             return
@@ -294,7 +295,7 @@ class PageWriter:
             self.lease.note_handed_on()
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
-        """Return the requests whose copies are not wanted any more: all but those that had ended."""
+        """Return the requests with a copy that is not wanted any more: all but requests that had ended."""
         dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
         dropped = [copy for copy in dropped if not copy.has_ended]
         for copy in dropped:
@@ -302,10 +303,10 @@ class PageWriter:
         return [copy.running for copy in dropped]
 
     def lose_pool(self) -> list[WorkerRequest]:
-        """Forget the pages of a pool that is lost, and return the requests that were being copied to it and are wanted.
+        """Forget the pages of a lost pool, and return the requests that were being copied there and are still wanted.
 
-        The pool may come back in the same life, with these pages leased to this worker still. An ask would have it
-        lease them to others, so none is sent before the copies that write to them have ended.
+        The pool may come back in the same life, with these pages still leased to this worker. After an ask the pool
+        would lease them to others, so no ask is sent before the copies to these pages have ended.
         """
         self.lease.lose()
         self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
@@ -324,7 +325,7 @@ class PageWriter:
 
 
 class PoolLink:
-    """The member whose pages this worker copies from and to. It hears of a lost pool after all other parts."""
+    """The pool that this worker copies from and to. This part hears of a lost pool after all other parts."""
 
     def __init__(self, writer: PageWriter) -> None:
         self.member: Member | None = None
@@ -345,15 +346,15 @@ class PoolLink:
         return self.send(Spoiled(pages)) if pages else []
 
 
-CROSSING_S = 2.0  # of a word of the pool and a Commit that pass each other on their ways
+CROSSING_S = 2.0  # for a message of the pool and a Commit that cross each other
 
 
 class PoolHolds:
-    """The requests whose pages the pool keeps for this worker until it releases them."""
+    """The requests for which the pool keeps pages until this worker releases them."""
 
     def __init__(self, pool: PoolLink) -> None:
         self._pool = pool
-        self._attempts: dict[str, Attempt] = {}  # request -> its attempt
+        self._attempts: dict[str, Attempt] = {}  # request -> attempt
         self._committed: dict[Attempt, float] = {}  # lately, and when
 
     def __len__(self) -> int:
@@ -375,7 +376,7 @@ class PoolHolds:
             del self._attempts[attempt[0]]
 
     def committed(self, attempt: Attempt, now: float) -> None:
-        """Note that the pool gets the request itself, to hand it out again."""
+        """Note that the pool gets the request itself, to hand out again."""
         self.discard(attempt)
         self._committed = {before: at for before, at in self._committed.items() if now - at < CROSSING_S}
         self._committed[attempt] = now
@@ -383,13 +384,14 @@ class PoolHolds:
     def decline(self, attempt: Attempt, now: float) -> list[Command]:
         """Release pages that the pool says it holds for an attempt which is not here any more.
 
-        A pool that said so before it got the Commit may have handed the request out again when a Release arrives, which
-        would free pages that are read here. What it still holds then it says again (REFRESH_S)."""
+        Send no Release shortly after a Commit: the pool may have spoken before the Commit came, and have handed the
+        request out again since. The Release would free pages that are read here. The pool soon says again what it still
+        holds (REFRESH_S)."""
         has_crossed = now - self._committed.get(attempt, -inf) < CROSSING_S
         return [] if has_crossed else self._pool.send(Release(*attempt))
 
     def release(self, attempt: Attempt, to: str = "") -> list[Command]:
-        """Tell the pool that pages for this attempt are not needed here; `to` is the worker that has it from now on."""
+        """Tell the pool that this attempt's pages are not needed here; `to` is the worker that has the attempt now."""
         if self._pool.member is None or attempt not in self:
             return []
         del self._attempts[attempt[0]]

@@ -1,4 +1,4 @@
-"""What a worker tells the router: what it takes and holds, which requests moved on, how much is left, figures."""
+"""What a worker tells the router: whether it takes requests, which it has, which moved on, the work left, figures."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RouterLink(WorkerPart):
         return [self._holding()] if message.is_on else []
 
     def router_lost(self, event: MemberLost, now: float) -> None:
-        self._here.is_reserved = False  # its next life says so again
+        self._here.is_reserved = False  # the router's next life says so again
 
     def inquired(self, message: Inquire, frame: Received, now: float) -> list[Command]:
-        """Tell the router which attempts are not here; release the pages that the pool keeps for them."""
+        """Tell the router which attempts are not here; where the pool asks, release its pages for them."""
         held = set(self._here.attempts())
         unknown = [attempt for attempt in message.attempts if attempt not in held]
         if frame.sender == ROUTER or self._pool.member is None:
@@ -59,12 +59,12 @@ class RouterLink(WorkerPart):
     def router_joined(self, event: MemberJoined, now: float) -> list[Command]:
         self._notes.renew()
         if self._told is not None:
-            self._told, self._told_at = None, -inf  # this router knows nothing of it
+            self._told, self._told_at = None, -inf  # this router knows nothing of what was told
         return [self._holding()]
 
     @property
     def settled(self) -> set[Attempt]:
-        """Return the attempts that have ended, and whose answers the pool will be told of."""
+        """Return the ended attempts with an answer on the way to the pool."""
         copied = [copy.running for copy in self._writer.copies if copy.has_ended]
         return {running.key for running in (*copied, *self._here.kept)}
 
@@ -76,12 +76,12 @@ class RouterLink(WorkerPart):
         return Send(ROUTER, Holding(held, self._memory.num_free, self._here.is_retiring, self._here.is_reserved))
 
     def report(self, now: float) -> list[Command]:
-        """Tell the router what it has not been told yet, if anything."""
+        """Tell the router what is new, if anything."""
         progress = self._notes.report(partial(self.rate.backlog, now), self._memory.num_free, now)
         return [] if progress is None else [Send(ROUTER, progress)]
 
     def end(self, now: float) -> list[Command]:
-        """End the worker if it retires and is idle: its requests have gone on, and their owners have the tokens."""
+        """End the worker if it retires and is idle: all requests have gone on, and the owners have the tokens."""
         is_idle = self._here.is_retiring and self._steps.running is None and not self._outputs.num_kept
         return [End()] if is_idle and not self._here.attempts() else []
 
@@ -133,7 +133,7 @@ class RouterLink(WorkerPart):
         return [Send(ROUTER, figures)]
 
     def _lengths(self) -> DecodeLengths:
-        """Return the requests by their lengths, as the live page shows them."""
+        """Return the requests by length, as the live page shows them."""
         seated, number = self._here.with_kv, self._batch.number
         members = [running for running in seated if number and running.batch == number]
         guests = [running for running in seated if not number or running.batch != number]
@@ -174,7 +174,7 @@ def _by_class(promises: Sequence[Promise]) -> ByClass:
 
 
 def _by_length(requests: Iterable[tuple[int, bool]]) -> Lengths:
-    """Return these prefixes by class; each comes with whether its request is real-time."""
+    """Return these prefixes by class; each comes with whether the request is real-time."""
     by_class: tuple[list[int], list[int]] = [], []
     for prefix, is_rt in requests:
         by_class[not is_rt].append(prefix)
@@ -183,7 +183,7 @@ def _by_length(requests: Iterable[tuple[int, bool]]) -> Lengths:
 
 
 def some_of(ascending: list[int]) -> tuple[int, ...]:
-    """Return all of them, or as many as a message has, from the first to the last."""
+    """Return all the numbers, or as many as a message may have, spread from the first to the last."""
     most, last = MOST_LENGTHS - 1, len(ascending) - 1
     if last <= most:
         return tuple(ascending)

@@ -26,10 +26,10 @@ PRESENT = tuple(state for state in State if state not in _ABSENT)
 
 
 class Requests:
-    """Each state's requests are in the order in which they came to it. Those in a step are found by their names."""
+    """The requests of each state are in order of arrival there. Requests in a step are found by name."""
 
     queue: PromptQueue  # prompts that wait for a seat
-    drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, wherever it is
+    drop: Callable[[str, int], list[Command]]  # forgets a request up to an attempt, in any state
 
     def __init__(self) -> None:
         self.is_retiring = False  # the worker takes nothing new
@@ -40,13 +40,13 @@ class Requests:
         self._others = {state: OrderedDict[WorkerRequest, None]() for state in State if state not in self._named}
         self.copy_numbers = count(1)  # of copies from the pool
         self.copies: dict[int, WorkerRequest] = {}  # under way to blocks of these requests
-        self.from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
+        self.from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when the pool was lost
         self.candidates, self.batch = CandidateLists(), RunningBatch()
         self.transfers, self.departures = IncomingTransfers(), Departures()
         self._short_at = 0  # how many were seated when a request last left for lack of memory; 0: forgotten
 
     def move(self, running: WorkerRequest, state: State, first: bool = False) -> None:
-        """Take a request to another state, behind the others there or before them (`first`)."""
+        """Take a request to another state, behind the requests there or before them (`first`)."""
         before, name = running.state, running.request.id
         running.becomes(state)
         if before in self._named:
@@ -61,19 +61,19 @@ class Requests:
                 self._others[state].move_to_end(running, last=False)
 
     def put_last(self, running: WorkerRequest) -> None:
-        """Put a request behind the others of its state."""
+        """Put a request behind the others of the same state."""
         self._others[running.state].move_to_end(running)
 
     def among(self, state: State) -> Collection[WorkerRequest]:
-        """Return the requests in this state; the collection changes with them."""
+        """Return the requests in this state: the live collection, no copy."""
         return self._named[state].values() if state in self._named else self._others[state].keys()
 
     def of(self, *states: State) -> list[WorkerRequest]:
-        """Return the requests in these states, one state after the other."""
+        """Return the requests in these states, state by state."""
         return [*chain.from_iterable(map(self.among, states))]
 
     def attempts(self) -> list[Attempt]:
-        """Return all attempts that are here: candidates are only entries until they join."""
+        """Return all attempts that are here, also candidates, which are only entries so far."""
         before = PRESENT.index(State.RECEIVING)
         candidates = [candidate.key for candidate in self.candidates.waiting]
         here, on_their_way = self.of(*PRESENT[:before]), self.of(*PRESENT[before:])
@@ -85,7 +85,7 @@ class Requests:
 
     @property
     def unfinished(self) -> list[WorkerRequest]:
-        """Return the prompts that have blocks and whose first token has not come."""
+        """Return the prompts that have blocks and no first token yet."""
         return self.of(State.PROMPT, State.FETCHING)
 
     def occupants(self) -> list[WorkerRequest]:
@@ -110,7 +110,7 @@ class Requests:
 
     @property
     def num_seated(self) -> int:
-        """Return how many requests have a seat; a departing one may have to stay."""
+        """Return how many requests have a seat, also departing requests, which may have to stay."""
         seated = len(self.residents) + len(self.prompts) + self.num_joining + self.num_fetching
         return seated + len(self.among(State.RECEIVING)) + len(self.departures)
 
@@ -129,40 +129,40 @@ class Requests:
 
     @property
     def kept(self) -> Collection[WorkerRequest]:
-        """Return the requests that have ended, and whose answers are copied to the pool."""
+        """Return the ended requests with an answer that is copied to the pool."""
         return self.among(State.KEPT)
 
     @property
     def abandoned(self) -> list[WorkerRequest]:
-        """Return the unwanted requests whose blocks pages are still being copied to."""
+        """Return the unwanted requests to which pages of the pool are still being copied."""
         return [running for running in self.copies.values() if running.state is State.ABANDONED]
 
     @property
     def is_changing(self) -> bool:
-        """Return whether some request has blocks and is on its way here, or leaves them."""
+        """Return whether some request with blocks is on its way here or away."""
         return bool(self.copies or self.transfers or self.departures)
 
     # --- Copies from the pool
 
     def begin_copy(self, running: WorkerRequest, state: State) -> int:
-        """Return the number of a copy of the request's KV from the pool; until it has ended the request is `state`."""
+        """Return the number of a copy of the request's KV from the pool; until its end the request is `state`."""
         number = next(self.copy_numbers)
         self.copies[number] = running
         self.move(running, state)
         return number
 
     def end_copy(self, number: int) -> WorkerRequest | None:
-        """Return the request whose copy has ended; None where the copy was no request's."""
+        """Return the request of the copy that has ended; None where it was no request's copy."""
         return self.copies.pop(number, None)
 
     def pool_lost(self, *_: object) -> None:
-        """Note that the copies under way come from a lost pool: the next pool is told nothing about them."""
+        """Note that the copies under way come from a lost pool: the next pool is told nothing about these copies."""
         self.from_lost_pool = frozenset(self.copies)
 
     # --- A shortage of memory
 
     def note_shortage(self) -> None:
-        """Note that a request leaves for lack of memory: none is asked for before another one has ended."""
+        """Note that a request leaves for lack of memory: no request is asked for before another has ended."""
         self._short_at = self.num_seated
 
     @property
@@ -172,7 +172,7 @@ class Requests:
 
     @property
     def is_short(self) -> bool:
-        """Return whether as many requests are seated as when one left for lack of memory."""
+        """Return whether as many requests are seated as when a request last left for lack of memory."""
         return 0 < self._short_at <= self.num_seated
 
     def forget_shortage(self) -> None:

@@ -13,7 +13,7 @@ RECALL_S = 30.0  # after which a past need counts half: to recompute others cost
 
 
 class RecentNeed:
-    """The memory that real-time requests needed lately: more of them will come.
+    """The memory that real-time requests needed lately: more such requests will come.
 
     Gain: long prompts beside documents, colocated +0.5 points and +8.8 %; else next to none on 17 loads."""
 
@@ -32,7 +32,7 @@ class RecentNeed:
 
 @dataclass(slots=True)
 class PackedSeating(Seating):
-    """Offers real-time requests also the memory and the seats of best-effort ones."""
+    """Offers real-time requests also the memory and the seats of best-effort requests."""
 
     best_effort: Sequence[WorkerRequest] = ()  # that are seated
     spare: int = 0  # free blocks to hold back from best-effort requests
@@ -57,7 +57,7 @@ class PackedSeating(Seating):
     def most(self, running: WorkerRequest, size: int) -> int:
         """Return for how many of these tokens of a request there is memory.
 
-        There is none for a request that this choice has displaced: others have its blocks, and it would lose more.
+        There is none for a displaced request: others have its blocks, and the request would lose more.
         """
         if self.by_chunk and any(left is running for left in self.displaced):
             return 0
@@ -65,7 +65,7 @@ class PackedSeating(Seating):
 
     def take(self, running: WorkerRequest, size: int) -> None:
         Seating.take(self, running, size)
-        self._can_yield = None  # the request may share blocks now with those that would leave
+        self._can_yield = None  # the request may now share blocks with requests that would leave
 
     def _left(self) -> Sequence[WorkerRequest]:
         return self.best_effort if self._yielding is None else self._yielding
@@ -75,6 +75,6 @@ class PackedSeating(Seating):
             if self._yielding is None:
                 self._yielding = as_they_leave(self.best_effort, self.at)
             leaving, self._can_yield = self._yielding.pop(), None
-            self.blocks.give(leaving.blocks)  # `leaving.blocks` still says where to copy its KV from
+            self.blocks.give(leaving.blocks)  # `leaving.blocks` still says where to copy the KV from
             self.displaced.append(leaving)
         return Seating._taken(self, count)

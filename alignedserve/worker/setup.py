@@ -19,13 +19,13 @@ class WorkerSetup:
 
     limits: WorkerLimits
     policy: Policy = DEFAULT_POLICY
-    cost: OnlineCost | None = None  # what the worker expects its steps to take; it learns from each step that runs
+    cost: OnlineCost | None = None  # what the worker expects steps to take; learns from each step
     copying: CopyCost = FREE_COPIES  # from the pool to the device
-    root: bytes = b""  # names the model and the layout of its KV: the hashes of pages begin with it
+    root: bytes = b""  # names the model and the KV layout; all page hashes begin with this name
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
     look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
     copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
-    energy_source: str = ""  # how the joules of its steps are known (machine/energy.py)
+    energy_source: str = ""  # how the joules of steps are known (machine/energy.py)
 
     def __post_init__(self) -> None:
         assert self.limits.most_held is None or self.policy.drops, "by this policy requests keep all"
@@ -35,5 +35,5 @@ class WorkerSetup:
 def running_of(
     policy: Policy, request: Request, output: Sequence[int], due: Due | None = None, decode: str = ""
 ) -> WorkerRequest:
-    """Return a request as a worker keeps it; `due` is as another worker left it, `decode` the worker that was named."""
+    """Return a request in a worker's form; `due` is the due that another worker left, `decode` the named worker."""
     return WorkerRequest(request, promise(request, policy, len(output), due), list(output), decode=decode)

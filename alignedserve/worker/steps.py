@@ -16,7 +16,7 @@ from alignedserve.worker.part import Worker, WorkerPart
 from alignedserve.worker.step.states import State
 
 _MEMORY_S = 4.0  # after which an observation counts e times less
-_MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next ones
+_MOST = 20.0  # times what the cost model says: prompts that wait for seats say little of the next prompts
 _MODEL_S = 0.25  # the cost model counts as much as this many seconds of observation
 
 
@@ -31,7 +31,7 @@ class _Passed:
         self._seconds, self._tokens, self._at = self._seconds * left + seconds, self._tokens * left + tokens, now
 
     def token_s(self, model_s: float, now: float) -> float:
-        """Return the time of a token: the observed one and the cost model's, weighed by the time of observation."""
+        """Return the time of a token: the observed time and the cost model's, weighed by the time of observation."""
         seconds = self._seconds * self._left(now)
         seen_s = min(self._seconds / max(1.0, self._tokens), _MOST * model_s)
         return max(model_s, (seconds * seen_s + _MODEL_S * model_s) / (seconds + _MODEL_S))
@@ -43,15 +43,15 @@ class _Passed:
 class PromptRate(WorkerPart):
     """Predicts how long waiting prompts will take: as long as prompts took lately, while some had to wait.
 
-    The cost model says what prompts take alone. Beside decodes, under the bounds of chats and while they wait for seats
-    they take many times as long. So the time of a prompt token is the time that passed while prompts had to wait,
+    The cost model says what prompts take alone. Beside decodes, under the bounds of chats, and waiting for seats,
+    prompts take many times as long. So the time of a prompt token is the time that passed while prompts had to wait,
     divided by the prompt tokens that ran meanwhile. For example, if 2,000 tokens ran in 4 s while prompts waited, a
     token takes 2 ms. Older observations count less; while nothing waits, the cost model is believed again.
 
-    A prompt had to wait if it was here when a step was chosen and that step did not run all of it. Time in which
+    A prompt had to wait if it was here when a step was chosen and that step did not run the whole prompt. Time in which
     prompts waited for memory alone does not count: admission predicts that wait. Copies from the pool are counted
-    apart, by the cost model: copies before a step come on top of computing, copies beside steps only by what they
-    take longer than computing.
+    apart, by the cost model: copies before a step come on top of computing, copies beside steps count only for the time
+    beyond computing.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -61,7 +61,7 @@ class PromptRate(WorkerPart):
         self._fetched_s = 0.0  # that copies had taken when the last step ended
 
     def step_done(self, event: StepDone, now: float) -> None:
-        """Count a step that has ended, before its requests get their tokens."""
+        """Count a step that has ended, before requests get its tokens."""
         if (plan := self._steps.running) is not None:
             in_step = {chunk.request: len(chunk.tokens) for chunk in plan.chunks}
             copied_s, self._fetched_s = self._pace.fetched_s - self._fetched_s, self._pace.fetched_s
@@ -69,7 +69,7 @@ class PromptRate(WorkerPart):
                 self._count(only_rt, in_step, event.seconds, copied_s, now)
 
     def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, copied_s: float, now: float) -> None:
-        """Count a step of `seconds`, and the time since the step before it, less that of copies."""
+        """Count a step of `seconds`, and the time since the step before, less the time of copies."""
         seated = [running for running in self._here.unfinished if running.promise.is_rt or not only_rt]
         waiting = self._queue.num_old(only_rt)
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
@@ -83,7 +83,7 @@ class PromptRate(WorkerPart):
         self._waited_from[only_rt] = now if has_left else None
 
     def backlog(self, now: float) -> Backlog:
-        """Return the work that is left of prompts, and the time of one more token."""
+        """Return the work left in prompts, and the time of one more token."""
         model_s = self._pace.prompt_token_s
         token_s, rt_token_s = (self._passed[only_rt].token_s(model_s, now) for only_rt in (False, True))
         (tokens, copies_s), (rt_tokens, rt_copies_s) = (self._left(only_rt) for only_rt in (False, True))
@@ -105,7 +105,7 @@ class PromptRate(WorkerPart):
 
 
 IDLE_S = 2.0
-AGAIN_S = 60.0  # after which an idle worker measures again whose machine is still slow, or whose trial failed
+AGAIN_S = 60.0  # after which an idle worker with a slow machine, or a failed trial, measures again
 _TIMER = "idle trials"
 _LONGEST = 64  # tokens of a request
 _TRIALS = (
@@ -118,9 +118,9 @@ _TRIALS = (
 class IdleTrials(WorkerPart):
     """Measures again how fast the machine is, while the worker has nothing to do.
 
-    A worker that takes its machine to be slow, by its profile or by its last steps, may be wrong by now: other work may
-    have ended. After some idle seconds the worker runs a few short steps on free blocks, and predicts steps by the
-    times of these. A request that comes meanwhile waits for one of them at most.
+    A worker that believes its machine slow, by the profile or by the last steps, may be wrong by now: other work may
+    have ended. After some idle seconds the worker runs a few short steps on free blocks, and predicts steps by their
+    times. A request that comes meanwhile waits for one such step at most.
     """
 
     def __init__(self, worker: Worker, has_profile: bool) -> None:
@@ -144,7 +144,7 @@ class IdleTrials(WorkerPart):
         return []
 
     def measure(self, now: float) -> list[Command]:
-        """Run the next trial if the worker is idle and believes its machine to be slow."""
+        """Run the next trial if the worker is idle and believes its machine slow."""
         if self._steps.running is not None:
             return []
         if not (self._trials and self._pace.fit.slowdown >= BUSY) or self._here.is_retiring or self._here.attempts():
@@ -165,7 +165,7 @@ class IdleTrials(WorkerPart):
         return [SetTimer(_TIMER, self._starts_at)]
 
     def _run(self, trial: Trial) -> list[Command]:
-        """Begin the step of a trial on blocks that come free with its end. Nothing else is learned from it."""
+        """Begin the step of a trial, on blocks that come free at the end. Nothing else is learnt from a trial."""
         block_size = self._limits.block_size
         counts = trial.num_blocks(block_size)
         blocks = self._memory.blocks.take(sum(counts))

@@ -1,7 +1,7 @@
-"""Requests whose KV goes from one worker to another: what is on its way here, and what leaves.
+"""Transfers of requests' KV between workers: those that come here, and those that leave.
 
-While pages or KV are copied to blocks, nothing else is written to them: their request is in no step, and keeps the
-blocks until the copy has ended, wanted or not.
+While pages or KV are copied to blocks, nothing else is written to these blocks: their request is in no step, and keeps
+the blocks until the copy has ended, wanted or not.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from alignedserve.worker.candidates import JoinCandidate
 from alignedserve.worker.step.request import WorkerRequest
 from alignedserve.worker.step.states import State
 
-_MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that its KV never arrived
+_MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believes that KV never arrived
 
 
 @dataclass(eq=False)
 class IncomingTransfer:
-    """A request whose KV is on its way here."""
+    """A request with KV on the way here."""
 
     running: WorkerRequest
     number: int
     source: Member
-    candidate: JoinCandidate  # that it was
-    pages: tuple[int, ...]  # of the pool, where the pool has its KV too
+    candidate: JoinCandidate  # the request's candidate
+    pages: tuple[int, ...]  # of the pool, where the pool has the KV too
 
     @property
     def is_wanted(self) -> bool:
@@ -39,15 +39,15 @@ class IncomingTransfer:
 
 
 class IncomingTransfers(dict[tuple[str, int], IncomingTransfer]):
-    """The transfers whose blocks are written to, wanted or not: (holder of the source, number) -> transfer."""
+    """The transfers that write to blocks, wanted or not: (holder of the source, number) -> transfer."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._had: dict[Attempt, None] = {}  # attempts that were received at any time, the newest ones
-        self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
+        self._had: dict[Attempt, None] = {}  # the newest attempts that were received at any time
+        self._numbers: Counter[str] = Counter()  # holder of a source -> number of the newest transfer
 
     def begin(self, candidate: JoinCandidate, running: WorkerRequest, source: Member) -> IncomingTransfer:
-        """Number a transfer of the candidate's KV; the caller has it received, and pulls it."""
+        """Number a transfer of the candidate's KV; the caller orders to receive the KV, and pulls it."""
         self._numbers[source.holder] += 1
         number = self._numbers[source.holder]
         transfer = IncomingTransfer(running, number, source, candidate, candidate.entry.pages)
@@ -67,7 +67,7 @@ class IncomingTransfers(dict[tuple[str, int], IncomingTransfer]):
         return attempt in self._had
 
     def has_pages(self, attempt: Attempt, pages: tuple[int, ...]) -> None:
-        """Note the pool's pages of this attempt if it is being received."""
+        """Note the pool's pages of this attempt if the attempt is being received."""
         for transfer in self.values():
             if transfer.is_wanted and transfer.running.key == attempt:
                 transfer.pages = pages
@@ -79,15 +79,15 @@ class IncomingTransfers(dict[tuple[str, int], IncomingTransfer]):
 
 @dataclass(eq=False)
 class Departure:
-    """A request whose KV is to leave for another worker, where the request goes on."""
+    """A request that is to leave with its KV for another worker, and to go on there."""
 
-    goes_on_there = True  # else it comes back
+    goes_on_there = True  # else the request comes back
 
-    running: WorkerRequest  # with its blocks
+    running: WorkerRequest  # with blocks
     to: Member
-    number: int | None = None  # of the transfer, once it is pulled
-    waits_there: bool = False  # for room, which may be long: it has no other way, and is not declined
-    is_declined: bool = False  # that worker goes on without it, while a transfer still reads its blocks
+    number: int | None = None  # of the transfer, once pulled
+    waits_there: bool = False  # for room, perhaps long: there is no other way, and no decline
+    is_declined: bool = False  # by that worker, while a transfer still reads the blocks
 
     @property
     def entry(self) -> Entry:
@@ -104,11 +104,11 @@ class Departure:
 
 
 class Departures(list[Departure]):
-    """The departures whose requests still have their blocks, wanted or not."""
+    """The departures of requests that still have blocks, wanted or not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
+        self._pulled: Counter[str] = Counter()  # holder of a receiver -> number of the newest Pull
 
     @property
     def wanted(self) -> list[Departure]:
@@ -116,11 +116,11 @@ class Departures(list[Departure]):
 
     @property
     def unpulled(self) -> list[Departure]:
-        """Return the departures that are wanted, and that their receivers have not pulled yet."""
+        """Return the wanted departures that the receivers have not pulled yet."""
         return [departure for departure in self if departure.is_wanted and departure.number is None]
 
     def find(self, attempt: Attempt) -> Departure | None:
-        """Return the departure of this attempt, if it is wanted."""
+        """Return the departure of this attempt, if still wanted."""
         return next((departure for departure in self.wanted if departure.running.key == attempt), None)
 
     def pulled_as(self, receiver: str, number: int) -> Departure | None:
@@ -129,7 +129,7 @@ class Departures(list[Departure]):
         return next(found, None)
 
     def is_late(self, receiver: str, number: int) -> bool:
-        """Return whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
+        """Return whether a Pull was repeated, or came after a later Pull: the receiver waits for it no longer."""
         if number <= self._pulled[receiver]:
             return True
         self._pulled[receiver] = number

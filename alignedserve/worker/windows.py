@@ -13,7 +13,7 @@ from alignedserve.worker.step.blocks import fold_blocks, num_folded
 from alignedserve.worker.step.request import WorkerRequest
 
 if TYPE_CHECKING:
-    from alignedserve.worker.memory import PlainMemory  # which has one of each
+    from alignedserve.worker.memory import PlainMemory  # which has a Dropping and a Folding
 
 
 class Dropping:
@@ -22,8 +22,8 @@ class Dropping:
         tokens     0 ·············· dropped ─────────────────────── prefix
         KV         given back       in `blocks`, read by what comes   ▲ the next token: it reads the last `reach` tokens
 
-    A request drops whole pages of the pool, so that what it has left may go there as it is. From then on it is not
-    found by its beginning: the pool forgets what it kept of that for this request, and gets its last tokens without
+    A request drops whole pages of the pool, so that the rest may go there as it is. From then on the request is not
+    found by its beginning: the pool forgets the pages that it kept for the request, and gets the last tokens without
     names.
     """
 
@@ -33,14 +33,14 @@ class Dropping:
         self.is_on = memory.limits.reach is not None
 
     def drop(self, running: WorkerRequest) -> bool:
-        """Free blocks that a request no longer needs; it keeps all while its pages are being written.
+        """Free blocks that a request no longer needs; free none while its pages are being written.
 
         Return whether the pool need not keep pages for the request any more."""
         return not self._writer.is_writing(running) and self.drop_to_leave(running, self._memory.spare)
 
     def drop_to_leave(self, running: WorkerRequest, free: Callable[[tuple[int, ...]], None]) -> bool:
-        """Do the same for a request that leaves, though its pages are being written: with all its blocks, the device
-        might never have room for the request again. `free` gets the blocks."""
+        """Do the same for a request that leaves, even while its pages are being written: for all its blocks the device
+        might never have room again. `free` gets the blocks."""
         unread = self._unread(running.prefix)
         if not unread or running.kv.form:
             return False
@@ -48,7 +48,7 @@ class Dropping:
             self._writer.forget_parts(running)
             self._memory.drop(running, unread, free)
             running.drop_names()
-        is_known = bool(running.known)  # where it was seated on what the device has, it may lack its beginning already
+        is_known = bool(running.known)  # a request seated on blocks of the device may lack its beginning already
         if is_known:
             running.forget_known()
         return is_known
@@ -64,13 +64,13 @@ class Folding:
         tokens                0 ─── `folded` ──┘ └─ read by all layers ──────── prefix
 
     Nothing is written to the old blocks: what the layers that read all keep there is copied to a free block, and the
-    old blocks are given back. So other requests that share them read on, new requests find them while they are idle,
-    and a step in flight may still read them. Blocks are folded only where more blocks come free than are taken. A
-    beginning that others read frees none: it is folded where enough comes free of the blocks behind it.
+    old blocks are given back. So other requests that share the old blocks read on, new requests find them while they
+    are idle, and a step in flight may still read them. Blocks are folded only where more blocks come free than are
+    taken. A beginning that others read frees none: it is folded where enough blocks behind it come free.
 
-    A prompt keeps its blocks until its first token, and until the pool has its pages if it is to get them; where memory
-    is short, that is not awaited. A folded request that has to leave goes to the pool if the pool has all tokens that
-    are folded, as it mostly has of prompts: only the tokens after these pages are written. Otherwise the request is
+    A prompt keeps its blocks until the first token, and until the pool has the prompt's pages if it is to get them;
+    where memory is short, nobody waits for that. A folded request that has to leave goes to the pool if the pool has
+    all folded tokens, as is usual for prompts: only the tokens after these pages are written. Otherwise the request is
     recomputed, from what the pool has on.
     """
 
@@ -96,7 +96,7 @@ class Folding:
                 left += old
         if not folds:
             return []
-        self._memory.spare(left)  # only now: else a fold of this list could write to a block that another one reads
+        self._memory.spare(left)  # only now: else a fold of this list could write to a block that another fold reads
         return [FoldKv(tuple(folds))]
 
     def _is_due(self, running: WorkerRequest, fold: Fold) -> bool:
@@ -107,7 +107,8 @@ class Folding:
     def _is_worth(self, running: WorkerRequest, old: tuple[int, ...], fold: Fold) -> bool:
         """Return whether folding these blocks frees more than it takes, or else folding all that may be folded.
 
-        All are counted only at the end of a block, since others may read many of them for as long as they are here."""
+        All are counted only when a block is full: others may read many of them for long, and each count would be in
+        vain."""
         num_freed = self._memory.blocks.num_freed
         if num_freed(old) > 1:
             return True

@@ -1,4 +1,4 @@
-"""The blocks of a device: the free ones, the ones that requests share by name, and the ones of a request.
+"""The blocks of a device: free blocks, blocks that requests share by name, and the blocks of a request.
 
 Which blocks a request has, and in which form, is written here alone (`keep_as`).
 """
@@ -19,7 +19,7 @@ class Blocks:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._fresh = 0  # this block and those after it were never taken: they need no list, and a device has many
+        self._fresh = 0  # this block and all after were never taken: they need no list, and a device has many
         self._back: list[int] = []
 
     @property
@@ -43,22 +43,22 @@ class Blocks:
         self._back.extend(blocks)
 
     def num_freed(self, blocks: Sequence[int]) -> int:
-        """Return how many of these blocks of a request are free once it gives them back."""
+        """Return how many of these blocks of a request are free once given back."""
         return len(blocks)
 
     @property
     def kept(self) -> Collection[int]:
-        """Return the blocks that nothing may be written to, since requests read them, or may come to read them."""
+        """Return the blocks that nothing may be written to, since requests read these blocks, or may come to."""
         return ()
 
     @property
     def more_readers(self) -> Sequence[int]:
-        """Return the blocks that several requests read, each as often as it has readers beside the first."""
+        """Return the blocks with several readers, each block once per reader beside the first: three readers, twice."""
         return ()
 
 
 class BlockOwner(Protocol):
-    prefix: int  # of its tokens have KV
+    prefix: int  # tokens with KV
     kv: KvForm
 
 
@@ -68,19 +68,19 @@ def keep_as(owner: BlockOwner, kv: KvForm) -> None:
 
 
 def add_blocks(running: WorkerRequest, blocks: tuple[int, ...]) -> None:
-    """Give a request more blocks, in the form that its KV has."""
+    """Give a request more blocks, in the form of its KV."""
     keep_as(running, running.kv._replace(blocks=running.kv.blocks + blocks))
 
 
 def take_blocks(running: WorkerRequest) -> tuple[int, ...]:
-    """Take all blocks from a request, which may get others, and return them."""
+    """Take all blocks from a request, which may get others; return the taken blocks."""
     blocks = running.kv.blocks
     keep_as(running, running.kv._replace(blocks=()))
     return blocks
 
 
 def lose_kv(running: WorkerRequest) -> None:
-    """Note that a request, which has lost its blocks, has no KV."""
+    """Note that a request without blocks has no KV."""
     keep_as(running, NO_KV)
     running.start_over()
 
@@ -92,12 +92,12 @@ def resume(running: WorkerRequest, entry: Entry, page_size: int) -> None:
 
 
 def lack_beginning(running: WorkerRequest, dropped: int) -> None:
-    """Note that nothing holds KV for the first tokens of a request without blocks, since no layer reads it."""
+    """Note that the first tokens of a request without blocks have KV nowhere, since no layer reads these tokens."""
     keep_as(running, KvForm(dropped=dropped))
 
 
 def drop_beginning(running: WorkerRequest, tokens: int, block_size: int) -> tuple[int, ...]:
-    """Take the blocks of the first tokens, which no layer reads any more, from a request, and return them."""
+    """Take from a request the blocks of the first tokens, which no layer reads any more; return these blocks."""
     count = (tokens - running.kv.dropped) // block_size
     lost = running.kv.blocks[:count]
     keep_as(running, running.kv._replace(blocks=running.kv.blocks[count:], dropped=tokens))
@@ -118,9 +118,9 @@ def fold_blocks(running: WorkerRequest, into: tuple[int, ...], fold: Fold, block
 
 
 def blocks_in_place(kv: KvForm, block_size: int) -> tuple[int, ...]:
-    """Return the block of each `block_size` tokens, of a request that lacks none of its tokens.
+    """Return the block of each `block_size` tokens, of a request that lacks no token.
 
-    A folded block stands in the places of all blocks that it was made of."""
+    A folded block stands in the place of each block that was folded into it."""
     if not kv.folded:
         return kv.blocks
     count = num_folded(kv, block_size)
@@ -134,33 +134,32 @@ PageCost: TypeAlias = Callable[[bool], float]
 @dataclass(eq=False, slots=True)
 class _DevicePage:
     name: int
-    block: int  # by which the page is known, too: no two pages have the same
+    block: int  # also names the page: no two pages have the same block
     before: _DevicePage | None
     num_readers: int = 1
-    after: dict[int, _DevicePage] = field(default_factory=dict)  # named pages that go on from it, by name
+    after: dict[int, _DevicePage] = field(default_factory=dict)  # named pages that go on from this page, by name
     is_named: bool = True
-    is_elsewhere: bool = False  # the pool has it too, so that it can be copied back
-    value: float = 0.0  # while it is idle
+    is_elsewhere: bool = False  # the pool has the page too, and can copy it back
+    value: float = 0.0  # while idle
 
 
 class NamedBlocks(Blocks):
-    """Blocks that have names once they are full pages, so that requests with equal beginnings read the same blocks.
+    """Blocks that get names as full pages, so that requests with equal beginnings read the same blocks.
 
     free ── take ──▶ read by one ── publish ──▶ named, read by some ── give, by the last ──▶ idle, and found by its name
      ▲                    │                        ▲                                          │  │
      ├────── give ────────┘                        └──────────────── share ───────────────────┘  │
      └───────────────────────────────── take, where no block is free ─────────────────────────────┘
 
-    A page is a full block, named by its tokens and all tokens before them. The blocks of a request are its pages in
-    their order, and what comes after them. Nothing is written to a full page, so any number of
-    requests may read it at once. Pages make a tree: a page is found only after the page before it. So a page is never
-    evicted while an idle page goes on from it, and when a page is forgotten, so are all pages that go on from it: they
-    were computed from it.
+    A page is a full block, named by its tokens and all tokens before. The blocks of a request are its pages in order,
+    and blocks that are not full yet. Nothing is written to a full page, so any number of requests may read it at once.
+    Pages make a tree: a page is found only after the page before it. So a page is never evicted while an idle page goes
+    on from it, and when a page is forgotten, so are all pages that go on from it: they were computed from that page.
 
-    Evicted first are pages that were used once, then those that were used again, or that came again after they were
-    evicted (segmented LRU). Among these, the page of the least value goes first. Its value is the cost to get it back,
-    by a copy from the pool or by a computation, and rises with the value of the page that was last evicted before this
-    one became idle (GreedyDual).
+    Pages that were used once are evicted first, then pages that were used again, or that came again after an eviction
+    (segmented LRU). Within each kind, the page of the least value goes first. The value is the cost to get the page
+    back, by a copy from the pool or by a computation, plus the value of the page that was evicted last before this page
+    became idle (GreedyDual).
     """
 
     def __init__(self, num_blocks: int, cost_s: PageCost = lambda _is_elsewhere: 0.0) -> None:
@@ -174,7 +173,7 @@ class NamedBlocks(Blocks):
         self._evicted = EvictedNames(num_blocks)
         self._num_idle = 0  # pages
         self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
-        # The page that was to go first, and the page before the one that went in its place:
+        # The page that was to go first, and the page before the page that went instead:
         self._evicted_after: tuple[_DevicePage | None, _DevicePage | None] = None, None
         self.version = 0  # rises whenever another set of pages has names
 
@@ -182,7 +181,7 @@ class NamedBlocks(Blocks):
 
     @property
     def num_free(self) -> int:
-        """Return how many blocks can be taken: free ones, and those of idle pages."""
+        """Return how many blocks can be taken: free blocks, and blocks of idle pages."""
         return len(self._back) + self._num_blocks - self._fresh + self._num_idle
 
     @property
@@ -198,7 +197,7 @@ class NamedBlocks(Blocks):
         return super().take(count)
 
     def give(self, blocks: Sequence[int]) -> None:
-        """Give back blocks of a request. The last page becomes idle first, so that it is evicted first."""
+        """Give back blocks of a request. The last page becomes idle first, and so is evicted first."""
         if not self._pages:
             super().give(blocks)
             return
@@ -218,7 +217,7 @@ class NamedBlocks(Blocks):
                 self._rest(page, values[page.is_elsewhere])
 
     def _rest(self, page: _DevicePage, value: float) -> None:
-        """Make a page without readers idle, or free it where it has lost its name."""
+        """Make a page without readers idle, or free a page that has lost its name."""
         if page.is_named:
             page.value = value
             self._num_idle += 1
@@ -248,7 +247,7 @@ class NamedBlocks(Blocks):
     # --- Pages
 
     def find(self, names: Sequence[int]) -> int:
-        """Return how many of these pages are here, one after the other from the first."""
+        """Return how many of these pages are here, counted from the first page up to the first gap."""
         found = 0
         for name in names:
             if name not in self._named:
@@ -265,7 +264,7 @@ class NamedBlocks(Blocks):
         return sum([self._named[name].num_readers == 1 for name in names])
 
     def share(self, names: Sequence[int]) -> tuple[int, ...]:
-        """Read these pages, which are here, and return their blocks."""
+        """Add a reader to these pages, which are here; return the blocks."""
         pages = [self._named[name] for name in names]
         for page in pages:
             self._num_idle -= self._idle[page.is_elsewhere].again(page.block)
@@ -277,8 +276,8 @@ class NamedBlocks(Blocks):
     def publish(self, names: Sequence[int], blocks: Sequence[int], num_dropped: int = 0, num_folded: int = 0) -> None:
         """Name the full pages of a request that are in these blocks, where no other pages have these names.
 
-        The blocks begin after the `num_dropped` pages that the request has given back; no block has one of its first
-        `num_folded` pages. A page of the request that was forgotten keeps all behind it from getting names.
+        The blocks begin after the `num_dropped` pages that the request has given back; the first `num_folded` pages are
+        in no block. Where a page of the request was forgotten, the pages behind it get no names.
         """
         count = len(names)
         while count and names[count - 1] not in self._named:
@@ -310,13 +309,13 @@ class NamedBlocks(Blocks):
                     self._idle[True].again(page.block)
 
     def forget(self, names: Sequence[int]) -> None:
-        """Let no other request find these pages, nor those that go on from them; present readers read on."""
+        """Let no other request find these pages, or pages that go on from them; present readers read on."""
         for name in names:
             if (page := self._named.get(name)) is not None:
                 self._unname(page)
 
     def _unname(self, page: _DevicePage) -> None:
-        """Take the names of a page and of all that go on from it, and free the idle ones among them."""
+        """Take the names of a page and of all pages that go on from it; free the idle ones among these."""
         if page.before is not None:
             del page.before.after[page.name]
         leaving = [page]
@@ -333,7 +332,7 @@ class NamedBlocks(Blocks):
         self.version += 1
 
     def _evict(self) -> None:
-        """Free the idle page of least value, or rather the last idle page that goes on from it."""
+        """Free the idle page of least value, or else the last idle page that goes on from that page."""
         *_, first = min([self._first_of(order) for order in self._idle.values() if order])
         page = self._last_idle(first)
         self._evicted_after = first, page.before
@@ -342,13 +341,13 @@ class NamedBlocks(Blocks):
         self._unname(page)
 
     def _first_of(self, order: SegmentedLru) -> tuple[bool, float, bool, _DevicePage]:
-        """Return the page of this order that goes first, behind what it is compared by."""
+        """Return the page of this order that goes first, after the values to compare pages by."""
         is_protected, block = order.first()
         page = self._pages[block]
         return is_protected, page.value, page.is_elsewhere, page
 
     def _last_idle(self, first: _DevicePage) -> _DevicePage:
-        """Return an idle page that goes on from this one, and from which no idle page goes on.
+        """Return an idle page that goes on from this page, and that no idle page goes on from.
 
         The search goes on where the one before ended: thousands of pages may go on from a page."""
         before, page = self._evicted_after

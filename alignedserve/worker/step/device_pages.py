@@ -1,11 +1,11 @@
 """The blocks of requests' beginnings that a device has: a request shares them with others, and computes the rest.
 
-A page of a device is a single block, so that little is computed twice. Pages of the pool are larger: where more of a
-request is fetched, it shares no more than what comes before the first page of the pool that it lacks. It is fetched
-where the copy takes less time than computing it (pace.py), else computed.
+A page of a device is a single block, so that little is computed twice. Pages of the pool are larger: a request
+that fetches more shares only the blocks before the first page of the pool that the device lacks. The rest is fetched
+where the copy takes less time than computing (pace.py), else computed.
 
-A prompt that waits is looked up when it comes, and again before it may be seated: its `prefix` is what is here. Nothing
-is kept for it before it has a seat, so what is here by then is what counts.
+A waiting prompt is looked up when it comes, and again before it may be seated: `prefix` says how many tokens are here.
+Nothing is kept for a prompt before it has a seat, so the last look before the seat counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from alignedserve.worker.step.request import WorkerRequest
 # Names the full pages of a request's first tokens.
 NamePages: TypeAlias = Callable[[WorkerRequest, int], tuple[int, ...]]
 # Returns the time after which a prompt has KV up to a token by a copy from the pool (prompt, token, copied tokens);
-# None where computing them takes less.
+# None where computing these tokens takes less.
 CopySeconds: TypeAlias = Callable[[WorkerRequest, int, int], float | None]
 
 
@@ -64,7 +64,7 @@ class DevicePages:
     def num_read_once(self, running: WorkerRequest) -> int:
         """Return how many of the blocks found for a request have a single reader; a seated request finds none.
 
-        They do not come free if their reader leaves for this request."""
+        Such blocks do not come free if the reader leaves for this request."""
         return 0 if running.blocks else self._blocks.num_read_once(self._found(running))
 
     def _found(self, waiting: WorkerRequest) -> tuple[int, ...]:
@@ -75,23 +75,23 @@ class DevicePages:
         return waiting.block_names[waiting.kv.dropped // self._size : waiting.prefix // self._size]
 
     def next_page(self, running: WorkerRequest) -> int | None:
-        """Return the name of the page that a request computes next; None where that is its last, or not full."""
+        """Return the name of the page that a request computes next; None where that page is the last, or not full."""
         if self.page_size and not running.blocks:
             self.look(running)
         return self.page_at(running, running.prefix)
 
     def page_at(self, running: WorkerRequest, token: int) -> int | None:
-        """Return the name of the page of this token of a request; None where that is its last page, or not full."""
+        """Return the name of the page of this token of a request; None where that page is the last, or not full."""
         at, names = token // self._size, running.block_names
         return names[at] if at < len(names) else None
 
     def has_to_fetch(self, waiting: WorkerRequest) -> bool:
         """Return whether a request that is seated now copies pages of the pool."""
-        self.look(waiting)  # pages may have been evicted since, and now it fetches them
+        self.look(waiting)  # pages may have been evicted since, and have to be fetched now
         return waiting.fetched_to > waiting.prefix
 
     def share(self, running: WorkerRequest) -> None:
-        """Seat a request on the blocks that are here for it."""
+        """Seat a request on the blocks that are here for the request."""
         if not self.page_size:
             return
         found = self._found(running)
@@ -102,17 +102,17 @@ class DevicePages:
             self.num_shared_tokens += running.prefix
 
     def num_read_of_kv(self, joining: WorkerRequest) -> int:
-        """Return how many blocks of a request, whose KV the pool has whole, others read."""
+        """Return how many blocks of a request others read; the pool has the whole KV of the request."""
         return self._blocks.num_read(self._found_of_kv(joining))
 
     def share_kv(self, joining: WorkerRequest) -> None:
-        """Give a request whose KV the pool has the blocks that are here; the rest is copied."""
+        """Give a request the blocks that are here; the pool has the whole KV, and the rest is copied."""
         found = self._found_of_kv(joining)
         add_blocks(joining, self._blocks.share(found))
         joining.fetch_from(len(found) * self._size)
 
     def _found_of_kv(self, joining: WorkerRequest) -> tuple[int, ...]:
-        """Return the names of its pages that are here, up to the first page of the pool that has to be copied."""
+        """Return the names of the pages that are here, up to the first page of the pool that has to be copied."""
         if joining.kv.dropped:
             return ()
         names = self._name(joining, joining.prefix - 1)
@@ -129,20 +129,20 @@ class DevicePages:
                 self._blocks.note_elsewhere(running.block_names[:known])
 
     def note_in_pool(self, running: WorkerRequest) -> None:
-        """Note that the pool gets the full pages of a request, which has them still."""
+        """Note that the pool gets the full pages of a request, which still reads them here."""
         if not running.num_lost:
             self._blocks.note_elsewhere(running.block_names)
 
     def forget(self, running: WorkerRequest) -> None:
-        """Let no request share the pages of this one, whose KV may be wrong."""
+        """Let no other request share this request's pages: the KV may be wrong."""
         self._blocks.forget(running.block_names)
 
 
 def findable_tokens(running: WorkerRequest) -> int:
-    """Return how many tokens of a request others may have computed for it.
+    """Return how many tokens of a request other requests may have computed.
 
-    The logits of the last one are needed in any case; there are none where the logits, or the states, of all tokens are
-    needed.
+    The last token is never among them, since its logits are needed; return 0 where the logits, or the states, of all
+    tokens are needed.
     """
     return 0 if running.is_scored or running.request.runs_whole else running.num_tokens - 1
 
@@ -150,8 +150,8 @@ def findable_tokens(running: WorkerRequest) -> int:
 class NextPages:
     """The pages that seated prompts are about to compute, or fetch: a prompt that lacks such a page next waits for it.
 
-    So what several requests begin with is computed once, or copied once. None waits for a computation of a request that
-    is served after it; a copy is there before the next step.
+    So what several requests begin with is computed once, or copied once. No prompt waits for a page that a
+    request served later computes; a copy is there before the next step.
     """
 
     def __init__(self, pages: DevicePages, prompts: Iterable[WorkerRequest]) -> None:
@@ -169,7 +169,7 @@ class NextPages:
             self._fetched.add(name)
 
     def holds_up(self, waiting: WorkerRequest) -> bool:
-        """Return whether a waiting prompt is to share the page that it lacks as soon as that is computed."""
+        """Return whether a waiting prompt is to wait for the page that it lacks next, and then share it."""
         if not (self._prompts or self._fetched):
             return False
         name = self._pages.next_page(waiting)

@@ -1,11 +1,11 @@
-"""Requests with a seat, in the order in which a step serves them (slo.Standing).
+"""Requests with a seat, in the order of service of a step (slo.Standing).
 
-Where more of them decode than a step has places for, their order is kept between steps: to rank all at every step would
-take longer than the step (BROS §4.2). Decodes that ran in the last step have other dues now; so have those whose due
-has passed, and those whose level has risen. All others keep their places:
+Where more requests decode than a step has places for, the order is kept between steps: to rank all at every step would
+take longer than the step (BROS §4.2). A decode gets a new place after it ran, after its due has passed, or
+after its level has risen. All others keep their places:
 
-    RT    ─ by slack, as an instant: those at the front are urgent
-    BE    ─ by slack: those at the front are urgent;   and by (priority, level, ...): the others
+    RT    ─ by slack, as an instant: the first are urgent
+    BE    ─ by slack: the first are urgent;   and by (priority, level, ...): the others
     late  ─ by slack, where late decodes are dropped to the end
 """
 
@@ -29,7 +29,7 @@ from alignedserve.worker.step.waiting_prompts import Changes, Place, Ranked, has
 
 
 def ranked(seated: Sequence[WorkerRequest], at: StepContext) -> Iterable[Ranked]:
-    """Return seated requests with their keys, as they are to be served."""
+    """Return seated requests with their keys, in the order of service."""
     ordering = at.policy.ordering
     if ordering.goes_by_promises:
         return RankedRequests(seated, at)
@@ -43,12 +43,12 @@ def ranked(seated: Sequence[WorkerRequest], at: StepContext) -> Iterable[Ranked]
 
 
 def in_order(seated: Iterable[WorkerRequest], at: StepContext) -> list[WorkerRequest]:
-    """Return seated requests as they are to be served."""
+    """Return seated requests in the order of service."""
     return [running for _, running in ranked(tuple(seated), at)]
 
 
 def of_old_batch(requests: Sequence[WorkerRequest], at: StepContext) -> Sequence[WorkerRequest]:
-    """Return the requests of the old batch while another takes its place, otherwise all (AlignedServe §3.4)."""
+    """Return the requests of the old batch during a batch switch, otherwise all (AlignedServe §3.4)."""
     return [running for running in requests if running.batch != at.newest_batch] or requests
 
 
@@ -68,7 +68,7 @@ def ranked_by_arrival(seated: Iterable[WorkerRequest]) -> list[Ranked]:
 
 
 class RankedRequests:
-    """Seated requests in one list per rank, each in its order. `kept` has the decodes, where their order is kept."""
+    """Seated requests in one sorted list per rank. `kept` has the decodes, where their order is kept."""
 
     def __init__(self, seated: Iterable[WorkerRequest], at: StepContext, kept: DecodeOrder | None = None) -> None:
         self._kept, self._now, self._most_s = kept, at.now, at.times.most_s
@@ -105,7 +105,7 @@ class RankedRequests:
         return [found for found in self._lists[Rank.RT if is_rt else Rank.BE] if not found[1].decodes]
 
     def dropped(self) -> Iterable[Ranked]:
-        """Return the requests that are dropped to the end because they are late."""
+        """Return the late requests, which are dropped to the end."""
         found = self._lists[Rank.LATE]
         return found if self._kept is None else in_turn(self._kept.late(self._now), found)
 
@@ -115,7 +115,7 @@ def key_of(ranked: Ranked) -> Any:
 
 
 def in_turn(*orders: Iterable[Ranked]) -> Iterable[Ranked]:
-    """Return several orders as one."""
+    """Return several sorted orders as one."""
     return merge(*orders, key=key_of)
 
 
@@ -125,7 +125,7 @@ _ONE = Work()  # token
 
 @dataclass(slots=True)
 class _Lists:
-    """Places of decodes, each list in its order. Places that count no more are passed over until they are swept out."""
+    """Places of decodes, each list sorted. Places that count no more are passed over until they are swept out."""
 
     rt: list[Place] = field(default_factory=list)
     in_time: list[Place] = field(default_factory=list)  # real-time decodes that have missed nothing
@@ -137,8 +137,8 @@ class _Lists:
         return iter((self.rt, self.in_time, self.be, self.be_later, self.dropped))
 
     def add(self, fresh: _Lists) -> None:
-        """Add places. Decodes that ran are due at about the same time: only what lies between the first and the last of
-        them is sorted."""
+        """Add places. Decodes that ran are due at about the same time: only the stretch from the first new place to
+        the last is sorted."""
         for places, more in zip(self, fresh, strict=True):
             if more:
                 more.sort()
@@ -146,8 +146,8 @@ class _Lists:
                 places[first:last] = sorted(more + places[first:last])
 
     def sweep(self, gone: set[int], most: int) -> None:
-        """Take out places that count no more: all once there are more than `most`; until then only those at the front,
-        where the decodes stood that ran."""
+        """Take out places that count no more: all once there are more than `most`; until then only places at the front,
+        where the decodes of the last step stood."""
         for places in self:
             if len(gone) > most:
                 places[:] = [place for place in places if place[-2] not in gone]
@@ -160,9 +160,9 @@ class _Lists:
 @dataclass(slots=True)
 class _FiledDecode:
     serial: int
-    until: float  # its slack as an instant
-    missed_s: float  # the promised time between two tokens if it has missed something; else 0
-    changes_at: float  # when its place changes by itself
+    until: float  # the slack as an instant
+    missed_s: float  # the promised time between two tokens if a due was missed; else 0
+    changes_at: float  # when the place changes by itself
 
 
 class DecodeOrder:
@@ -176,13 +176,13 @@ class DecodeOrder:
 
     def _clear(self) -> None:
         self._filed.clear()
-        self._ran: Sequence[WorkerRequest] = ()  # decodes that ran since they were filed
+        self._ran: Sequence[WorkerRequest] = ()  # decodes that ran since the last filing
         self._moved: dict[WorkerRequest, None] = {}
         self._has_priorities = False  # whether a real-time decode has a priority other than 0
         self._lists = _Lists()
         self._gone = set[int]()  # numbers of places that count no more
         self._missed: Counter[float] = Counter()  # tbt -> decodes that have missed something
-        self._changes = Changes()  # of best-effort decodes; the front of `rt` tells of others; dropped ones stay so
+        self._changes = Changes()  # of best-effort decodes; the front of `rt` tells of others; dropped decodes stay so
 
     def refresh(self, decodes: Sequence[WorkerRequest], most: int, now: float, times: StepTimes) -> None:
         """Bring the order up to date. This comes before anything below is asked at this moment."""
@@ -214,7 +214,7 @@ class DecodeOrder:
         self._changes.sweep(filed)
 
     def refile(self, running: WorkerRequest) -> None:
-        """File a decode again because what its order depends on has changed, if it is here."""
+        """File a decode again, if it is here: something that its order depends on has changed."""
         if running in self._filed:
             self._moved[running] = None
 
@@ -224,7 +224,7 @@ class DecodeOrder:
             self._clear()
 
     def note_run(self, decodes: Sequence[WorkerRequest]) -> None:
-        """Note the decodes that run now: they have other places the next time."""
+        """Note the decodes that run now: they get other places at the next refresh."""
         self._ran = decodes
 
     def _take_out(self, running: WorkerRequest) -> None:
@@ -238,7 +238,7 @@ class DecodeOrder:
         return (place for place in places if place[-2] not in gone)
 
     def _file(self, running: WorkerRequest, now: float, into: _Lists) -> None:
-        """File a decode in its lists. This is most of what a step costs."""
+        """File a decode in the lists. This is most of what a step costs."""
         promise = running.promise
         standing = promise.standing(now, _ONE, self._times)
         until, missed_s = standing.slack_s + now, 0.0
@@ -297,7 +297,7 @@ class DecodeOrder:
         return [place[-1] for place in islice(self._valid(self._lists.rt), most)]
 
     def first_real_time(self, now: float, most_s: float, most: int) -> Sequence[WorkerRequest]:
-        """Return the first real-time decodes as they are served: urgent ones, then the others."""
+        """Return the first real-time decodes in the order of service: urgent decodes, then the others."""
         if not self._has_priorities:
             return self.real_time(most)
         ranked = chain(self.urgent(now, most_s, True), self.later(now, most_s, True))
@@ -306,7 +306,7 @@ class DecodeOrder:
     def in_time(self) -> Iterator[tuple[float, WorkerRequest]]:
         """Yield real-time decodes that have missed nothing, each with an instant before its next due.
 
-        The instants rise: a step that ends by one of them makes no decode late that is yielded later.
+        The instants rise: a step that ends by such an instant makes no decode late that is yielded later.
         """
         for place in self._valid(self._lists.in_time):
             yield place[0] + self._times.mean_s, place[-1]

@@ -25,37 +25,37 @@ from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Work
 from alignedserve.worker.step.states import TRANSITIONS, IllegalTransition, State
 
-MOST_SCORED = 256  # tokens of a chunk whose log-probabilities are asked for
+MOST_SCORED = 256  # tokens of a chunk, where their log-probabilities are asked for
 
 
-@dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
+@dataclass(eq=False, slots=True)  # two requests are never equal, whatever they hold
 class WorkerRequest:
-    """A request as a worker knows it: the first `prefix` tokens have KV where `kv` says, as soon as it has a seat.
+    """A request as a worker knows it. With a seat, the first `prefix` tokens have KV where `kv` says.
 
-    Until then the device may have the first tokens for other requests, which would share them (device_pages.py).
+    Before that, the device may have KV of the first tokens for other requests, which would share it (device_pages.py).
 
-    One module writes each field. It is this one, by methods that say what happened, but for `kv` (blocks.py, for a
-    memory), `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
+    One module writes each field: this one, by methods that say what happened, but for `kv` (blocks.py, for a memory),
+    `promise` (waiting_prompts.py), `block_names` (pool.py), `told_s` (owners.py) and `batch` (joining.py).
     """
 
     request: Request
     promise: Promise
-    output: list[int]  # all of it, earlier attempts included
+    output: list[int]  # all, earlier attempts included
     kv: KvForm = NO_KV
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold the first tokens, kept there for this request
-    fetched_from: int = 0  # where they are copied here with the seat: tokens that were here before, ...
-    fetched_to: int = 0  # ... and tokens that are here then; 0 where they are computed
+    fetched_from: int = 0  # where these are copied here with the seat: tokens that were here before, ...
+    fetched_to: int = 0  # ... and tokens that are here afterwards; 0 where all is computed
     fetch_s: float = 0.0  # the time of that copy
-    names: tuple[int, ...] = ()  # hashes of the tokens of the first full pages: those that were needed so far
+    names: tuple[int, ...] = ()  # hashes of the tokens of the first full pages, as many as were needed so far
     block_names: tuple[int, ...] = ()  # the same of the first full blocks
     looked_up: int = -1  # the version of the device's pages at which these two were found, of a prompt that waits
     num_cached: int = 0  # tokens of the prompt with KV before any was computed for this request
-    waited_s: float | None = None  # from the arrival to the first chunk; KV found after that may be the request's own
-    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where the request asks for them
+    waited_s: float | None = None  # from arrival to first chunk; KV found later may be the request's own
+    logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where asked for
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     vector: bytes = b""  # where the request asks for that
-    spent_s: float = 0.0  # shares of the steps that it was in, in this attempt on all workers so far
+    spent_s: float = 0.0  # shares of steps in this attempt, on all workers so far
     spent_joules: float = 0.0  # ... and of their energy
     told_s: float = 0.0  # of `spent_s`, what the owner was told
     came_with_kv: bool = False  # whether some KV was copied here, or computed for another request
@@ -116,7 +116,7 @@ class WorkerRequest:
 
     @property
     def num_ahead(self) -> int:
-        """Return how many tokens have to run before the next one can be sampled, without those that are copied."""
+        """Return how many tokens have to run before the next token can be sampled; copied tokens do not count."""
         return self.num_tokens - max(self.prefix, self.fetched_to)
 
     @property
@@ -127,7 +127,7 @@ class WorkerRequest:
     # --- Where KV comes from
 
     def found(self, tokens: int, version: int) -> None:
-        """Note that the device has KV of the first tokens, by this version of its pages; there are no blocks yet."""
+        """Note that by this version of its pages the device has KV of the first tokens; there are no blocks yet."""
         self.prefix, self.looked_up = tokens, version
         self.end_fetch()
 
@@ -141,7 +141,7 @@ class WorkerRequest:
         self.fetched_to, self.fetch_s = end, seconds
 
     def fetch_from(self, start: int) -> None:
-        """Have the tokens from `start` on copied from the pool, which has KV of all of them."""
+        """Have the tokens from `start` on copied from the pool, which has KV of all tokens."""
         self.fetched_from = start
 
     def begin_fetch(self, page_size: int) -> None:
@@ -169,11 +169,11 @@ class WorkerRequest:
         self.prefix = 0
 
     def drop_names(self) -> None:
-        """Note that the first blocks are lost: the request is not found by them any more."""
+        """Forget the page names: the first blocks are lost, and the request is not found by these names any more."""
         self.names = ()
 
     def named(self, names: tuple[int, ...]) -> tuple[int, ...]:
-        """Take names of the first full pages, and return them."""
+        """Take over names of the first full pages, and return the names."""
         self.names = names
         return names
 
@@ -201,16 +201,16 @@ class WorkerRequest:
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 
     def ran(self, tokens: int, seconds: float, joules: float) -> None:
-        """Note that these tokens ran, which have KV now; the request is charged with its share of the step."""
+        """Note that these tokens ran and have KV now; charge the request with its share of the step."""
         self.prefix += tokens
         self.spent_s += seconds
         self.spent_joules += joules
 
     def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = (), vector: bytes = b"") -> None:
-        """Note what a chunk brought beside KV: log-probabilities where it is scored, the vector that was asked for."""
+        """Note what a chunk brought beside KV: log-probabilities of a scored chunk, a vector that was asked for."""
         if ran.scoring is not None:
-            # A chunk that runs again, as after its blocks were lost, replaces its own scores alone: what comes after
-            # may come back from the pool, and is not scored again.
+            # A chunk that runs again, as after a loss of blocks, replaces only its own scores: later tokens may come
+            # back from the pool, and are not scored again.
             self.prompt_logprobs[ran.start : ran.start + len(scores)] = scores
         self.vector = vector
         if self.waited_s is None:
@@ -219,7 +219,7 @@ class WorkerRequest:
             self.promise.chunk_ran()
 
     def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
-        """Add a token to the output, and return why the output ends with it, if it does."""
+        """Add a token to the output; return why the output ends with this token, or None."""
         output = self.output
         output.append(token)
         if logprob is not None:
@@ -230,7 +230,7 @@ class WorkerRequest:
         return self.request.finish(num_output - 1, token)
 
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
-        """Return the request as the pool gets it."""
+        """Return the request in the form for the pool."""
         output, due = tuple(self.output), self.promise.due
         kept = tuple(self.logprobs), self.opening, names, self.num_lost, self.spent
         return Entry(self.request, output, pages, due, *kept)
@@ -255,7 +255,7 @@ class WorkerRequest:
         self.known, self.names = entry.pages[:full], entry.names[:full]
 
     def kept_in_pool(self, pages: tuple[int, ...], names: tuple[int, ...] = ()) -> None:
-        """Note the pool's pages that hold the first tokens: a request that waits may be seated on them."""
+        """Note the pool's pages that hold the first tokens: a waiting request may be seated on these pages."""
         self.known, self.names, self.looked_up = pages, names or self.names, -1
 
     def has_place(self, block_size: int) -> bool:
@@ -288,7 +288,7 @@ class WorkerRequest:
 
     @property
     def decodes(self) -> bool:
-        """Return whether the request decodes: the next token is one step away."""
+        """Return whether the request decodes: a single step brings the next token."""
         num_output, request = len(self.output), self.request
         return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
 

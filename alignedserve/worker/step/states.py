@@ -1,7 +1,7 @@
 """The life of a request on a worker: one table of states and transitions, for both kinds of worker.
 
-A request is in one state at a time. It changes with `WorkerRequest.becomes`, which raises `IllegalTransition` with the
-request's story where the table has no such transition; the worker's list of its requests (worker/requests.py) follows.
+A request is in one state at a time. `WorkerRequest.becomes` changes the state, and raises `IllegalTransition` with the
+request's story where the table has no such transition; the worker's list of requests (worker/requests.py) follows.
 docs/reference/states.md shows the table as a picture, which `diagram` draws.
 
 For example, a prompt on a colocated worker: NEW, ASKING, WAITING, FETCHING, PROMPT, RESIDENT, KEPT, GONE.
@@ -15,23 +15,23 @@ from types import MappingProxyType
 
 
 class State(Enum):
-    """The states, in the order in which a worker names its requests to the router."""
+    """The states, in the order in which a worker names requests to the router."""
 
     NEW = "new"  # made from a message; nowhere yet
-    COMPILING = "compiling"  # its syntax is compiled before it may be in a step
-    RESIDENT = "resident"  # decodes, or leaves: all its tokens but the last have KV here
+    COMPILING = "compiling"  # the syntax is compiled before any step
+    RESIDENT = "resident"  # decodes, or leaves: all tokens but the last have KV here
     PROMPT = "prompt"  # has blocks, and runs chunk by chunk
-    JOINING = "joining"  # has blocks, and its KV is copied to them from the pool
-    FETCHING = "fetching"  # has blocks, and what the pool has of its beginning is copied to them
-    WAITING = "waiting"  # for a seat; it has no blocks
+    JOINING = "joining"  # has blocks, to which the KV is copied from the pool
+    FETCHING = "fetching"  # has blocks, to which the pool's pages of the beginning are copied
+    WAITING = "waiting"  # for a seat; has no blocks
     ASKING = "asking"  # the pool is asked what it has of the prompt's beginning
-    LEAVING = "leaving"  # its KV is copied to the pool, where it goes on
-    CANDIDATE = "candidate"  # its KV is in the pool or on a prefill worker, and it waits for room here
-    RECEIVING = "receiving"  # has blocks, and its KV comes from a prefill worker's device
-    DEPARTING = "departing"  # has blocks, and its KV goes to another worker, if that has room
-    KEPT = "kept"  # has ended, and has blocks until its answer is in the pool
-    ABANDONED = "abandoned"  # nobody wants it any more, but a copy or a transfer still uses its blocks
-    GONE = "gone"  # ended, handed on or dropped: it has nothing here
+    LEAVING = "leaving"  # the KV is copied to the pool, where the request goes on
+    CANDIDATE = "candidate"  # waits for room here; the KV is in the pool or on a prefill worker
+    RECEIVING = "receiving"  # has blocks; the KV comes from a prefill worker's device
+    DEPARTING = "departing"  # has blocks; the KV goes to another worker, if that worker has room
+    KEPT = "kept"  # has ended; has blocks until the answer is in the pool
+    ABANDONED = "abandoned"  # not wanted any more, but a copy or a transfer still uses the blocks
+    GONE = "gone"  # ended, handed on or dropped: nothing is left here
 
 
 _GONE = {State.GONE: "cancelled"}
@@ -94,7 +94,7 @@ TRANSITIONS: Mapping[State, Mapping[State, str]] = MappingProxyType(
 
 
 class IllegalTransition(Exception):
-    """A worker took a request where the table does not let it go; the text tells what happened to it before."""
+    """A worker took a request to a state that the table does not allow; the text tells the request's story."""
 
     def __init__(self, request: tuple[str, int], story: list[State], state: State) -> None:
         told = " -> ".join(past.name for past in story)

@@ -1,11 +1,11 @@
-"""Puts a step together, and counts the time, tokens, seats and memory that it has left.
+"""Puts a step together, and counts the time, tokens, seats and memory left.
 
-A scheduler opens a step with the time that it may take and a budget of prompt tokens, and adds requests in the order
-that it wants; what does not fit is passed over. Only the last prompt of a step is cut. No prompt takes memory before
-another one that waits for more of it: else a large prompt would wait for ever.
+A scheduler opens a step with a bound of time and a budget of prompt tokens, and adds requests in the order that it
+wants; what does not fit is passed over. Only the last prompt of a step is cut. Where a prompt waits for memory, no
+later prompt takes memory before it: else a large prompt would wait for ever.
 
-The rules that depend on who a request is are methods with names of their own: here all requests are equal, and the
-first prompt of a step gets a block of tokens, even where there is no time for it. Schedulers override them.
+Rules that depend on the kind of a request are separate methods, which schedulers override. Here all requests are equal,
+and the first prompt of a step gets a block of tokens even where no time is left.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from alignedserve.worker.step.waiting_prompts import Ranked
 class StepBounds:
     """R: the most time that the coming step may take."""
 
-    decodes_s: float = inf  # for decodes of chats, so that none of them is late
+    decodes_s: float = inf  # for decodes of chats, so that none is late
     prompts_s: float = inf  # for prompts of chats too
     about_s: float = inf  # for documents, so that chats which are still to come find a short step
 
     def careful_s(self, at: StepContext, kind: Kind = Kind.MIXED) -> float:
-        """Return the most time that a step with documents is to take by its prediction.
+        """Return the most time that a step with documents is to take, as predicted.
 
-        A step that takes longer than predicted makes each chat here late that it was to be just in time for; a chat
-        that is still to come seldom comes in just that step.
+        A step that takes longer than predicted makes every chat here late that was to be just in time; a chat that is
+        still to come seldom comes in just that step.
         """
         return min(at.careful_s(self.prompts_s, kind), self.about_s)
 
@@ -52,7 +52,7 @@ class StepBuilder:
         self.at, self.seating, self.policy = at, seating, at.policy
         self.decodes_s = bounds.decodes_s  # the most time of the step: beside decodes of chats,
         joins_s = at.careful_s(at.joins_s)
-        self.prompts_s = min(at.careful_s(bounds.decodes_s), joins_s)  # beside their prompts,
+        self.prompts_s = min(at.careful_s(bounds.decodes_s), joins_s)  # beside prompts of chats,
         self.bound_s = min(bounds.careful_s(at), joins_s)  # and beside all others
         self.budget = budget
         self.tokens, self.seats = at.room, most  # that are left
@@ -63,7 +63,7 @@ class StepBuilder:
         self._look = view.waiting.look
         self._cuts = at.policy.chunking is not Chunking.NONE
         self._has_no_memory = False  # a request waits for memory: no other is seated
-        self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
+        self._be_has_no_memory = False  # a best-effort request waits for memory: only real-time requests may pass
         self._first: set[int] = set()  # decodes that came before all others
         seating.has_time_to_project = lambda tokens: self.estimate.with_remade(tokens) <= self.bound_s
 
@@ -83,13 +83,13 @@ class StepBuilder:
         return True
 
     def is_worth_gaps(self, prompt: WorkerRequest, size: int, most: int) -> bool:
-        """Return whether `most` tokens of a prompt run where only `size` fit, and decodes are late for it."""
+        """Return whether `most` tokens of a prompt run where only `size` fit, so that decodes are late."""
         return False
 
     # --- Add requests
 
     def seatable(self, waiting: Iterator[Ranked], only_be: bool = False) -> Iterator[Ranked]:
-        """Yield waiting prompts as long as prompts may be seated; `only_be` says that all of them are best-effort."""
+        """Yield waiting prompts as long as prompts may be seated; `only_be` says that all given are best-effort."""
         seating = self.seating
         if only_be and not seating.takes_best_effort:
             return
@@ -103,7 +103,7 @@ class StepBuilder:
                 yield found
 
     def add_together(self, decodes: Sequence[WorkerRequest]) -> bool:
-        """Add all of these decodes to an empty step, or none where they do not fit."""
+        """Add all these decodes to an empty step, or none where not all fit."""
         estimate = estimate_of(decodes, self.at)
         bound_s = self.decodes_s if all(running.promise.is_rt for running in decodes) else self.bound_s
         if estimate.seconds > bound_s or len(decodes) > min(self.tokens, self.seats):
@@ -129,9 +129,9 @@ class StepBuilder:
             self._add(running, key[0] is Rank.URGENT_RT or key[0] is Rank.URGENT_BE)
 
     def add_one_alone(self, seated: Iterable[Ranked], waiting: Iterable[Ranked]) -> None:
-        """Add the first request that may run, even where there is no time for it; of a prompt, a block in that case.
+        """Add the first request that may run, even where no time is left; then a prompt runs only a block of tokens.
 
-        Where that request waits for memory or a seat, a seated one runs: a decode first, which soon gives memory back.
+        Where that request waits for memory or a seat, a seated request runs: decodes first, which soon free memory.
         """
         if self.bound_s < inf:
             self.budget = min(self.budget, self.at.block_size)
@@ -164,7 +164,7 @@ class StepBuilder:
         if estimate.with_decode(prefix, remade) > (self.decodes_s if running.promise.is_rt else self.bound_s):
             return
         seating = self.seating
-        # Decodes have a place for their token; a prompt that is recomputed may lack one.
+        # Decodes have a place for the next token; a recomputed prompt may lack the place.
         if (seating.by_chunk or not running.kv.blocks) and seating.demand(running, 1):
             if not seating.most(running, 1):
                 self.note_no_memory(running)
@@ -181,7 +181,7 @@ class StepBuilder:
         if most <= 0 or not self.takes_prompts or self.must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self.may_cut:
-            self.budget = 0  # no other prompt overtakes it
+            self.budget = 0  # no other prompt overtakes this prompt
             return
         with_memory = self.with_memory(running, most)
         if with_memory:
@@ -190,8 +190,8 @@ class StepBuilder:
             self.note_no_memory(running)
 
     def add_chunk(self, running: WorkerRequest, most: int) -> int:
-        """Add the next chunk of a prompt, of what has time among the `most` tokens with memory; return its size."""
-        if not running.blocks and self.seating.pages.has_to_fetch(running):  # its cached prefix is fetched first
+        """Add a prompt's next chunk, of the `most` tokens with memory as many as there is time for. Return the size."""
+        if not running.blocks and self.seating.pages.has_to_fetch(running):  # the cached prefix is fetched first
             self.seating.take(running, most)
             return 0
         bound_s = self.prompts_s if running.promise.is_rt else self.bound_s
@@ -226,35 +226,35 @@ class StepBuilder:
 
     @property
     def may_cut(self) -> bool:
-        """Return whether the next prompt may be cut: where prompts are not, only one longer than any step is."""
+        """Return whether the next prompt may be cut; where prompts run whole, only a prompt too long for any step."""
         return self._cuts or not self.chunks
 
     def must_wait(self, running: WorkerRequest, is_urgent: bool = False) -> bool:
-        """Return whether a prompt waits for its seat: for memory or pages, whether it is urgent or not."""
+        """Return whether a prompt waits for memory or pages before it gets a seat, urgent or not."""
         return not running.blocks and (self._lacks_memory(running) or not self.seating.may_seat(running))
 
     def _most_in_step(self, running: WorkerRequest) -> int:
-        """Return how many tokens of a prompt the step has places for. A prompt that runs whole takes as many as it has,
-        beside others if the step has room, or alone."""
+        """Return how many tokens of a prompt the step has places for. A prompt that runs whole gets all or none: beside
+        others if the step has room, or alone."""
         most = min(running.most_in_chunk, self.tokens, self.budget)
         if not (running.request.runs_whole and 0 < most < running.num_ahead):
             return most
         return running.num_ahead if running.num_ahead <= self.tokens or not self.chunks else 0
 
     def with_memory(self, running: WorkerRequest, most: int) -> int:
-        """Return for how many of these tokens of a prompt there is memory: all or none where it runs whole."""
+        """Return for how many of these tokens of a prompt there is memory: all or none for a prompt that runs whole."""
         found = self.seating.most(running, most)
         return 0 if running.request.runs_whole and found < running.num_ahead else found
 
     def note_no_memory(self, running: WorkerRequest) -> None:
-        """Note that a request waits for memory, before requests that are added after it."""
+        """Note that a request waits for memory: requests that are added later must not pass."""
         if self.blocks_all(running):
             self._has_no_memory = True
         else:
             self._be_has_no_memory = True
 
     def _lacks_memory(self, running: WorkerRequest) -> bool:
-        """Return whether another request waits for memory that is to be seated before this one."""
+        """Return whether a request that is to be seated before this request waits for memory."""
         return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
 
     def fitting(self, bound_s: float, cached: int, most: int, remade: int = 0) -> int:
@@ -274,7 +274,7 @@ class StepBuilder:
 
     @property
     def selection(self) -> PlannedStep:
-        """Return the step, without the requests that lost their memory to others in it."""
+        """Return the step, without requests that lost their memory to other requests of the step."""
         displaced, estimate = self.seating.displaced, self.estimate
         if displaced:
             names = {running.request.id for running in displaced}

@@ -29,13 +29,13 @@ class Seating:
     total: int  # blocks of the device
     block_size: int  # tokens of a block
     seats: int  # requests that may be seated
-    by_chunk: bool  # whether a prompt gets blocks for the chunk that runs, or at once what it will need
+    by_chunk: bool  # whether a prompt gets blocks chunk by chunk, or all that it will need at once
     room_for: Callable[[WorkerRequest], int]  # tokens that a request which is seated as a whole gets memory for
     pages: DevicePages = NOTHING_SHARED  # what requests share
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
     admitted: list[WorkerRequest] = field(default_factory=list)  # by this choice
-    displaced: list[WorkerRequest] = field(default_factory=list)  # gave up their blocks for these, and wait again
-    # Tells whether the step has time to make K and V of this many tokens again; the step sets it.
+    displaced: list[WorkerRequest] = field(default_factory=list)  # gave up blocks for `admitted`, and wait again
+    # Tells whether the step has time to make K and V of this many tokens again; set by the step.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: WorkerRequest) -> int:
@@ -46,7 +46,7 @@ class Seating:
         return self.seats > 0
 
     def may_seat(self, waiting: WorkerRequest) -> bool:
-        """Return whether a prompt may be seated now if it finds memory. One that may not holds up no other prompt."""
+        """Return whether a prompt may be seated now, given memory. If not, the prompt holds up no other prompt."""
         return not self.next_pages.holds_up(waiting)
 
     @property
@@ -57,7 +57,7 @@ class Seating:
     def demand(self, running: WorkerRequest, size: int) -> int:
         """Return the memory that `size` more tokens of a request need, in tokens rounded up to blocks.
 
-        What the request has already, and what it shares with seated requests, is not counted. For example, a prompt
+        Memory that the request has already, or shares with seated requests, is not counted. For example, a prompt
         with 20 tokens in two blocks of 16 needs 16 more for a chunk of 20 tokens.
         """
         if running.blocks and not self.by_chunk:  # most requests
@@ -79,7 +79,7 @@ class Seating:
     def _grows(self, running: WorkerRequest) -> bool:
         """Return whether a request gets blocks chunk by chunk.
 
-        KV that the pool has when the request is seated is copied at once, and needs its blocks at once.
+        KV that the pool has is copied as soon as the request is seated, and needs all its blocks at once.
         """
         return self.by_chunk and bool(running.blocks or not self.pages.has_to_fetch(running))
 
@@ -95,7 +95,7 @@ class Seating:
         return max(0, self._num_held(running) * self.block_size + left - running.num_held)
 
     def take(self, running: WorkerRequest, size: int) -> None:
-        """Take memory for `size` more tokens of a request, which `most` has found; seat it if it waits."""
+        """Take memory for `size` more tokens of a request, which `most` has found; seat a waiting request."""
         wanted = self._blocks_for(running, size)
         if not running.blocks:
             self.seats -= 1
@@ -112,7 +112,7 @@ class Seating:
         return blocks
 
 
-USUAL = 0.75  # of its bound: the time of a step by its prediction
+USUAL = 0.75  # of the bound: the predicted time of a step
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -130,39 +130,39 @@ class StepContext:
     calm_s: float = inf  # most time of a step with documents, for chats that are still to come
     firsts: Sequence[tuple[str, float]] = ()  # callers whose chats may come, with the time of their prompts alone
     joins_s: float = inf  # most time of a step with more than decodes of chats, for chats that are handed on
-    newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): those of older ones leave first
+    newest_batch: int = 0  # of requests of about one length (AlignedServe §3.4): older batches leave first
 
     def careful_s(self, bound_s: float, kind: Kind = Kind.MIXED) -> float:
-        """Return the most that a step of this kind is to take by its prediction, so that it ends within the bound.
+        """Return the most that a step of this kind is to take, as predicted, to end within the bound.
 
-        A step whose predicted time fills its bound would be late every other time. The 99th percentile of the few
-        dozen gaps of a chat is the longest of them, and all chats share their steps: one step in some thousands is to
-        be late. Gain: 14 to 85 points on five loads, for 2 to 6 % of the tokens of documents.
+        A step whose predicted time fills the bound would be late every other time. A chat has a few dozen gaps, so
+        their 99th percentile is the longest gap, and all chats share the steps: only a step in some thousands is to be
+        late. Gain: 14 to 85 points on five loads, for 2 to 6 % of the tokens of documents.
         """
         return bound_s / (1.0 + self.cost.uncertainty[kind].beyond(USUAL * bound_s))
 
 
 class StepView(NamedTuple):
-    """The requests on a worker, and the memory that its next step may take."""
+    """The requests on a worker, and the memory that the next step may take."""
 
     decodes: Sequence[WorkerRequest]  # that may run
     prompts: Sequence[WorkerRequest]  # that have a seat and may run
     waiting: WaitingPrompts  # prompts without a seat
     at: StepContext
     seating: Seating
-    here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, whether they may run or not
+    here: Sequence[WorkerRequest] = ()  # all requests with memory on a decode worker, able to run or not
 
 
 @dataclass(slots=True)
 class PlannedStep:
-    """What a scheduler decides for the next step; `decodes` and `chunks` run in it."""
+    """What a scheduler decides for the next step, which runs `decodes` and `chunks`."""
 
     decodes: Sequence[WorkerRequest]
     chunks: tuple[Chunk, ...]
     shape: Shape
-    predicted_s: float  # its time, by the cost model
-    admitted: Sequence[WorkerRequest] = ()  # prompts that waited: they have their blocks now
-    displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up their blocks for these
+    predicted_s: float  # time of the step, by the cost model
+    admitted: Sequence[WorkerRequest] = ()  # prompts that waited, and have blocks now
+    displaced: Sequence[WorkerRequest] = ()  # best-effort requests that gave up blocks for `admitted`
 
     @property
     def is_empty(self) -> bool:

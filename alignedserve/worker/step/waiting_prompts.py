@@ -1,17 +1,17 @@
-"""Prompts that wait for room on a worker, kept in the order in which they are to be served.
+"""Prompts that wait for room on a worker, kept in the order of service.
 
-To rank all of them at every step would take longer than the step where thousands wait. What their order depends on
-moves alike for all, but for three things: a due that passes, a level that rises with age, and the step times that work
-is reckoned with. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
+Where thousands wait, to rank all prompts at every step would take longer than the step. What the order depends on moves
+alike for all prompts, but for three things: a due that passes, a level that rises with age, and the step times by which
+work is reckoned. So each prompt is filed once by its slack as an instant (due - work), and again when its due passes or
 its level rises; all are filed again when the step times or the size of chunks have moved by a fifth (BROS §4.2).
 
-Prompts are served by arrival, by a fixed key, or by promises. They come with the keys by which they are ranked among
-requests with a seat. With promises there is a list for each way in which prompts come to their turn:
+Prompts are served by arrival, by a fixed key, or by promises. A prompt comes with the key that ranks it among requests
+with a seat. With promises there is a list for each rank of prompts:
 
-    RT      ─ by slack: those at the front are urgent;   and by (priority, slack): the others
-    BE      ─ by slack: those at the front are urgent;   and by (priority, ...): the others
+    RT      ─ by slack: the first are urgent;   and by (priority, slack): the others
+    BE      ─ by slack: the first are urgent;   and by (priority, ...): the others
     late    ─ by slack, where late requests are dropped to the end
-    in time ─ by slack, real-time prompts whose due still counts: the first of them that can make it bounds the step
+    in time ─ by slack, real-time prompts that have missed no due: the first that can be in time bounds the step
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.request import WorkerRequest
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed again
-_HOPELESS = 32  # prompts that are looked at for one that can still be in time
-_FEW = 64  # changes that are kept, whether their prompts are here or not
+_HOPELESS = 32  # prompts to look through for a prompt that can still be in time
+_FEW = 64  # changes that are kept, even of prompts that have left
 
-Place: TypeAlias = tuple[Any, ...]  # what it is sorted by, a number of its own, and the prompt
+Place: TypeAlias = tuple[Any, ...]  # the values to sort by, a unique number, and the prompt
 Ranked: TypeAlias = tuple[tuple[Any, ...], WorkerRequest]  # the key by which a request is ranked, and the request
-Filing: TypeAlias = tuple[list[Place], Place]  # a place and the list that it is in
+Filing: TypeAlias = tuple[list[Place], Place]  # a list, and a place in it
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class FiledPrompt:
     """The places of a prompt in the lists."""
 
     serial: int
-    until: float  # its slack as an instant
+    until: float  # the slack as an instant
     places: list[Filing] = field(default_factory=list)
 
 
 class PromiseLine:
-    """Prompts in the order of their promises: a list for each way in which they come to their turn."""
+    """Prompts in the order of their promises: a list for each rank."""
 
     def __init__(self, policy: Policy, filed: Mapping[WorkerRequest, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
@@ -67,7 +67,7 @@ class PromiseLine:
         self._late: list[Place] = []
 
     def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
-        """Return the places of a prompt. `by_slack` begins with its slack as an instant; `end` tells equals apart."""
+        """Return the places of a prompt. `by_slack` begins with the slack as an instant; `end` tells equals apart."""
         if standing.is_late and self._drops_late:
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
@@ -86,7 +86,7 @@ class PromiseLine:
         yield from self.late(now)
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Yield prompts whose slack is less than a step."""
+        """Yield prompts with less slack than a step."""
         rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, True)
         for place in self._rt if is_rt else self._be:
             if place[0] - now > most_s:
@@ -94,7 +94,7 @@ class PromiseLine:
             yield (*rank, place[0] - now, *place[1:4]), place[-1]
 
     def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Yield prompts that are not urgent, by priority and what comes after it."""
+        """Yield prompts that are not urgent, by priority and then the rest of the key."""
         rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
         for place in self._rt_later if is_rt else self._be_in_order():
             if self._filed[place[-1]].until - now > most_s:
@@ -102,8 +102,8 @@ class PromiseLine:
                 yield (*rank, *key, *place[2:-2]), place[-1]
 
     def _be_in_order(self) -> Iterable[Place]:
-        """Return the places of best-effort prompts by priority and what comes after it. Whose callers come behind
-        changes often, and each of them may have thousands, so they are filed as if none did."""
+        """Return the places of best-effort prompts by priority and then the rest of the key. The callers behind others
+        change often, and a caller may have thousands of prompts, so prompts are filed as if no caller came behind."""
         if not all(self._be_later.values()):
             self._be_later = {caller: places for caller, places in self._be_later.items() if places}
         if not self._behind:
@@ -113,17 +113,17 @@ class PromiseLine:
         return merge(*first, ((place[0] + BEHIND, *place[1:]) for place in merge(*last)))
 
     def put_behind(self, callers: frozenset[str]) -> None:
-        """Have best-effort prompts of these callers alone come behind those of others that are not urgent either."""
+        """Put non-urgent best-effort prompts of these callers, and of no others, behind those of other callers."""
         self._behind = callers
 
     def late(self, now: float) -> Iterator[Ranked]:
-        """Yield prompts that are dropped to the end because they are late."""
+        """Yield late prompts, which are dropped to the end."""
         for place in self._late:
             yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
 
 
 class Serial(Protocol):
-    serial: int  # no two that were ever filed have the same
+    serial: int  # a new number at each filing
 
 
 class Changes:
@@ -139,14 +139,14 @@ class Changes:
         heappush(self._heap, (at, serial, running))
 
     def before(self, now: float, filed: Mapping[WorkerRequest, Serial]) -> Iterator[WorkerRequest]:
-        """Take out and yield the requests whose places have changed by now."""
+        """Take out and yield the requests with places that have changed by now."""
         while self._heap and self._heap[0][0] < now:
             _, serial, running = heappop(self._heap)
             if (at := filed.get(running)) is not None and at.serial == serial:
                 yield running
 
     def sweep(self, filed: Mapping[WorkerRequest, Serial]) -> None:
-        """Take out requests that have left: they would stay, with all their tokens, for days."""
+        """Take out requests that have left: the heap would keep them, with all their tokens, for days."""
         if len(self._heap) > 2 * len(filed) + _FEW:
             self._heap = [entry for entry in self._heap if entry[2] in filed and filed[entry[2]].serial == entry[1]]
             heapify(self._heap)
@@ -155,23 +155,23 @@ class Changes:
 class WaitingPrompts:
     def __init__(self, policy: Policy, pages: DevicePages = NOTHING_SHARED) -> None:
         self._policy, self._pages = policy, pages
-        # Requests in the order of arrival, each with the tokens that it was counted with, since its known beginning may
+        # Requests in the order of arrival, each with the number of tokens that was counted: the known beginning may
         # change.
         self._all: OrderedDict[WorkerRequest, int] = OrderedDict()
-        self.real_time: OrderedDict[WorkerRequest, None] = OrderedDict()  # of them, in the order of arrival
+        self.real_time: OrderedDict[WorkerRequest, None] = OrderedDict()  # in the order of arrival
         self.best_effort: OrderedDict[WorkerRequest, None] = OrderedDict()
-        self._again: dict[WorkerRequest, None] = {}  # those that had a seat before, and go before others of their class
-        self.fetched: dict[WorkerRequest, None] = {}  # those with pages in the pool, which are copied with their seat
+        self._again: dict[WorkerRequest, None] = {}  # had a seat before, and go before others of the same class
+        self.fetched: dict[WorkerRequest, None] = {}  # requests with pages in the pool, which are copied with the seat
         self._named: dict[str, list[WorkerRequest]] = {}
-        self.callers: Counter[str] = Counter()  # of real-time prompts, also of those that yield (caller_shares.py)
+        self.callers: Counter[str] = Counter()  # of real-time prompts, also of yielding ones (caller_shares.py)
         self.documents: dict[str, dict[WorkerRequest, None]] = {}  # the best-effort prompts, by caller
-        self._behind: frozenset[str] = frozenset()  # callers whose documents come behind those of others
-        self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
+        self._behind: frozenset[str] = frozenset()  # callers with documents that come behind other callers' documents
+        self.num_tokens = self.num_rt_tokens = 0  # to compute, of all prompts and of real-time prompts
         self._ranks_be_by_slack = policy.scheduler.is_accelgen
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[WorkerRequest, FiledPrompt] = {}
         self._unfiled: dict[WorkerRequest, None] = {}
-        self._moved: dict[WorkerRequest, None] = {}  # filed by what was here of them before
+        self._moved: dict[WorkerRequest, None] = {}  # to be filed again: more or less is here than at the filing
         self._serial = 0
         self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
         self.line = PromiseLine(policy, self._filed)
@@ -188,8 +188,8 @@ class WaitingPrompts:
 
     @property
     def come_first(self) -> bool:
-        """Return whether a prompt waits that comes before best-effort requests which the pool has: of a chat, or of a
-        request that had a seat before and is the first of its class to get one again."""
+        """Return whether a prompt waits that comes before best-effort requests of the pool: of a chat, or of a request
+        that had a seat before."""
         return bool(self.real_time or self._again)
 
     def _alone(self, running: WorkerRequest) -> OrderedDict[WorkerRequest, None]:
@@ -215,7 +215,7 @@ class WaitingPrompts:
             self.num_rt_tokens += tokens
 
     def look(self, running: WorkerRequest) -> None:
-        """Note what is here by now of a prompt's beginning; its place in the order changes when that is refreshed."""
+        """Note what is here by now of a prompt's beginning; the prompt's place changes at the next refresh."""
         self._pages.look(running)
         self._note_fetch(running)
         if running.num_ahead != self._all[running]:
@@ -230,9 +230,9 @@ class WaitingPrompts:
             self.fetched.pop(running, None)
 
     def add_first(self, running: WorkerRequest) -> None:
-        """Add a request that had a seat before all that have arrived."""
+        """Add a request that had a seat, before all that have arrived."""
         self.add(running)
-        # A prompt that lost its seat before its first token goes by its length again: long ones wait for all others.
+        # A prompt that lost its seat before the first token is again ordered by length: long prompts wait for others.
         if running.output or self._policy.ordering.is_by_arrival:
             self._again[running] = None
         self._all.move_to_end(running, last=False)
@@ -261,7 +261,7 @@ class WaitingPrompts:
         self._take_out(running)
 
     def drop(self, request: str, attempt: int) -> list[WorkerRequest]:
-        """Remove the prompts of this request up to this attempt, and return them."""
+        """Remove and return the prompts of this request up to this attempt."""
         leaving = [running for running in self._named.get(request, ()) if running.is_of(request, attempt)]
         for running in leaving:
             self.remove(running)
@@ -271,7 +271,7 @@ class WaitingPrompts:
         return self._named.get(request, ())
 
     def set_promise(self, running: WorkerRequest, promise: Promise) -> None:
-        """Give a request another promise, and a prompt that waits here its place by that."""
+        """Give a request another promise, and a waiting prompt the place of that promise."""
         waits = running in self._all
         if waits:
             self.remove(running)
@@ -280,18 +280,18 @@ class WaitingPrompts:
             self.add(running)
 
     def refile(self, running: WorkerRequest) -> None:
-        """File a prompt again because what its order depends on has changed, if it waits here."""
+        """File a prompt again, if it waits here: something that its order depends on has changed."""
         if running in self._all:
             self._take_out(running)
             self._unfiled[running] = None
 
     def put_behind(self, callers: frozenset[str]) -> None:
-        """Have the best-effort prompts of these callers, and of no others, come behind those of others."""
+        """Put the best-effort prompts of these callers, and of no others, behind those of other callers."""
         if callers != self._behind:
             self._behind = callers
             self.line.put_behind(callers)
 
-    # --- Their order
+    # --- The order
 
     def refresh(self, now: float, times: StepTimes, chunk: int) -> None:
         """Bring the order up to date. This comes before `line`, or anything below, is asked at this moment."""
@@ -308,9 +308,9 @@ class WaitingPrompts:
         self._dues.sweep(self._filed)
 
     def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
-        """Yield all prompts, or the real-time ones and those that are late, as they are to be served.
+        """Yield all prompts, or only real-time and late prompts, in the order of service.
 
-        By promises and by keys, their keys compare with those of seated requests (ranks.py).
+        With promises and with a fixed key, the keys compare with those of seated requests (ranks.py).
         """
         if self._policy.ordering.goes_by_promises:
             return self.line.in_order(now, most_s, (True,) if only_rt else (True, False))
@@ -355,10 +355,10 @@ class WaitingPrompts:
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:
         """Return the most time that the prompts that wait leave for a step (`Promise.step_room_s`).
 
-        A prompt that could not even run its next chunk in time, which takes `chunk_s`, does not bind. Such prompts are
-        at the front, and where there are more than a few, those behind them will hardly make it either.
+        A prompt does not bind if its next chunk, which takes `chunk_s`, would already be late. Such prompts are at the
+        front, and where there are more than a few, the prompts behind them will hardly be in time either.
         """
-        from_s = now - self._times.most_s  # a step that is still to come is in their slack
+        from_s = now - self._times.most_s  # the slack of prompts counts a step that is still to come
         first = bisect_left(self._in_time, (from_s + chunk_s(1),))
         for place in islice(self._in_time, first, first + _HOPELESS):
             room_s = float(place[0]) - from_s
@@ -368,5 +368,5 @@ class WaitingPrompts:
 
 
 def has_moved(before: float, value: float) -> bool:
-    """Return whether a time, or a size, is so different from before that all are filed again."""
+    """Return whether a time, or a size, has changed so much that all are filed again."""
     return abs(value - before) > _DRIFT * before if before >= 0 else True
