@@ -1,14 +1,14 @@
 """The decode worker: it decodes batches of requests, real-time and best-effort.
 
-state.py         The decode worker's core: which part hears which event, and the acts of its turn.
-arriving.py      Requests that come: batches of the pool, offers, the room for more; seats, and what is copied to them.
+state.py         The decode worker's core: which part hears which event, and what follows each event.
+arriving.py      Requests that come: batches of the pool, offers, the room for more; seats, and copies from the pool.
 joining.py       Candidates that become residents: copied from the pool, or pulled from another worker.
 running.py       The next step: memory, the choice, a step ahead, and what a step that has ended brings.
 leaving.py       Requests that leave: for lack of memory to the pool or to wait, or to go on at another worker.
-pool_traffic.py  What goes to the pool: requests that leave, prompts, answers, prompts of other nodes; pages for that.
+pool_traffic.py  What goes to the pool: requests that leave, prompts, answers; the pages for that.
 by_policy.py     The core with the scheduler and the memory that a policy names.
 actor.py         The decode worker as a process.
 
-Which requests are here and what memory they have is in alignedserve/worker/; a scheduler plans their steps
+Which requests are here, and with which memory, is in alignedserve/worker/; a scheduler plans steps
 (alignedserve/schedulers/).
 """

@@ -1,7 +1,7 @@
 """Requests that come to a decode worker: candidates of the pool and of prefill workers, and prompts that get a seat.
 
 Batch, Offer ─▶ candidate ─▶ (joining.py)
-waiting ── a seat ──▶ prompt, after what the pool has of its beginning was copied here
+waiting ── a seat ──▶ prompt, after a copy of the pool's pages of the beginning
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STOCK = 8  # with 64 seats, 8 candidates wait to join as others end
 
 
 class Intake(WorkerPart):
-    """Takes candidates in, from the pool in a batch, or offered by a worker that their prompts ran on; tells the pool
-    how much room there is for more."""
+    """Takes candidates in, from the pool in a batch, or offered by the worker that ran the prompt; tells the pool how
+    much room there is for more."""
 
     def __init__(self, worker: Worker, direct: bool) -> None:
         super().__init__(worker)
@@ -64,8 +64,8 @@ class Intake(WorkerPart):
     def take_batch(self, batch: Batch, frame: Received, now: float) -> list[Command]:
         """Take what the pool hands out as candidates.
 
-        A pool that took this worker for dead may hand out again what is here: it goes on as it is. A pool that others
-        took for dead may hand out an attempt whose next one is here already.
+        A pool that took this worker for dead may hand out again an attempt that is here: this one goes on. A pool that
+        others took for dead may hand out an attempt after the next attempt has come here: it is released.
         """
         self._asked = None
         pool, is_request = frame.sender, batch.is_pinned or batch.is_dynamic
@@ -90,9 +90,9 @@ class Intake(WorkerPart):
     def _add(
         self, entry: Entry, source: Member | None, is_pinned: bool, now: float, batch: int = 0, found_for: int = 0
     ) -> list[Command]:
-        """Add a candidate. It joins when its syntax is compiled."""
+        """Add a candidate, which joins once its syntax is compiled."""
         due = promise(entry.request, self._policy, len(entry.output), entry.due)
-        due.served(now)  # it waits from now on
+        due.served(now)  # the request waits from now on
         due_at = due.due_at(now)
         candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for)
         sender = source or self._pool.member
@@ -105,13 +105,13 @@ class Intake(WorkerPart):
         return [PrepareSyntax(entry.request)] if candidate.awaits_syntax else []
 
     def note_copy(self, kept: Kept, frame: Received, now: float) -> list[Command]:
-        """Note that the pool holds the first pages of a request: it lacks what is written from now on."""
+        """Note that the pool holds the first pages of a request: only what comes after is still to be written."""
         attempt = (kept.request, kept.attempt)
         if attempt not in self._here.attempts():
             return self._holds.decline(attempt, now)
         having = (*self._here.occupants(), *self._here.among(State.CANDIDATE), *self._queue.waiting.named(kept.request))
         running = next((running for running in having if running.key == attempt), None)
-        self._holds.add(attempt)  # let go of too where what is on its way there is wanted no more
+        self._holds.add(attempt)  # released too where the copy under way is wanted no more
         if running is not None and running.num_lost:
             return self._holds.release(attempt)
         if running is not None and not self._writer.num_written(running):
@@ -124,16 +124,16 @@ class Intake(WorkerPart):
     def consider(self, offer: Offer, frame: Received, now: float) -> list[Command]:
         """Take the offer, or decline it. A candidate that is not declined waits its turn at the sender.
 
-        The sender repeats its offer until the request is pulled, or until it has an answer."""
+        The sender repeats the offer until the request is pulled, or until the sender has an answer."""
         entry, sender = offer.entry, frame.sender
         source, name, attempt = self._candidates.peers.get(sender), entry.request.id, entry.request.attempt
         here = max((known for request, known in self._here.attempts() if request == name), default=-1)
         if here >= attempt or self._here.transfers.has_come((name, attempt)):
             receiving = [running.key for running in self._here.among(State.RECEIVING)]
             is_asked = (name, attempt) in (*receiving, *(candidate.key for candidate in self._candidates.waiting))
-            return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
+            return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # the sender has nothing to send any more
         if (name, attempt) in self._cancelled:
-            return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of it
+            return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of the end
         is_taken = not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._here.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]
@@ -156,8 +156,8 @@ class Intake(WorkerPart):
     def ask(self, now: float) -> list[Command]:
         """Tell the pool of the room here whenever it has changed.
 
-        A worker that has preempted a request has no room until another one ends. Prompts of chats, and requests that
-        had to leave and wait here, come before candidates."""
+        A worker that has preempted a request has no room until another request ends. Prompts of chats, and requests
+        that had to leave and wait here, come before candidates."""
         if self._pool.member is None or (self._queue.waiting.come_first and not self._policy.swaps):
             return []
         room = self._room
@@ -216,19 +216,19 @@ class Intake(WorkerPart):
 
 
 class Seats(WorkerPart):
-    """Gives waiting prompts their seats, and copies KV from the pool: the beginning of a prompt, or all of a candidate
-    that joins."""
+    """Gives waiting prompts seats, and copies KV from the pool: the beginning of a prompt, or all of a joining
+    candidate."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
-        self._new: list[int] = []  # copies to prompts that are not ordered yet
-        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
+        self._new: list[int] = []  # copies to prompts, not ordered yet
+        self.num_reused_tokens = 0  # that were not computed because the pool had KV
         self.num_spoiled_pages = 0  # of the pool that were not intact
 
     def seat(self, prompt: WorkerRequest) -> None:
-        """Give a prompt its seat, which has its blocks; it runs after what the pool knows of it has been fetched."""
+        """Give a prompt with blocks its seat; the prompt runs after a copy of the pages that the pool has."""
         self._queue.waiting.remove(prompt)
-        has_left = len(prompt.output) > len(prompt.request.emitted)  # then it is recomputed without `schedule.evict`
+        has_left = len(prompt.output) > len(prompt.request.emitted)  # then recomputed without `schedule.evict`
         may_fetch = not prompt.kv.form and (self._policy.evict or not has_left) and self._pool.member is not None
         if self._pages.has_to_fetch(prompt) and may_fetch:
             self._new.append(self._here.begin_copy(prompt, State.FETCHING))
@@ -242,7 +242,7 @@ class Seats(WorkerPart):
         self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> list[Command]:
-        """Seat waiting prompts in their order while there is room, where the plan of a step does not seat them."""
+        """Seat waiting prompts in order while there is room, where steps are planned without seating prompts."""
         for prompt in self._first_come():
             is_blocked = not prompt.promise.is_rt and self._memory.owes_best_effort
             if is_blocked or not self._scheduler.has_seat(self._here.num_seated):
@@ -253,9 +253,9 @@ class Seats(WorkerPart):
         return self.fetch()
 
     def _first_come(self) -> Iterator[WorkerRequest]:
-        """Yield waiting prompts that are seated without being chosen, in their order.
+        """Yield waiting prompts, in order, where they are seated without a choice by the scheduler.
 
-        No prompt overtakes the first one that does not wait for a page: otherwise a large prompt could wait for ever.
+        No prompt overtakes the first that does not wait for a page: otherwise a large prompt could wait for ever.
         Yield none while nothing has changed."""
         waiting = self._queue.waiting
         if not (self._policy.is_plain and waiting):
@@ -270,7 +270,7 @@ class Seats(WorkerPart):
             next_pages.add(first)
 
     def has_seat(self, running: WorkerRequest) -> bool:
-        """Return whether there is a seat for the request, free or of a best-effort request that it may displace."""
+        """Return whether there is a seat for the request: free, or of a best-effort request that may be displaced."""
         if self._here.num_seated < self._limits.max_batch:
             return True
         displaces = running.promise.is_rt and self._policy.is_rt_first
@@ -280,7 +280,7 @@ class Seats(WorkerPart):
     # --- Copies from the pool
 
     def fetch(self) -> list[Command]:
-        """Order the copies to prompts that were seated since: behind those of requests that left them their blocks."""
+        """Order the copies to newly seated prompts, behind copies of the requests that left the blocks."""
         new, self._new = self._new, []
         return [*self._memory.orders(), *map(self._fetch, new)] if new else []
 
@@ -291,10 +291,10 @@ class Seats(WorkerPart):
         return self._copy(number, prompt.known, blocks, prompt.tokens(0, prompt.prefix), prompt.fetched_from)
 
     def copy_in(self, running: WorkerRequest, pages: tuple[int, ...], start: int = 0) -> list[Command]:
-        """Copy all of a request to its blocks from these pages, from the one that begins with token `start` on."""
+        """Copy all of a request to its blocks from these pages, from the page that begins with token `start` on."""
         number = self._here.begin_copy(running, State.JOINING)
         # The copy, or the first step, may end this process before another frame gets out. So the router hears of the
-        # request now, and charges the death to it.
+        # request now, and charges the death to the request.
         self._notes.note("joined", running.key)
         return [*self._memory.orders(), self._copy(number, pages, running.blocks, running.kept_tokens, start)]
 
@@ -306,10 +306,10 @@ class Seats(WorkerPart):
         return CopyIn(number, self._pool.member.holder, lacking, blocks, tokens, start, self._memory.copies_beside)
 
     def copied_in(self, event: CopiedIn, now: float) -> list[Command]:
-        """Let the request run that has its KV now.
+        """Let the request run, now that its copy has ended.
 
-        KV that is not intact no other request gets: the pool forgets these pages, since the next attempt could commit
-        them again, with the rest from a device. A prompt is recomputed. The owner of a request that was to decode
+        No other request gets KV that is not intact: the pool forgets these pages, since the next attempt could commit
+        them again, with the rest from a device. A prompt is recomputed. For a request that was to decode, the owner
         starts the next attempt, which begins with the prompt."""
         here, running = self._here, self._here.end_copy(event.number)
         if running is None:  # the copy was to a buffer of a form
@@ -330,7 +330,7 @@ class Seats(WorkerPart):
             else:
                 self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here.residents))
             self._pages.publish(running)
-            # The next copy of a request that lacks its beginning is of other tokens.
+            # A request that lacks its beginning is copied to other pages next time.
             is_let_go = self._memory.dropping.drop(running) if is_prompt else running.num_lost > 0
             return self._holds.release(running.key) if is_let_go else []
         if is_prompt:

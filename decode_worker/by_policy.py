@@ -1,4 +1,4 @@
-"""Makes a decode worker's core with the scheduler and the memory that its policy names."""
+"""Makes a decode worker's core with the scheduler and the memory that the policy names."""
 
 from __future__ import annotations
 

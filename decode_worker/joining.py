@@ -17,7 +17,7 @@ from alignedserve.worker.transfers import IncomingTransfer
 
 
 class Joining(WorkerPart):
-    """Lets candidates join the requests that decode, in their order, as soon as there is a seat and memory.
+    """Lets candidates join the decoding requests, in order, as soon as there is a seat and memory.
 
     KV in the pool is copied (Seats.copy_in), KV on another worker's device is pulled."""
 
@@ -28,11 +28,11 @@ class Joining(WorkerPart):
     # --- The next candidate
 
     def next_candidate(self, now: float) -> JoinCandidate | None:
-        """Return the candidate that joins next, if it may join now.
+        """Return the candidate that joins next; None where none may join now.
 
-        Before best-effort candidates come prompts of chats, and requests that had to leave and wait here; behind them,
-        other prompts. A candidate that had to leave joins again when another request has ended: otherwise the two would
-        take turns."""
+        Prompts of chats, and requests that had to leave and wait here, come before best-effort candidates; other
+        prompts come after. A candidate that had to leave joins again when another request has ended: otherwise the two
+        would take turns."""
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short) or self._here.is_reserved:
             return None
@@ -47,11 +47,11 @@ class Joining(WorkerPart):
         return candidate.as_running(self._policy, self._limits.page_size)
 
     def takes_prompts(self, now: float) -> bool:
-        """Return whether prompts may be seated on free memory: no candidate waits for it, and no request just left."""
+        """Return whether prompts may be seated on free memory: no candidate waits, and no request just left."""
         return self.next_candidate(now) is None and not self._here.is_short
 
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
-        """Return whether others have to leave for the candidate: it is pinned, or its slack has run out."""
+        """Return whether others have to leave for the candidate, which is pinned or has no slack left."""
         if not (candidate.is_rt and self._policy.is_rt_first):
             return False
         times, late = self._pace.times, self._policy.late
@@ -66,9 +66,9 @@ class Joining(WorkerPart):
         return commands
 
     def _seat_candidates(self, now: float) -> list[Command]:
-        """Seat candidates in their order; no candidate overtakes the first."""
+        """Seat candidates in order; no candidate overtakes the first."""
         commands, ordering, times, late = list[Command](), self._policy.ordering, self._pace.times, self._policy.late
-        if not ordering.is_by_arrival:  # else they are sorted as they come
+        if not ordering.is_by_arrival:  # else candidates are sorted as they come
             sort = ordering.of_waits.sort
             self._candidates.arrange(
                 self._steps.number, lambda requests: sort(requests, lambda of: self._standing(of, now), times, late)
@@ -99,18 +99,18 @@ class Joining(WorkerPart):
                 self._here.move(running, State.RECEIVING)
                 transfer = self._transfers.begin(first, running, first.source)
                 if first.evicted is None:
-                    self._notes.note("joined", first.key)  # from now on it is lost with this worker
+                    self._notes.note("joined", first.key)  # from now on lost with this worker
                 receive = ReceiveKv(transfer.number, first.source.holder, running.blocks, running.kept_tokens)
                 commands += (receive, transfer.pull)
         return commands
 
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
-        """Return the standing of a candidate that is a copy and a decode away from its next token."""
+        """Return the standing of a candidate, which needs a copy and a decode for its next token."""
         work = Work(transfer_s=candidate.entry.num_held * self._pace.copy_token_s)
         return candidate.promise.standing(now, work, self._pace.times)
 
     def _tag(self, candidate: JoinCandidate, running: WorkerRequest, now: float) -> None:
-        """Tag the request with the running batch where its length is in the band of that. The first member of the next
+        """Tag the request with the running batch where its length is in that batch's band. The first member of the next
         batch begins a batch switch."""
         is_found = 0 < candidate.found_for == self._batch.number
         found = self._batch.number if is_found else self._batch.tag(running.num_held, self._here.with_kv)
@@ -121,7 +121,7 @@ class Joining(WorkerPart):
                 self._batch.begins(candidate.batch)
             self._batch.joined(now - candidate.since)
 
-    # --- Its KV
+    # --- The KV of a candidate
 
     def received(self, event: KvReceived, now: float) -> list[Command]:
         intact = event.intact
@@ -137,7 +137,7 @@ class Joining(WorkerPart):
         return self._holds.release(running.key) if running.num_lost else []
 
     def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
-        """Recompute the request, copy it from the pool, or leave it to its sender or its owner."""
+        """Recompute the request, copy it from the pool, or leave it to the sender or the owner."""
         running, attempt = transfer.running, transfer.running.key
         has_pages = bool(transfer.pages) and self._pool.member is not None
         if transfer.is_wanted and transfer.candidate.evicted is not None:
@@ -154,7 +154,7 @@ class Joining(WorkerPart):
         is_sender_lost = self._candidates.peers.get(transfer.source.name) != transfer.source
         if transfer.candidate.is_copied or is_sender_lost:
             self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
-            # The router knows the request to be here, so it does not charge the end of the sender to it.
+            # The router believes the request here, so it does not charge the sender's end to the request.
             self._notes.note("cut" if is_sender_lost else "lost", attempt)
             return released
         self._notes.note("returned", attempt)

@@ -1,6 +1,6 @@
-"""Requests that leave a decode worker: for lack of memory, or because another worker goes on with them.
+"""Requests that leave a decode worker: for lack of memory, or to go on at another worker.
 
-Their KV goes to the pool's pages, or directly to the device of another worker.
+The KV goes to the pool's pages, or directly to the device of another worker.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from alignedserve.worker.step.states import State
 
 
 class Leaving(WorkerPart):
-    """Takes requests from their seats: preempts those that a caller has chosen, and hands on those whose prompts ran.
+    """Takes requests from their seats: preempts requests that others chose, and hands on requests after prompts.
 
-        resident ── preempted, pages at hand ──▶ evicted: copied to the pool, where it waits
+        resident ── preempted, pages at hand ──▶ evicted: copied to the pool, and waits there
            └── too few ──┐
-        prompt ──────────┴──▶ waiting: full pages are copied while there are pages at hand, and it goes on from there
+        prompt ──────────┴──▶ waiting: full pages are copied while there are pages at hand, and need not run again
 
-        resident ── its worker is reached directly: Offer ──▶ departing (worker/offering.py) ──▶ gone
+        resident ── the worker is reached directly: Offer ──▶ departing (worker/offering.py) ──▶ gone
            │ ▲                                                   │
-           │ └── Decline, or the worker is lost: it decodes here ┘
-           └── else, pages at hand ──▶ the pool hands it to that worker
+           │ └── Decline, or the worker is lost: decodes here ──┘
+           └── else, pages at hand ──▶ the pool hands the request to that worker
 
-    A request that is handed on decodes here until the pool has the full pages of its prompt, which are copied beside
-    the steps. So it pauses only for the copy of the rest to the pool, and for the copy of all its pages to the worker.
+    A request that is handed on decodes here until the pool has the prompt's full pages, which are copied beside the
+    steps. So the request pauses only for the copy of the rest to the pool, and of all its pages to the worker.
 
     Where nothing decodes (prefill_worker/state.py), every request is handed on as soon as its prompt has run, chats
-    first. It goes to the pool, which batches those for which no worker was named. Where no pool is of use, it is
+    first: to the pool, which batches the requests that have no named worker. Where no pool is of use, the request is
     offered to a decode worker, and waits on this device until that worker has room.
     """
 
@@ -54,9 +54,9 @@ class Leaving(WorkerPart):
         winner: WorkerRequest | None = None,
         is_replaced: bool = False,
     ) -> list[Command]:
-        """Let a request leave: to the pool's pages where there are any at hand, for which it never waits.
+        """Let a request leave: to the pool's pages if they are at hand; it never waits for pages.
 
-        `winner` gets the memory; None where requests that decode grow into it. `is_replaced` says that the choice of a
+        `winner` gets the memory; None where decodes grow into the memory. `is_replaced` says that the choice of a
         step has given the blocks to others already."""
         memory, is_resident = self._memory, running.state is State.RESIDENT
         free: Callable[[tuple[int, ...]], None] = (lambda _blocks: None) if is_replaced else memory.leave
@@ -80,7 +80,7 @@ class Leaving(WorkerPart):
         if is_replaced:
             memory.note_replaced(running)
         elif is_evicted:
-            memory.release(running)  # later writes to its blocks come after the copy
+            memory.release(running)  # later writes to the blocks come after the copy
         if not is_evicted:
             self._queue.put_back(running)
         return commands
@@ -90,14 +90,14 @@ class Leaving(WorkerPart):
         self._decisions.note(Kind.DISPLACED, running.request, other, len(running.output), why=how)
 
     def yield_to(self, winner: WorkerRequest, tokens: int, now: float) -> list[Command]:
-        """Let best-effort requests leave so that a real-time one finds memory for `tokens`."""
+        """Let best-effort requests leave so that a real-time request finds memory for `tokens`."""
         leaving = self._memory.yielding(tokens, self._memory.context(now))
         return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, winner)]
 
     def swap_for(self, running: WorkerRequest, tokens: int, now: float) -> list[Command] | None:
-        """Let requests of lower levels leave so that this one finds memory for `tokens`, and a seat.
+        """Let requests of lower levels leave so that this request finds memory for `tokens`, and a seat.
 
-        Return None where there are none, or too few: it waits like all others."""
+        Return None where too few have lower levels: the request waits like all others."""
         lower = self._scheduler.gives_way(self._here.seated, running, self._memory.context(now))
         leaving = self._memory.leaving_for(tokens, lower, self._scheduler.has_seat) if lower else None
         if leaving is None:
@@ -107,7 +107,7 @@ class Leaving(WorkerPart):
     def crowd_out(self, prompt: WorkerRequest) -> None:
         """Let a prompt wait again so that others can go on.
 
-        Prompts that get their blocks chunk by chunk may all have some, and none enough. No prompt is seated before
+        Prompts that get blocks chunk by chunk may all have some blocks, and none enough. No prompt is seated before
         memory has come free, else two prompts could take turns for ever.
         """
         self._queue.put_back(prompt)
@@ -141,7 +141,7 @@ class Leaving(WorkerPart):
         return not self.needs_no_pool and self.lacks_pages() is None
 
     def hand_on(self, now: float) -> list[Command]:
-        """Let requests leave whose worker is reached directly, or for which there are pages at hand."""
+        """Let requests leave where the worker is reached directly, or where there are pages at hand."""
         commands: list[Command] = []
         waits_there = self.needs_no_pool
         for running in self.ready:
@@ -161,7 +161,7 @@ class Leaving(WorkerPart):
         self._decisions.note(kind, running.request, running.decode, tokens=running.prefix)
         copy = self._writing.write(running)
         orders = self._memory.orders_before(copy, running)
-        self._memory.release(running)  # later writes to its blocks come after the copy
+        self._memory.release(running)  # later writes to the blocks come after the copy
         return [*released, *orders, copy]
 
     def lacks_pages(self) -> WorkerRequest | None:
@@ -169,7 +169,7 @@ class Leaving(WorkerPart):
         return next(iter(self.ready), None) if self._hands_on_all and not self.needs_no_pool else None
 
     def _way_for(self, running: WorkerRequest) -> Member:
-        """Return the worker that was named for the request. Where none was, return the one with the fewest offers.
+        """Return the worker that was named for the request; where none was, the worker with the fewest offers.
 
         The worker from which a request came back last is taken only if there is no other: the way there may be broken.
         """

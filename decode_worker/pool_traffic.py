@@ -1,13 +1,13 @@
 """What a decode worker writes to the pool: requests that leave, prompts and answers that others may need.
 
-    resident ── pages at hand ──▶ evicted (blocks to pages) ──▶ Commit: it waits in the pool
-       ├── its prompt has run ──▶ its full pages ──▶ Keep: the pool holds them for it
-       └── ended ──▶ kept (its answer to pages) ──▶ Keep: for a request that goes on from there
-    has to leave, and waits here ──▶ full pages of what has run ──▶ Keep: it goes on from there
+    resident ── pages at hand ──▶ evicted (blocks to pages) ──▶ Commit: waits in the pool
+       ├── the prompt has run ──▶ full pages ──▶ Keep: the pool holds them for the request
+       └── ended ──▶ kept (answer to pages) ──▶ Keep: for a later request that goes on from there
+    has to leave, and waits here ──▶ full pages of what has run ──▶ Keep: goes on from there
 
-Only what the pool lacks is written: the full pages that it holds for a request stay its own. The worker has
-spare pages at hand (worker/pool.py), and does without where there are none: what leaves is recomputed. Only where no
-request decodes here, those whose prompts have run wait for pages.
+Only what the pool lacks is written: the full pages that it holds for a request stay as they are. The worker has spare
+pages at hand (worker/pool.py). Where there are none, a request that leaves is recomputed; only where no request decodes
+here, requests that have run their prompts wait for pages.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class PageWriting(WorkerPart):
-    """Orders copies to the pool's pages, and hands pages on to the pool when their copy has ended."""
+    """Orders copies to the pool's pages, and hands pages on to the pool when the copy has ended."""
 
     def __init__(self, worker: Worker, outputs: Outputs) -> None:
         super().__init__(worker)
         self._outputs, self._page_size = outputs, self._limits.page_size
-        self._awaited: set[Attempt] = set()  # the pool is still to say what it holds of these
+        self._awaited: set[Attempt] = set()  # the pool has not yet said what it holds of these
         self.num_kept_pages = 0  # of prompts and answers
-        # Beside steps only what stays where it is can be copied.
+        # Beside steps only KV that stays in place can be copied.
         self._keeps_prompts = self._policy.reuse and self._memory.keeps_places and self._memory.decodes
-        self._prompts: dict[WorkerRequest, None] = {}  # to be written, in the order of their first tokens
+        self._prompts: dict[WorkerRequest, None] = {}  # to be written, in the order of first tokens
         self._copying: dict[WorkerRequest, None] = {}  # prompts that are being written
 
     def leased(self, lease: LeasePages, frame: Received, now: float) -> None:
@@ -59,14 +59,14 @@ class PageWriting(WorkerPart):
 
     @property
     def target(self) -> Member | None:
-        """Return the pool, if it may be written to now."""
+        """Return the pool, if the worker may write there now."""
         return self._writer.target(self._pool.member)
 
     def has_pages(self, running: WorkerRequest) -> bool:
         """Return whether the pages at hand are enough for what the pool lacks of a request that has to leave."""
         if self.target is None:
             return False
-        if self._writer.is_writing(running):  # its blocks are overwritten meanwhile
+        if self._writer.is_writing(running):  # the blocks are overwritten meanwhile
             self._writer.forget_parts(running)
         return self._writer.pages_for(running, running.prefix) <= len(self._writer.lease.pages)
 
@@ -89,7 +89,7 @@ class PageWriting(WorkerPart):
         return [self._writer.begin(running, self.target, tokens, stays=True)]
 
     def write_next(self, running: WorkerRequest, pages: int, has_ended: bool = False) -> CopyOut:
-        """Order a copy of the next full pages of a request: beside the steps, or where it has ended, between two."""
+        """Order a copy of a request's next full pages: beside the steps, or after a step if the request has ended."""
         assert self.target is not None, "there are pages at hand"
         tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
         return self._writer.begin(running, self.target, tokens, has_ended=has_ended, aside=not has_ended)
@@ -111,11 +111,11 @@ class PageWriting(WorkerPart):
         return self._hand_on(copy, now)
 
     def _hand_on(self, copy: Copy, now: float) -> list[Command]:
-        """Give the pages of a copy that has ended to the pool, or take them back where it is not wanted any more."""
+        """Give the pages of an ended copy to the pool, or take them back where the copy is not wanted any more."""
         if self._pool.member is None or not copy.wanted:
             self._writer.take_back(copy)
             return []
-        if copy.has_left and copy.running.known != copy.known:  # the pool has taken them back meanwhile
+        if copy.has_left and copy.running.known != copy.known:  # the pool has taken those back meanwhile
             self._writer.take_back(copy)
             self._queue.put_back(copy.running)
             return []
@@ -137,14 +137,14 @@ class PageWriting(WorkerPart):
     def _commit(self, copy: Copy, now: float) -> Commit:
         running = copy.running
         self._holds.committed(running.key, now)
-        self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
+        self._outputs.forget([running.request.id])  # the request's next worker has the whole output
         self._notes.note("returned", running.key)
         self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
         names = self._writer.names.pages_of(running, running.prefix) if self._policy.reuse else ()
         return Commit(running.entry(copy.known + copy.pages, names), len(copy.known), running.decode)
 
     def pool_lost(self, event: MemberLost, now: float) -> None:
-        """Recompute the requests that were on their way to the lost pool, and forget the pages that it kept."""
+        """Recompute the requests that were on their way to the lost pool; forget the pages that the pool kept."""
         for running in self._writer.lose_pool():
             running.forget_known()
             self._queue.put_back(running)
@@ -176,7 +176,7 @@ class PageWriting(WorkerPart):
         return tokens // self._page_size - len(running.known) - self._writer.num_written(running)
 
     def forget(self, written: dict[WorkerRequest, None], goes_on: Callable[[WorkerRequest], bool]) -> None:
-        """Forget the pages of requests that do not go on; a kept answer takes its pages to the pool."""
+        """Forget the pages of requests that do not go on; the pages of a kept answer still go to the pool."""
         for running in [running for running in written if not goes_on(running)]:
             del written[running]
             if running.state is not State.KEPT:
@@ -185,7 +185,7 @@ class PageWriting(WorkerPart):
     # --- Prompts that have run
 
     def add_prompt(self, running: WorkerRequest) -> None:
-        """Have the prompt of a request written, which decodes from now on."""
+        """Have a request's prompt written; the request decodes from now on."""
         if self._keeps_prompts and self._pool.member is not None and self._num_of_prompt(running) > 0:
             self._prompts[running] = None
 
@@ -205,8 +205,8 @@ class PageWriting(WorkerPart):
     def keep_prompts(self, now: float) -> list[Command]:
         """Hand on what is written, and begin to copy as many prompts as there are pages for.
 
-        Nothing more is written once the request has left. When it ends, the pages that are written go to the pool with
-        its answer."""
+        Nothing more is written once the request has left. When the request ends, the written pages go to the pool with
+        the answer."""
         if not self._prompts and not self._copying:
             return []
         self.forget(self._copying, self._decodes)
@@ -216,7 +216,7 @@ class PageWriting(WorkerPart):
             del self._copying[running]
             if self._writer.num_written(running):
                 commands += self.hand_on_parts(running, now)
-            else:  # its pages were forgotten, since the pool holds other pages before them than it did
+            else:  # pages were forgotten, since the pool now holds others before them
                 self._prompts[running] = None
         target = self.target
         for running in list(self._prompts):
@@ -234,11 +234,11 @@ class PageWriting(WorkerPart):
 
 
 def is_writable(running: WorkerRequest, page_size: int) -> bool:
-    """Return whether the pages that the pool lacks can be written from the request's KV as it is, and are of use."""
+    """Return whether the request's KV can be written to the pages that the pool lacks, and whether they are of use."""
     return running.has_tokens and running.kv.can_be_stored_from(len(running.known) * page_size)
 
 
-_MOST_AHEAD = 4  # requests that are written ahead; to find one takes a look at all residents
+_MOST_AHEAD = 4  # requests that are written ahead; each search looks at all residents
 _LOOK_STEPS = 4  # between two looks: no page is filled in fewer steps
 _LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
 _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
@@ -248,11 +248,11 @@ _KEPT_SHARE = 8  # of the device's memory, answers hold an eighth at most while 
 class PagesToWrite(WorkerPart):
     """Chooses full pages of requests that go to the pool, mostly beside the steps, and asks for pages to have at hand.
 
-        prompts that have run     while their requests decode: others may need them
-        requests that leave next  then only the rest of them is copied between two steps, and delays the next one
-        answers                   of requests that have ended: the pool has most pages of their prompts already
+        prompts that have run     while the requests decode: others may need these pages
+        requests that leave next  then only the rest is copied between two steps, and delays the next step
+        answers                   of requests that have ended: the pool has most pages of the prompts already
 
-    Wanted at hand are enough pages for the largest resident, should it leave or end with its next token, for prompts
+    The worker wants pages at hand for the largest resident, which may leave or end with its next token, for prompts
     that have run, and for several residents where memory is short. Where none decodes here, all prompts are written
     ahead, and all requests will leave.
     """
@@ -267,10 +267,10 @@ class PagesToWrite(WorkerPart):
         may_be_written = leave_beside if memory.decodes else memory.keeps_places
         self._writes_ahead = may_be_written and not limits.gives_back  # else blocks move
         self._looked_at = 0  # number of a step
-        self._ahead: dict[WorkerRequest, None] = {}  # requests whose pages were written ahead
+        self._ahead: dict[WorkerRequest, None] = {}  # requests with pages that were written ahead
         self.num_ahead = 0  # pages that were written ahead
         self._keeps = policy.reuse or self._have_to_leave  # whether anything of residents is ever written
-        self._lacks = (0, 0)  # step, and the pages that residents may need in it
+        self._lacks = (0, 0)  # a step, and the pages that residents may need then
         self._short = limits.num_blocks // (_SWAPPED_SHARE if policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * limits.block_size, self._page_size)
 
@@ -285,7 +285,7 @@ class PagesToWrite(WorkerPart):
         for running in self._next_to_leave(now) if self._memory.decodes else [*self._here.prompts.values()]:
             is_busy = self._writing.is_busy(running) or running.num_lost
             pages = 0 if is_busy else self._writing.num_lacking(running, running.prefix)
-            if 0 < pages < len(self._lease.pages):  # one page is left for its next tokens
+            if 0 < pages < len(self._lease.pages):  # one page is left for the next tokens
                 self._ahead[running] = None
                 self.num_ahead += pages
                 commands.append(self._writing.write_next(running, pages))
@@ -308,7 +308,7 @@ class PagesToWrite(WorkerPart):
     # --- Answers
 
     def end(self, running: WorkerRequest, finish: FinishReason) -> list[Command]:
-        """Free the memory of a request that has ended, at once or after its answer is copied to the pool."""
+        """Free the memory of a request that has ended, at once or after the answer is copied to the pool."""
         if finish.has_token and self._is_kept(running):
             self._here.move(running, State.KEPT)
             self._memory.hold(running)
@@ -318,10 +318,10 @@ class PagesToWrite(WorkerPart):
         return self._holds.release(running.key)
 
     def _is_kept(self, running: WorkerRequest) -> bool:
-        """Return whether the pool is to keep pages: those of a request that came with KV go on from pages there.
+        """Return whether the pool is to keep the answer; if the request came with KV, only behind pages of the pool.
 
-        Where copies do not keep up with documents that end, the pool goes without some: their blocks would be all that
-        the device has, and no document could begin."""
+        Where copies are slower than documents end, the pool goes without some answers: otherwise their blocks would
+        fill the device, and no document could begin."""
         begins = running.key in self._holds or not running.came_with_kv
         may_stay = self._writing.has_answered(running) and begins and self._memory.may_stay(running)
         if not (may_stay and self._policy.reuse) or (running.request.service is ServiceClass.BE and self._hold_much):
@@ -329,7 +329,7 @@ class PagesToWrite(WorkerPart):
         return self._num_of_answer(running) > 0 or self._writer.num_written(running) > 0
 
     def _num_of_answer(self, running: WorkerRequest) -> int:
-        """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
+        """Return how many pages of the answer to write: the pool lacks them, and pages are at hand."""
         if not self._policy.reuse or self._writing.target is None or running.num_lost:
             return 0
         return min(self._writing.num_lacking(running, running.prefix), len(self._lease.pages))
@@ -337,10 +337,10 @@ class PagesToWrite(WorkerPart):
     def keep_answers(self, now: float) -> list[Command]:
         """Copy answers to the pool, and free the blocks of requests that have nothing left to copy.
 
-        An answer is copied beside the steps and keeps its blocks meanwhile, as it does while its prompt is written. It
-        is copied after the next step instead where decodes may lack its blocks, where answers hold much, where another
-        request waits for them and copies beside steps take long, or where blocks do not stay in place; and only if no
-        chat is late for that.
+        An answer is copied beside the steps and keeps its blocks meanwhile, also while the prompt is still written. The
+        copy comes after the next step instead, and only if it makes no chat late, where decodes may lack the blocks,
+        where answers hold much, where another request waits for blocks and copies beside steps take long, or where
+        blocks do not stay in place.
         """
         here, memory, begun, commands = self._here, self._memory, list[WorkerRequest](), list[Command]()
         may_hold_blocks = memory.keeps_places and memory.num_free >= len(here.residents) and not self._hold_much
@@ -359,12 +359,12 @@ class PagesToWrite(WorkerPart):
 
     @property
     def _hold_much(self) -> bool:
-        """Return whether prompts wait, and answers hold as much memory as they may."""
+        """Return whether prompts wait, and answers hold more memory than their share."""
         most = self._limits.num_blocks // _KEPT_SHARE
         return bool(self._queue.waiting) and sum(len(running.blocks) for running in self._here.kept) > most
 
     def _end_all(self, ended: Sequence[WorkerRequest], now: float) -> list[Command]:
-        """Hand on the written pages of these requests, or copy them after the next step, and free their blocks."""
+        """Hand on the written pages of these requests, or copy the rest after the next step; free the blocks."""
         commands: list[Command] = []
         copied = 0
         for running in ended:
@@ -386,7 +386,7 @@ class PagesToWrite(WorkerPart):
         return commands
 
     def _has_time_for(self, tokens: int, now: float) -> bool:
-        """Return whether `tokens` can be copied between the step in flight and the next, with no chat late for it."""
+        """Return whether `tokens` can be copied between the step in flight and the next without making a chat late."""
         if self._steps.running is None:
             return True
         ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
@@ -398,7 +398,7 @@ class PagesToWrite(WorkerPart):
     def ask(self, now: float) -> list[Command]:
         """Ask for the pages that are wanted.
 
-        Where no pages are wanted, an earlier ask may have to be repeated: its answer may have been lost, with pages
+        Where no pages are wanted, an earlier ask may have to be repeated: the answer may have been lost, with pages
         that the pool has leased to this worker."""
         if self._writing.target is None:
             return []
@@ -445,7 +445,7 @@ class PagesToWrite(WorkerPart):
 
 
 def _lacks(resident: WorkerRequest, more: int, size: int) -> int:
-    """Return the pages that the pool will lack once the request has `more` tokens; 0 where it is never written."""
+    """Return the pages that the pool will lack after `more` tokens; 0 where the request is never written."""
     if not is_writable(resident, size):
         return 0
     return (resident.prefix - resident.num_lost + more) // size - len(resident.known)

@@ -1,13 +1,13 @@
 """The next step of a decode worker, and what a step that has ended brings.
 
-    step N      planned ─▶ runs ─────────────────────────▶ its tokens are known
+    step N      planned ─▶ runs ─────────────────────────▶ the tokens are known
     step N + 1       planned ─▶ waits on the device ─▶ runs ───────────────────▶
 
-While step N runs, step N + 1 is planned ahead, so that the device never waits for its worker. What step N brings is not
-known then, so only what no result can change is planned ahead: all decodes go on. A request in step N has as its input
-in N + 1 the token that N samples. A request that must end with that token is left out. One that turns out to have ended
-is in N + 1 for nothing: its result is dropped, and its blocks are free when N + 1 has ended. A request whose next token
-the host has a say in (penalties, a grammar: all with a History) sits out one step.
+While step N runs, step N + 1 is planned ahead, so that the device never waits for the worker. The results of step N are
+not known then, so only what no result can change is planned ahead: all decodes go on. A request in step N has as its
+input in N + 1 the token that N samples. A request that must end with that token is left out. If a request turns out to
+have ended, its result in N + 1 is dropped, and its blocks are free when N + 1 has ended. If the host has a say in a
+request's next token (penalties, a grammar: all with a History), the request sits out one step.
 
 All else (prompts, requests that join or leave) is decided with no step in flight: then the device waits once.
 """
@@ -36,7 +36,7 @@ from alignedserve.worker.step.view import PlannedStep, StepView
 
 
 def decodes_of(requests: Sequence[WorkerRequest]) -> tuple[Decode, ...]:
-    """Return the decodes of requests whose newest tokens are known."""
+    """Return the decodes of requests with a known newest token."""
     return tuple(
         [  # one for each token: a call for each would cost as much again, and a keyword half as much
             Decode(
@@ -72,7 +72,7 @@ class Stepping(WorkerPart):
         self.num_ahead_steps = 0  # planned while another ran
 
     def plan(self, now: float) -> list[Command]:
-        """Plan the next step where none runs, and the one after it where that is possible."""
+        """Plan the next step where none runs, and the step after it where possible."""
         if self._steps.running is not None:
             return self._plan_ahead(self._steps.running, now)
         if self._awaits_copies:
@@ -99,20 +99,20 @@ class Stepping(WorkerPart):
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
 
     def _begin(self, selection: PlannedStep, decodes: tuple[Decode, ...]) -> list[Command]:
-        """Order the step that was chosen, if anything runs in it."""
+        """Order the chosen step, if anything runs in it."""
         if not selection.chunks and not decodes:
             return []
         return [RunStep(self._steps.begin(selection.chunks, decodes, selection.shape, selection.predicted_s))]
 
     @property
     def _awaits_copies(self) -> bool:
-        """Return whether pages are being copied between two steps: their requests are to run in the next one."""
+        """Return whether pages are being copied between two steps: the requests are to run in the next step."""
         return not self._memory.copies_beside and bool(self._here.num_joining or self._here.num_fetching)
 
     # --- Memory
 
     def _give_memory(self, now: float) -> list[Command]:
-        """Give each decode a place for its next token; where memory is short, requests leave."""
+        """Give each decode a place for the next token; where memory is short, requests leave."""
         memory, policy, waiting, commands = self._memory, self._policy, self._queue.waiting, list[Command]()
         for running in memory.worth_too_little(waiting, now):
             commands += self._leaving.preempt(running, PreemptionCause.WORTH)
@@ -134,9 +134,9 @@ class Stepping(WorkerPart):
         return commands
 
     def _swap(self, now: float) -> list[Command]:
-        """Seat prompts that take memory from requests of lower levels, each of them once.
+        """Seat prompts that take memory from requests of lower levels, each prompt once.
 
-        A request that left has less to run, and so a higher level, while its pages may be found again. Two such
+        A request that left has less to run, and so a higher level, as long as its pages may be found again. Two such
         requests could take the same memory from each other for ever.
         """
         commands, waiting, seated = list[Command](), self._queue.waiting, set[WorkerRequest]()
@@ -151,7 +151,7 @@ class Stepping(WorkerPart):
         return commands
 
     def _make_room(self, before: list[Command], now: float) -> bool:
-        """Make room where nothing can run; return whether there is some. Commands for that are added to `before`."""
+        """Make room where nothing can run; return whether that helped. Commands for that are added to `before`."""
         memory, at = self._memory, self._memory.context(now)
         if memory.gives_back(at):
             return True
@@ -168,8 +168,8 @@ class Stepping(WorkerPart):
     def _next_step(self, before: list[Command], now: float) -> PlannedStep | None:
         """Choose the next step; None where nothing can run. Commands that must come before it are added to `before`.
 
-        A choice gives prompts seats. Where the pool has pages of one, these are fetched first, and the step is chosen
-        again without it. A request that had left may get its seat by one choice and be recomputed by the next.
+        A choice gives prompts seats. Where the pool has pages of a prompt, these are fetched first, and the step is
+        chosen again without that prompt. A choice may seat a request that had left, and the next choice recompute it.
         """
         while not self._awaits_copies:
             num_fetching = self._here.num_fetching
@@ -204,17 +204,17 @@ class Stepping(WorkerPart):
         before += commands
         return selection
 
-    # --- The step after the one in flight
+    # --- The step after the step in flight
 
     def _plan_ahead(self, step: StepPlan, now: float) -> list[Command]:
-        """Plan the step after `step`, which runs, where no result of that one changes which requests run."""
+        """Plan the step after `step`, which runs, where no result of `step` changes which requests run."""
         if not self._steps.takes_next or not self._is_settled(step, now):
             return []
         in_step = {part.request: part for part in step.decodes}
         decodes, going, sitting_out = list[Decode](), list[WorkerRequest](), list[WorkerRequest]()
         for running in self._here.residents.values():
             part = in_step.get(running.request.id)
-            if part is not None and not running.is_at(part):  # it has joined since
+            if part is not None and not running.is_at(part):  # joined since
                 part = None
             if part is not None and running.history is not None:
                 sitting_out.append(running)  # until the step after that
@@ -227,7 +227,7 @@ class Stepping(WorkerPart):
             going.append(running)
             if part is None:
                 decodes += decodes_of((running,))
-            else:  # its token is not known yet
+            else:  # the token is not known yet
                 index, adapter = part.index + 1, part.adapter
                 decodes.append(Decode(part.request, None, start, running.kv, part.sampling, index, adapter=adapter))
         shape = Shape.build(prefixes=[decode.num_before for decode in decodes])
@@ -242,21 +242,21 @@ class Stepping(WorkerPart):
         return self._begin(selection, tuple(decodes))
 
     def _is_settled(self, step: StepPlan, now: float) -> bool:
-        """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
+        """Return whether every request here decodes in the step, or has joined since, and has memory to go on."""
         has_prompts = step.chunks or self._queue.waiting or self._here.unfinished or self._here.among(State.ASKING)
         if has_prompts or self._steps.runs_in_vain or not self._all_run or self._leaving.ready:
             return False
         first = self._joining.next_candidate(now)
         if first is not None and self._joining.cannot_wait(first, now):
-            return False  # other requests leave for it before the next step
+            return False  # requests leave for the candidate before the next step
         return self._elsewhere.has_room_ahead
 
 
 class StepEnd(WorkerPart):
-    """Ends a step: blocks come free, the worker learns the step's time, and its requests get their tokens.
+    """Ends a step: blocks come free, the worker learns the step's time, and the requests get their tokens.
 
     A step that finds too little memory has changed nothing: smaller steps follow (pace.py). Where even a single token
-    finds too little, its request is lost, and its owner starts the next attempt.
+    finds too little, the request is lost, and its owner starts the next attempt.
     """
 
     def __init__(self, worker: Worker, outputs: Outputs, writing: PageWriting, to_write: PagesToWrite) -> None:
@@ -288,10 +288,10 @@ class StepEnd(WorkerPart):
         return [*folds, *released, *self._outputs.flush()]
 
     def _give_tokens(self, plan: StepPlan, done: StepDone, now: float) -> list[Command]:
-        """Give requests what the step brought them, and charge each with its share of the step; prompts that get their
-        first token become residents. Return the releases of requests that end or lose their beginning.
+        """Give requests the results of the step, and charge each with its share of the step; prompts that get a first
+        token become residents. Return the releases of requests that end or lose their beginning.
 
-        The result for a request that has left is dropped; its next attempt, which has other blocks, may be here by now.
+        The result for a request that has left is dropped; the next attempt, which has other blocks, may be here by now.
         """
         here, pages, outputs, released = self._here, self._pages, self._outputs, list[Command]()
         emit = outputs.emit
@@ -341,8 +341,8 @@ class StepEnd(WorkerPart):
         return released + self._holds.release_all(let_go)
 
     def _shares(self, plan: StepPlan) -> Iterable[float]:
-        """Return the shares that the parts of a step are charged with: none where nobody is told. Mostly its first
-        request is metered, or none is; but that one may have left, and gateways of two versions may share a worker."""
+        """Return the shares that the parts of a step are charged with: zeros where nobody is told. Mostly all requests
+        are metered, or none; but some may have left, and gateways of two versions may share a worker."""
         find = self._here.find
         if self._outputs.has_left or any(
             (running := find(part.request)) is not None and running.request.is_metered for part in plan.parts
@@ -375,7 +375,7 @@ class StepEnd(WorkerPart):
         return [command for ran in plan.parts for command in self._lose(ran)]
 
     def _lose(self, ran: Chunk | Decode) -> list[Command]:
-        """Give up the attempt of this part, if it is still here."""
+        """Give up the attempt of this part, if still here."""
         running = self._here.find(ran.request)
         if running is None or not running.is_at(ran):
             return []

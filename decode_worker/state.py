@@ -1,15 +1,15 @@
-"""The decode worker's core: fetches batches from the pool and decodes them; colocated, it runs prompts too.
+"""The decode worker's core: fetches batches from the pool and decodes them; colocated, runs prompts too.
 
     Batch ───▶ candidate ─▶ joining ───▶ resident ───▶ ended: Release
                (no room)    (pages to      ▲
                              blocks)        │
     Offer ───▶ candidate ─▶ receiving ─────┤  (a request that has to leave becomes a candidate: forms/)
     Prefill ─▶ waiting ────▶ prompt ───────┘
-               (no room)    (known pages, then its chunks)
+               (no room)    (known pages, then the chunks)
 
-`handlers` says which part hears which event, in which order, and `turn` what follows each event; forms add parts of
-their own (forms/parts/). Which requests are here is in worker/requests.py, what they may take of the device in
-worker/memory.py; a scheduler plans their steps (alignedserve/schedulers/).
+`handlers` says which part hears which event, in which order, and `turn` what follows each event; forms add more
+parts (forms/parts/). Which requests are here is in worker/requests.py, which memory a request may take in
+worker/memory.py; a scheduler plans steps (alignedserve/schedulers/).
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
         core.keep_answers,
         core.writing.keep_prompts,
         core.pages.write_ahead,
-        # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no memory is
-        # left where a request had to leave.
+        # Prompts get seats with a step. Only then the pool is asked to fill the memory that is left; no memory is left
+        # where a request had to leave.
         core.intake.ask,
         core.elsewhere.act,
         core.pages.ask,
@@ -114,7 +114,7 @@ def turn(core: DecodeCore) -> tuple[Act, ...]:
     )
 
 
-# The states in which `drop` looks for a request; one that waits for a seat is found by its name.
+# The states in which `drop` looks for a request; a request that waits for a seat is found by name.
 _NOT_WAITING = (*(state for state in PRESENT if state is not State.WAITING), State.CANDIDATE)
 
 MakeMemory: TypeAlias = Callable[[Pace, StepsInFlight, Requests, PoolLink, Scheduler], PlainMemory]
@@ -131,7 +131,7 @@ class DecodeCore:
         self.pool_link = pool = PoolLink(PageWriter(limits.page_size, limits.block_size, setup.root))
         self.here = here = Requests()
         self.memory = memory = make_memory(self.pace, self.steps, here, pool, scheduler)
-        # Beside steps only what stays where it is can be copied.
+        # Beside steps only KV that stays in place can be copied.
         memory.copies_beside = setup.copies_beside and memory.keeps_places
         here.queue = PromptQueue(here, memory, self.log.decisions)
         self.owners = Outputs(setup.energy_source)
@@ -182,14 +182,14 @@ class DecodeCore:
         return commands
 
     def _is_strange(self, event: events.MemberJoined | events.MemberLost) -> bool:
-        """Return whether a pool was lost that is not this worker's: an earlier life of it, say."""
+        """Return whether a pool was lost that is not this worker's: an earlier life of the pool, say."""
         member = event.member
         return isinstance(event, events.MemberLost) and member.role is Role.POOL and member != self.pool_link.member
 
     def drop(self, request: str, attempt: int) -> list[Command]:
-        """Forget the request up to this attempt, wherever it is, and release what the pool keeps for it.
+        """Forget the request up to this attempt, in any state, and release what the pool keeps for the request.
 
-        Its blocks stay taken while a step, a copy or a transfer may still use them."""
+        The blocks stay taken while a step, a copy or a transfer may still use them."""
         here = self.here
         self.memory.reconsider()
         candidates, copied = here.candidates.drop(request, attempt), self.writing.drop(request, attempt)
@@ -213,7 +213,7 @@ class DecodeCore:
         return self.pool_link.holds.release_all([*candidates, *(running.key for running in dropped)])
 
     def tell_decisions(self, ask: messages.AskDecisions, frame: events.Received, now: float) -> list[Command]:
-        """Tell a gateway what this worker remembers of its decisions about a request."""
+        """Tell a gateway which decisions about a request this worker remembers."""
         return [Send(frame.sender, messages.Decisions(ask.number, now, self.log.decisions.about(ask.request)))]
 
     def keep_answers(self, now: float) -> list[Command]:
@@ -230,12 +230,12 @@ class DecodeCore:
 
     @property
     def leased_pages(self) -> tuple[int, ...]:
-        """Return the pages of the pool that are leased to this worker. A lease may outlast its request."""
+        """Return the pages of the pool that are leased to this worker. A lease may outlast the request."""
         return self.pool_link.writer.leased
 
     @property
     def copying(self) -> tuple[messages.Attempt, ...]:
-        """Return the attempts to whose blocks copies from the pool are under way."""
+        """Return the attempts with a copy from the pool under way."""
         return tuple(running.key for running in self.here.copies.values())
 
     @property

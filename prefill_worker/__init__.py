@@ -1,4 +1,4 @@
-"""Runs prompts, emits their first tokens, and hands their KV on.
+"""Runs prompts, emits the first tokens, and hands the KV on.
 
 state.py      The prefill worker's core: the decode worker's, where nothing decodes.
 actor.py      The worker's process.

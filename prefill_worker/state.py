@@ -1,11 +1,11 @@
 """The prefill worker's core: the decode worker's, where nothing decodes and KV is kept for workers that do.
 
-    Prefill ─▶ waiting ─▶ prompt ─▶ resident ─┬─▶ Commit: the pool has it, and batches it
-               (no room)            (first    └─▶ Offer, Pull: a decode worker has it (decode_worker/leaving.py)
+    Prefill ─▶ waiting ─▶ prompt ─▶ resident ─┬─▶ Commit: to the pool, which makes batches
+               (no room)            (first    └─▶ Offer, Pull: to a decode worker (decode_worker/leaving.py)
                                      token)
 
-So it is where prefill workers do not decode (`schedule.helps` is off); a prefill worker that decodes runs the decode
-worker's core as it is. A form adds buffers, which hold KV for decode workers (forms/).
+This core runs where prefill workers do not decode (`schedule.helps` is off); a prefill worker that decodes runs the
+decode worker's core as it is. A form adds buffers, which hold KV for decode workers (forms/).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def handlers(core: PrefillCore) -> Events:
         Cancel: (*heard[Cancel], core.note_less_to_run),
         StepDone: (*heard[StepDone], core.note_less_to_run),
         KvReceived: (),  # no request joins here
-        (MemberJoined, Role.PREFILL): (),  # another one, or this one: neither takes anything
+        (MemberJoined, Role.PREFILL): (),  # another prefill worker, or this one: neither takes anything
     }
 
 
@@ -59,7 +59,7 @@ def turn(core: PrefillCore) -> tuple[Act, ...]:
 
 
 class PromptMemory(PlainMemory):
-    """The memory of a worker where nothing decodes: a prompt gets blocks for its own tokens only."""
+    """The memory of a worker where nothing decodes: a prompt gets blocks only for the tokens of the prompt."""
 
     decodes = False
 
@@ -82,5 +82,5 @@ class PrefillCore(DecodeCore):
         self._listen(handlers(self), turn(self))
 
     def note_less_to_run(self, *_: object) -> None:
-        """Have the router hear what is left to run: it sends the next prompts here by that."""
+        """Have the router hear what is left to run, by which it places the next prompts."""
         self.log.notes.has_less_to_run = True
