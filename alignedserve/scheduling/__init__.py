@@ -1,6 +1,6 @@
 """The rules that every part schedules by: policies, deadlines, expected lengths and priority levels.
 
-dues.py           what a request is promised, by its class: its dues, its slack, its place in the order
+dues.py           what a request is promised, by its class: dues, slack, place in the order
 lengths.py        the expected length of a request's output
 levels.py         priority levels by predicted steps, and expected waiting times (ALISE)
 orders.py         the orders in which requests are served: one class per order, one table

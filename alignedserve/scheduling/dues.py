@@ -1,11 +1,11 @@
 """What a request was promised: when its next token is due, how much slack that leaves, and its place in the order.
 
-A real-time request (RT) has a due for its first token and one for every token after it:
+A real-time request (RT) has a due for the first token, and for every token after:
 
     arrival ── ttft ──▶ due ·· first token ── tbt ──▶ due ·· next token ── tbt ──▶ due ··
 
-A best-effort request (BE) has a completion window, cut into as many equal allowances as it has steps. Its dues do not
-move, whenever its steps end:
+A best-effort request (BE) has a completion window, cut into an equal allowance for each of its n steps. The dues do not
+move, whenever steps end:
 
     arrival ─ jct/n ─▶ due 1 ─ jct/n ─▶ due 2 ─ ... ─▶ due n = arrival + jct
 
@@ -25,19 +25,19 @@ from alignedserve.scheduling.levels import INTERRUPTED, STEP_PROMPT, Level
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, Work
 
-DECAY = 0.4  # factor of a request's value, and of how soon its next token is due, at each miss (Apt-Serve §5)
+DECAY = 0.4  # factor of a request's value, and of how soon the next token is due, at each miss (Apt-Serve §5)
 MOST_MISSES = 4  # misses in a row that count
 BEHIND = 1 << 80  # more than the priorities of requests differ by
 
 
 class Promise(ABC):
-    """The promise of one request. The part that has the request tells it what has happened."""
+    """The promise of a request. The part that has the request tells the promise what has happened."""
 
     __slots__ = ("request",)
-    # Plain attributes, because the step selection reads them of many requests at every step:
+    # Plain attributes, because step selection reads them for many requests at every step:
     is_rt: ClassVar[bool] = False
     num_missed: int = 0  # dues that a real-time request has missed in a row
-    has_missed: bool = False  # whether this worker knows of any
+    has_missed: bool = False  # whether this worker knows of a missed due
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -67,10 +67,10 @@ class Promise(ABC):
 
     @abstractmethod
     def changes_at(self, now: float) -> float:
-        """Return when the request's place among others changes by itself: once its due has passed, for example."""
+        """Return when the request's place among others changes by itself: when the due passes, for example."""
 
     def chunk_ran(self) -> None:  # noqa: B027  (most promises do not count steps)
-        """Count a chunk of the prompt that was not the last one."""
+        """Count a chunk of the prompt that was not the last."""
 
     @abstractmethod
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
@@ -80,24 +80,24 @@ class Promise(ABC):
         """Return how long the coming step may take so that the request, which needs `steps` steps, is in time.
 
         R, the bound of a step, is the least over all real-time requests. The coming step itself is not subtracted: the
-        question is whether it fits. A request that is late, or would be late even in a step of its own, sets no
-        bound (AccelGen §4.2).
+        question is whether that step fits. A request that is late, or would be late even alone in a step, sets no bound
+        (AccelGen §4.2).
         """
         return inf
 
 
 class TokenPromise(Promise):
-    """The promise of a real-time request: every token has a due. Preemptions move none: only emitted tokens do."""
+    """The promise of a real-time request: every token has a due. Preemptions move no due: only emitted tokens do."""
 
     __slots__ = (
         *("_allowance_s", "_counts_chunks", "_expected", "_late", "_num_output"),
         *("has_missed", "is_behind", "next_due_at", "num_missed"),
     )
     is_rt = True
-    is_behind: bool  # whether it comes behind all other real-time requests: its prompt is beyond its caller's part
+    is_behind: bool  # whether the prompt is beyond its caller's part: behind all other real-time requests
 
     def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None = None) -> None:
-        """Go on from the `due` of another worker; without it, the last token of an earlier attempt counts."""
+        """Go on from the `due` of another worker; without a due, the last token of an earlier attempt counts."""
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
         self._late, self._counts_chunks = policy.late, policy.ordering.counts_chunks
@@ -107,7 +107,7 @@ class TokenPromise(Promise):
             if last_at is None:
                 last_at, self._allowance_s = request.arrival_at, request.slo.ttft_s
             due = Due(last_at + self._allowance_s)
-        self.next_due_at, self.num_missed = due.at, due.num_missed  # `due_at` moves the due once it has passed
+        self.next_due_at, self.num_missed = due.at, due.num_missed  # `due_at` moves a due that has passed
         self.has_missed = due.num_missed > 0
         self.is_behind = False
 
@@ -133,7 +133,7 @@ class TokenPromise(Promise):
         return DECAY**self.num_missed if self._late is Late.DECAY else 1.0
 
     def emitted(self, now: float, num_output: int) -> None:
-        """Count a token that reached the client: it sets the next due."""
+        """Count a token that reached the client, and set the next due."""
         self._num_output = num_output
         self._allowance_s = next_s = self.request.slo.tbt_s
         if now <= self.next_due_at:
@@ -181,7 +181,7 @@ class TokenPromise(Promise):
 class Yielding(Promise):
     """The promise of a real-time request that is beyond its caller's part of the seats (caller_shares.py).
 
-    Until it is within that part, it is served as best-effort requests are. Its dues pass meanwhile."""
+    Until the request is within that part, it is served like best-effort requests. Dues pass meanwhile."""
 
     __slots__ = ("kept",)
 
@@ -216,10 +216,10 @@ class Yielding(Promise):
 
 
 class StepPromise(Promise):
-    """The promise of a best-effort request: a plan of n steps over its completion window, whose end never moves.
+    """The promise of a best-effort request: a plan of n steps over the completion window, with a fixed end.
 
-    The plan has as many tokens as the prior says: by its predicted length a long request would be urgent from the
-    start, and all others would wait for it. A request that outlives the plan has its remaining steps spaced over the
+    The plan has as many tokens as the prior says: by the predicted length a long request would be urgent from the
+    start, and all others would wait. When a request outlives the plan, the remaining steps are spaced over the
     remaining time.
     """
 
@@ -295,10 +295,10 @@ class StepPromise(Promise):
 
 
 class _Levelled(Promise):
-    """A promise by the steps that its request is predicted to take; each doubling of the prediction is a level.
+    """A promise by the steps that the request is predicted to take; each doubling of the prediction is a level.
 
-    A request ages from its arrival on, served or not: it does not leave a level again after its first step there. Each
-    part reckons the level from the arrival, so that no message carries it.
+    A request ages from its arrival on, served or not: a step does not take it down from a level that it has reached by
+    age. Each part reckons the level from the arrival, so that no message carries it.
     """
 
     __slots__ = ()
@@ -311,7 +311,7 @@ class _Levelled(Promise):
 
     def expect(self, request: Request, policy: Policy, now: float) -> None:
         # pyrefly: ignore[abstract-method-call]
-        super().expect(request, policy, now)  # that of the class beside this one
+        super().expect(request, policy, now)  # of the class beside this class
         self._predicted = expected(request, policy).mean
 
     def changes_at(self, now: float) -> float:

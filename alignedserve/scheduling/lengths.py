@@ -1,6 +1,6 @@
 """The expected length of a request's output: the prediction, within the bounds that the request sets itself.
 
-    bounds          max_tokens caps the length; min_tokens and a grammar bound it; without stop tokens it is exact
+    bounds          max_tokens caps the length; min_tokens and a grammar bound it; no stop tokens: exact
     prediction      by the client or the router (Request.estimate)
     prior           Policy.expected_output, or the most that the request may produce (predictor: off)
 
@@ -39,13 +39,13 @@ def bounds(request: Request) -> tuple[int, int]:
     most, sampling = request.max_tokens, request.sampling
     if not request.stop_tokens:
         return most, most
-    if sampling.grammar is not None:  # one of the outputs, and a stop token
+    if sampling.grammar is not None:  # an output of the grammar, and a stop token
         most = min(most, 1 + max(map(len, sampling.grammar.outputs)))
     return max(1, min(sampling.min_tokens, most)), most
 
 
 def is_exact(request: Request) -> bool:
-    """Return whether the output can have one length only."""
+    """Return whether the output can have only a single length."""
     least, most = bounds(request)
     return least == most
 
@@ -56,7 +56,7 @@ def hinted(mean: int) -> Estimate:
 
 
 def outlived(estimate: int, most: int, num_output: int) -> int:
-    """Return the prediction for a request with `num_output` tokens of output: it doubles until it is more than that."""
+    """Return the prediction for a request with `num_output` tokens of output: doubled until it is more than that."""
     while estimate <= num_output:
         estimate *= 2
     return min(estimate, most)
@@ -73,7 +73,7 @@ def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
 
 
 def room_for(request: Request, num_output: int, policy: Policy, most: int) -> int:
-    """Return for how many tokens a request gets memory when it is seated, on a device of `most` tokens."""
+    """Return for how many tokens a request gets memory with its seat, on a device of `most` tokens."""
     if policy.room is Room.WHOLE:
         return max(request.most_tokens, min(policy.reserve, most))
     return len(request.prompt) + num_output

@@ -1,6 +1,6 @@
-"""Priority levels, and how long a request waits by them (ALISE).
+"""Priority levels, and how long a request waits with such levels (ALISE).
 
-The fewer steps a request is predicted to need, or has got, the higher is its level (ALISE §3.1).
+The fewer steps a request is predicted to need, or has got, the higher the level (ALISE §3.1).
 
 There are five levels. The first, which is the highest, reaches to 32 steps, and each other to twice the bound before:
 
@@ -8,7 +8,7 @@ There are five levels. The first, which is the highest, reaches to 32 steps, and
     steps   ..32   ..64   ..128   ..256   257..
 
 A step brings one token, so a bound in median steps is a bound in tokens; tokens of a prompt that are still to run count
-like those of the output, since a long prompt holds memory as long output does.
+like output tokens, since a long prompt holds memory as long output does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVELS = 5
 FIRST_BOUND = 32  # most steps of the first level
 TOP = -1  # above the first level: requests that have waited for an age there
 INTERRUPTED = TOP - 1  # above all others: requests with output that have lost their memory
-AGE_S = 120.0  # an unserved best-effort request rises a level after so long
+AGE_S = 120.0  # after which an unserved best-effort request rises a level
 STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode
 
 
@@ -32,22 +32,22 @@ def level_of(steps: int) -> int:
 
 
 class Level:
-    """The level of one best-effort request, while it is served and while it waits."""
+    """The level of a best-effort request, served or waiting."""
 
     __slots__ = ("_age_s", "_served_at", "num_outlived")
 
     def __init__(self, served_at: float, age_s: float) -> None:
         self._served_at, self._age_s = served_at, age_s
-        self.num_outlived = 0  # predictions that were too low: each drops it by a level, whatever is predicted now
+        self.num_outlived = 0  # predictions that were too low: each is a level down, whatever is predicted now
 
     def served(self, now: float) -> None:
         self._served_at = now
 
     def at(self, now: float, steps: int, has_begun: bool = False) -> int:
-        """Return the level of a request that needs `steps` more; it rises by one for each age that it has waited.
+        """Return the level of a request that needs `steps` more: one level higher for each age of waiting.
 
-        A request that has waited for an age in the first level too goes above it, before all others: otherwise short
-        requests would always come first there. A request that has begun goes there after its first age.
+        A request that has waited for an age in the first level goes above all levels: otherwise short requests would
+        always come first in the first level. A request that has begun goes above all levels after one age.
         """
         rises = self._rises(now)
         if has_begun and rises:
@@ -59,7 +59,7 @@ class Level:
         return self._served_at + (self._rises(now) + 1) * self._age_s
 
     def _rises(self, now: float) -> int:
-        """Return how many ages have passed, exactly: after `rises_at` there is one more."""
+        """Return how many ages have passed, exactly: one more right after `rises_at`."""
         if now <= self._served_at + self._age_s:
             return 0
         rises = max(0, int((now - self._served_at) / self._age_s))
@@ -77,20 +77,20 @@ T = TypeVar("T")
 class InLine:
     """A request that waits, as the formula of the expected wait sees it (ALISE §3.2).
 
-        EWT = min( predicted time of all ahead / average batch,   the request is served after those ahead of it,
-                   age x (level + 1) - waited )                   or once it is so old that it comes first
+        EWT = min( predicted time of all ahead / average batch,   the request is served after all ahead of it,
+                   age x (level + 1) - waited )                   or once age has brought it to the front
 
-    The request that waits longest can do without its pages for longest: the pool compresses its pages first, and a
-    prefill worker first gives up what it holds for it.
+    The request with the longest expected wait needs its pages last: the pool compresses these pages first, and a
+    prefill worker gives up this request's KV first.
     """
 
     predicted_s: float  # how long the request runs by itself
     waited_s: float
-    level: int | None  # None where the request has no level: it does not age
+    level: int | None  # None: the request has no level, and does not age
 
 
 def expected_waits(line: Iterable[InLine], mean_batch: float, age_s: float = AGE_S) -> Iterator[float]:
-    """Yield the expected wait of each request when they are served in this order, `mean_batch` at a time."""
+    """Yield the expected wait of each request if served in this order, `mean_batch` at a time."""
     ahead_s = 0.0
     for request in line:
         by_age = inf if request.level is None else age_s * (request.level + 1) - request.waited_s

@@ -1,7 +1,7 @@
-"""The orders in which requests are served wherever some have to wait: one class per order, and one table.
+"""The orders in which requests are served wherever some have to wait: a class per order, and a table.
 
 To add an order, add a member of `Order`, a class and a line of `ORDERINGS`: the pool, the router and both workers
-follow it. An order by a fixed key of each request is a `ByKey` with the key alone.
+then use the order. An order by a fixed key of each request is a `ByKey` with a `key` method.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _T = TypeVar("_T")
 class Order(str, Enum):
     """The rule for which request goes first, wherever some have to wait."""
 
-    DUE = "due"  # by promises: slo.in_order, prompts by when their first token is due
-    SLACK = "slack"  # the same, prompts by what their chunks leave until then (BROS, AccelGen)
+    DUE = "due"  # by promises: slo.in_order, prompts by when the first token is due
+    SLACK = "slack"  # the same, prompts by the time to the due less all their chunks (BROS, AccelGen)
     FCFS = "fcfs"  # by arrival
     SHORTEST_REMAINING = "shortest_remaining"  # by the tokens still to run, with the output as long as expected
     LEVELS = "levels"  # by five levels of predicted steps, in which requests rise with age (ALISE)
 
 
 class Ordering:
-    """An order; as it stands, by promises (slo.Standing.key)."""
+    """An order; this class itself orders by promises (slo.Standing.key)."""
 
-    is_by_arrival = False  # requests are served as they came: nothing has to be sorted
+    is_by_arrival = False  # requests are served by arrival: nothing has to be sorted
     goes_by_promises = False  # places change with time: an urgent request overtakes others
-    counts_chunks = True  # a prompt has less slack by all of its chunks, and not by its next one alone
-    has_levels = False  # all requests have levels, whatever their class
+    counts_chunks = True  # a prompt's slack is less the time of all its chunks, not only of the next
+    has_levels = False  # all requests have levels, of both classes
 
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
     ) -> Iterable[_T]:
-        """Return the requests, which are given by arrival, as they are to be served."""
+        """Return the requests, which are given by arrival, in the order of service."""
         return requests if self.is_by_arrival else by_standing(requests, standing_of, times, late)
 
     @property
@@ -50,7 +50,7 @@ class Ordering:
         return self if self.is_by_arrival or self.has_levels else ORDERINGS[Order.SLACK]
 
     def puts_first(self, service: ServiceClass) -> bool:
-        """Return whether requests of this class are served before those of the other."""
+        """Return whether requests of this class are served before requests of the other."""
         return self.goes_by_promises and service is ServiceClass.RT
 
 
@@ -65,15 +65,15 @@ class ByPromises(Ordering):
 class ByDue(ByPromises):
     """The prompt that is due first goes first.
 
-    The order by slack puts a long prompt before shorter ones that are due earlier. Where time is too short for all of
-    them, the short ones would be late for a long one that is late too.
+    The order by slack puts a long prompt before shorter prompts that are due earlier. Where time is too short for all,
+    the short prompts would be late for a long prompt that is late too.
     """
 
     counts_chunks = False
 
 
 class ByKey(Ordering, ABC):
-    """An order by a key of each request, which changes only when its promise says so (Promise.changes_at)."""
+    """An order by a key of each request. A key changes only when the promise says so (Promise.changes_at)."""
 
     @abstractmethod
     def key(self, standing: Standing) -> tuple[float, ...]:
@@ -104,7 +104,7 @@ class ByLevels(ByKey):
 
 
 class ByOwnPolicy(ByKey):
-    """The order of a custom policy. Requests without an answer go last, by when their next step has to begin."""
+    """The order of a custom policy. Requests without an answer go last, by when the next step has to begin."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

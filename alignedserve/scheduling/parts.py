@@ -11,7 +11,7 @@ from collections.abc import Iterable
 def part_of_one(wanted: Iterable[tuple[float, int]], capacity: float) -> float:
     """Return the most that a caller of weight 1 gets; infinity where there is enough for all.
 
-    `wanted` has what each caller wants, with its weight."""
+    `wanted` has what each caller wants, with the caller's weight."""
     rising = sorted(wanted, key=lambda each: each[0] / each[1])
     left, weights = capacity, sum(weight for _, weight in rising)
     for amount, weight in rising:

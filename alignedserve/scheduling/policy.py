@@ -23,10 +23,10 @@ class SchedulerName(str, Enum):
     """The scheduler of a deployment: ours, or another system's (alignedserve/schedulers/)."""
 
     ALIGNED = "aligned"  # by promises; chats take the time, the seats and the memory of documents (BROS §4.2)
-    BEST_FIT = "best_fit"  # the same; of about equally urgent chats, those that best fill what is left (AccelGen §4.4)
-    BROS = "bros"  # the same as ALIGNED; chats by the slack that all of their work leaves (BROS §4.1)
+    BEST_FIT = "best_fit"  # the same; among about equally urgent chats, the best fill of what is left (AccelGen §4.4)
+    BROS = "bros"  # the same as ALIGNED; chats by the slack that all their work leaves (BROS §4.1)
     SHORTEST = "shortest"  # the shortest remaining request first
-    ALISE = "alise"  # by five levels of predicted steps; lower levels are swapped out for higher ones
+    ALISE = "alise"  # by five levels of predicted steps; lower levels are swapped out for higher levels
     ACCELGEN = "accelgen"  # by slack, with the budget and the best fit of AccelGen's own formulas
     ACCELGEN_NO_BATCH = "accelgen_no_batch"  # the same, strictly by slack (AccelGen §6.3, /Batch)
     ACCELGEN_NO_ORDER = "accelgen_no_order"  # the same as ACCELGEN, by arrival (AccelGen §6.3, /Order)
@@ -34,9 +34,9 @@ class SchedulerName(str, Enum):
     LONGEST = "longest"  # by arrival; the longest request of the old batch leaves (AlignedServe §3.4)
     ROUND_ROBIN = "round_robin"  # chats and documents in alternate steps, each by arrival
     MLFQ = "mlfq"  # by five levels of service; the request that was served most leaves
-    FASTSERVE = "fastserve"  # the same; long prompts begin in lower levels, which are swapped out for higher ones
+    FASTSERVE = "fastserve"  # the same; long prompts begin in lower levels, which are swapped out for higher levels
     APT_SERVE = "apt_serve"  # memory by pending time per memory (Apt-Serve §5)
-    TGI = "tgi"  # by arrival; whole prompts interrupt decodes once enough of them wait
+    TGI = "tgi"  # by arrival; whole prompts interrupt decodes once enough prompts wait
 
     @property
     def order(self) -> Order:
@@ -47,8 +47,8 @@ class SchedulerName(str, Enum):
     def is_accelgen(self) -> bool:
         """Return whether AccelGen's own rules hold: T_max for all times, and prompts of documents by slack.
 
-        Their slack is spread over their steps: the longest have the least. So ours take those first that are soonest
-        through (ALISE §3.1)."""
+        The slack of a document is spread over its steps, so the longest documents have the least. So our schedulers put
+        the document with the fewest predicted steps first (ALISE §3.1)."""
         return self in _ACCELGEN
 
 
@@ -67,7 +67,7 @@ _ORDERS: Mapping[SchedulerName, Order] = {  # the others serve by arrival
 
 
 class Chunking(str, Enum):
-    """The rule for how much of the prompts one step runs."""
+    """The rule for how many prompt tokens a step runs."""
 
     NONE = "none"  # whole prompts, in separate steps before all decodes; a prompt longer than a step is cut
     FIXED = "fixed"  # chunks beside the decodes, up to a fixed number of tokens
@@ -75,38 +75,38 @@ class Chunking(str, Enum):
 
 
 class Room(str, Enum):
-    """The rule for how much device memory a request gets when it is seated."""
+    """The rule for how much device memory a request gets with its seat."""
 
-    WHOLE = "whole"  # for its longest possible output, so that no request is preempted
-    GROWING = "growing"  # for its present tokens, then block by block; without room a request is preempted
-    CHUNKS = "chunks"  # for each chunk when it runs; then as growing
+    WHOLE = "whole"  # for the longest possible output, so that no request is preempted
+    GROWING = "growing"  # for the present tokens, then block by block; without room a request is preempted
+    CHUNKS = "chunks"  # chunk by chunk; then as growing
 
 
 class Grouping(str, Enum):
     """The rule for which requests decode together."""
 
-    ALIGNED = "aligned"  # requests with prefixes of about one length, in steps where that is faster, or in batches
-    FCFS = "fcfs"  # the next requests, whatever their lengths
+    ALIGNED = "aligned"  # requests with about equally long prefixes, in steps where that is faster, or in batches
+    FCFS = "fcfs"  # the next requests, of any length
 
 
 class Handoff(str, Enum):
-    """The rule for where a prompt goes when a prefill worker has finished it."""
+    """The rule for where a request goes when a prefill worker has run the prompt."""
 
-    ROOM = "room"  # straight to a decode worker that has room and is reached directly; else it waits in the pool
-    POOL = "pool"  # always to the pool, where it waits for its batch (AlignedServe §3.5)
-    DEVICE = "device"  # it stays on its device until a decode worker has room and pulls it (DistServe §4.3)
+    ROOM = "room"  # straight to a decode worker that has room and is reached directly; else to wait in the pool
+    POOL = "pool"  # always to the pool, to wait for a batch (AlignedServe §3.5)
+    DEVICE = "device"  # nowhere until a decode worker has room, and pulls the request (DistServe §4.3)
 
 
 class Predictor(str, Enum):
-    """The way in which output lengths are predicted. A length that the request states outweighs it (lengths.py)."""
+    """The way in which output lengths are predicted. A length that the request states comes first (lengths.py)."""
 
-    OFF = "off"  # every output is taken to be as long as it may be
+    OFF = "off"  # every output is taken to have its longest possible length
     CONSTANT = "constant"  # every output is taken to be `expected_output` long
     HASH = "hash"  # by past prompts with about the same tokens (ALISE §3.1)
     ORACLE = "oracle"  # by the simulator, which knows the lengths
 
 
-_TURNS = (  # they serve by class or by what requests were served, whatever was promised
+_TURNS = (  # serve by class or by past service, whatever was promised
     SchedulerName.ROUND_ROBIN,
     SchedulerName.MLFQ,
     SchedulerName.FASTSERVE,
@@ -114,7 +114,7 @@ _TURNS = (  # they serve by class or by what requests were served, whatever was 
 )
 _AT_ONCE_OR_BY_BLOCK = (Room.WHOLE, Room.GROWING)
 _BY_SERVICE = {"chunking": (Chunking.NONE, Chunking.FIXED), "room": _AT_ONCE_OR_BY_BLOCK, "blocks": (Layout.PLAIN,)}
-# What a value of an option asks of other options: option -> value -> other option -> values that go with it.
+# What a value of an option asks of other options: option -> value -> other option -> values that go with both.
 _GOES_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
     "scheduler": {
         **dict.fromkeys(_TURNS, _BY_SERVICE),
@@ -126,7 +126,7 @@ _GOES_WITH: Mapping[str, Mapping[Enum, Mapping[str, Sequence[Any]]]] = {
         Room.CHUNKS: {"reserve": (0,), "chunking": (Chunking.FIXED, Chunking.SLO)},
     },
     "blocks": {Layout.BIDIRECTIONAL: {"room": (Room.GROWING,), "cache": (Cache.KV,)}},
-    # Hidden vectors go by how long requests have waited, and what a prompt is kept as is decided once.
+    # Hidden vectors are chosen by the time that requests have waited, and the form of a prompt is chosen once.
     "cache": {Cache.HYBRID: {"room": _AT_ONCE_OR_BY_BLOCK, "scheduler": (*_RT_FIRST, SchedulerName.APT_SERVE)}},
     "a policy for": {
         PolicyKind.ORDER: {
@@ -149,7 +149,7 @@ class Policy:
     age_s: float = AGE_S  # after which a best-effort request that is not served rises a level
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
     window_s: float = 0.75  # width in slack of the windows in which the best fit chooses (gamma)
-    long_prompt: int = 4096  # tokens; by AccelGen's rules only one prompt of this length is unfinished at a time
+    long_prompt: int = 4096  # tokens; by AccelGen's rules a single prompt of this length is unfinished at a time
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     compression: Compression = Compression.OFF
     predictor: Predictor = Predictor.HASH
@@ -159,17 +159,17 @@ class Policy:
     waiting_ratio: float = 0.0  # of TGI: waiting prompts per decode from which prompts interrupt decodes
     handoff: Handoff = Handoff.ROOM
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
-    evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise it is recomputed
+    evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise they are recomputed
     prefetch: bool = True  # whether prefill workers hold the KV of candidates
     candidate_share: float = 0.3  # most of a prefill worker's blocks for such KV
     helps: bool = True  # whether decode workers take prompts that pile up, and prefill workers decode where they can
-    least_moved: int = 64  # tokens of an output that is worth a move from a prefill worker that could decode it
+    least_moved: int = 64  # least output tokens worth a move from a prefill worker that could decode them
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
     checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
     own: OwnPolicies = NO_POLICIES  # decide in place of what is above
 
     def of_part(self, own: OwnPolicies) -> Policy:
-        """Return the same policy for a part that has custom policies for itself."""
+        """Return the same policy for a part with separate custom policies."""
         return self if own.source is None else replace(self, own=own)
 
     @property
@@ -187,19 +187,19 @@ class Policy:
 
     @property
     def why_not_ahead(self) -> str | None:
-        """Return why no step can be planned while the one before it runs, or None."""
+        """Return why no step can be planned while the step before runs, or None."""
         if self.own.decides(PolicyKind.PACKING):
             return "a policy for packing is asked before each step"
         return self.block_use.why_not_ahead
 
     @cached_property  # read at every step
     def is_rt_first(self) -> bool:
-        """Return whether real-time requests take seats and memory of best-effort ones; else both are equal."""
+        """Return whether real-time requests take seats and memory of best-effort requests; else both are equal."""
         return self.scheduler in _RT_FIRST and self.ordering.goes_by_promises
 
     @cached_property  # read at every step
     def block_use(self) -> PlainUse:
-        """Return how decode workers use their blocks."""
+        """Return how decode workers use blocks."""
         return block_use_of(self)
 
     @cached_property  # read at every step
@@ -214,26 +214,26 @@ class Policy:
 
     @property
     def batches_by_length(self) -> bool:
-        """Return whether requests wait in the pool until it has a batch of about one length for them.
+        """Return whether requests wait in the pool for a batch of about equal length.
 
         Otherwise the pool hands them out in order, and each worker chooses by length (schedulers/near_lengths.py)."""
         return self.grouping is Grouping.ALIGNED and self.handoff is Handoff.POOL
 
     @property
     def grows(self) -> bool:
-        """Return whether a decode gets its memory block by block."""
+        """Return whether a decode gets memory block by block."""
         return self.room is not Room.WHOLE
 
     @property
     def drops(self) -> bool:
-        """Return whether requests get memory as they run, and give back what no layer reads any more: where a choice
-        of each step gives it to them, as KV, in blocks of their own."""
+        """Return whether requests get memory as they run, and give back what no layer reads any more: where the choice
+        of each step gives memory, for KV, in blocks that hold nothing else."""
         is_chosen = not self.is_plain and self.chunking is not Chunking.NONE
         return is_chosen and self.grows and self.block_use.keeps_apart
 
     @cached_property  # read at every step
     def is_plain(self) -> bool:
-        """Return whether requests are served as they come: neither promises nor the cost model count."""
+        """Return whether requests are served by arrival alone: neither promises nor the cost model count."""
         plain = self.ordering.is_by_arrival and not self.scheduler.is_accelgen
         return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 

@@ -18,11 +18,11 @@ class SegmentedLru:
 
     def __init__(self, most_protected: int) -> None:
         self._most_protected = most_protected
-        # A plain dict looks for its first key behind all that were deleted before it: eviction would take as long as
-        # there are pages.
+        # A plain dict finds its first key only behind all deleted keys: the time of an eviction would grow with the
+        # number of pages.
         self._probation: OrderedDict[int, None] = OrderedDict()
         self._protected: OrderedDict[int, None] = OrderedDict()
-        self._returning: set[int] = set()  # in use again: protected when they become idle next
+        self._returning: set[int] = set()  # in use again: protected when idle next
 
     def __len__(self) -> int:
         return len(self._probation) + len(self._protected)
@@ -46,23 +46,23 @@ class SegmentedLru:
             self._probation[oldest] = None
 
     def again(self, page: int) -> bool:
-        """Note that an entry uses the page again, and return whether it was idle."""
+        """Note that an entry uses the page again; return whether the page was idle."""
         self._returning.add(page)
         return self.discard(page)
 
     def forget_return(self, page: int) -> bool:
-        """Forget that the page was used again, and return whether it was."""
+        """Forget that the page was used again; return whether it was."""
         had = page in self._returning
         self._returning.discard(page)
         return had
 
     def forget(self, page: int) -> bool:
-        """Forget the page for good, and return whether it was idle."""
+        """Forget the page for good; return whether the page was idle."""
         self._returning.discard(page)
         return self.discard(page)
 
     def discard(self, page: int) -> bool:
-        """Take the page out of the idle pages, and return whether it was idle."""
+        """Take the page out of the idle pages; return whether the page was idle."""
         for segment in (self._probation, self._protected):
             if page in segment:
                 del segment[page]
@@ -83,8 +83,8 @@ class SegmentedLru:
 class EvictedNames:
     """The names of pages that were evicted lately.
 
-    A page that comes again has been used again, however many pages that are used once have come between: without these
-    names a scan would keep all that comes as seldom out of the protected pages (2Q, Johnson and Shasha 1994).
+    A page that comes again counts as used again, however many pages that are used once came between. Without these
+    names a scan would keep all pages that come as seldom out of the protected pages (2Q, Johnson and Shasha 1994).
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -97,7 +97,7 @@ class EvictedNames:
             self._names.popitem(last=False)
 
     def has_back(self, name: int) -> bool:
-        """Note that the page is here again, and return whether it was evicted lately."""
+        """Note that the page is here again; return whether the page was evicted lately."""
         was_here = name in self._names
         self._names.pop(name, None)
         return was_here

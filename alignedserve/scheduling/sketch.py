@@ -1,8 +1,8 @@
 """A prompt as a few hundred small integers, by which the length predictor compares prompts (predictor: hash).
 
 Each token, and each pair of neighbours, is hashed to one of DIMENSIONS buckets and counted there. A count is kept as 0,
-1, 2 or 3 (for four and more): a word that comes a hundred times tells little more than one that comes four times. Small
-integers have exact sums, in whatever order a processor adds them.
+1, 2 or 3 (for four and more): a word that comes a hundred times tells little more than a word that comes four times.
+Small integers have exact sums, in whatever order a processor adds them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alignedserve.core import Sketch
 
 DIMENSIONS = 512  # a power of 2
 ENDS = 256  # tokens at each end that are read: the question stands there, even in a long document
-_LEVELS = np.array([0, 1, 2, 2, 3], dtype=np.int8)  # count -> what is kept of it
+_LEVELS = np.array([0, 1, 2, 2, 3], dtype=np.int8)  # count -> kept value
 _MULTIPLIERS = tuple(np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _HALF = np.uint64(32)
 _BUCKET = np.uint64(DIMENSIONS - 1)

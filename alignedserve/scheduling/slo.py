@@ -15,16 +15,16 @@ _T = TypeVar("_T")
 
 
 class Late(str, Enum):
-    """The treatment of a request that has missed a due, so that it does not make others late."""
+    """The treatment of a request that has missed a due, so that others are not late for it."""
 
-    DECAY = "decay"  # its next due is later from miss to miss
-    DROP_LAST = "drop_last"  # it goes behind all requests that are in time
-    KEEP = "keep"  # it keeps its place
+    DECAY = "decay"  # the next due is later from miss to miss
+    DROP_LAST = "drop_last"  # goes behind all requests that are in time
+    KEEP = "keep"  # keeps the place
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The recent step times of one worker, by which work is predicted."""
+    """The recent step times of a worker, by which work is predicted."""
 
     mean_s: float = 0.0
     most_s: float = 0.0
@@ -64,7 +64,7 @@ class Work:
     transfer_s: float = 0.0  # time until missing KV is on the device
 
     def seconds(self, times: StepTimes, counts_chunks: bool = True) -> float:
-        """Return the time of the work; of a prompt, that of its next chunk alone where chunks do not count."""
+        """Return the time of the work; for a prompt, the time of the next chunk alone where chunks do not count."""
         if self.prompt:
             return (ceil(self.prompt / self.chunk) if counts_chunks else 1) * times.most_s + self.transfer_s
         return times.mean_s + self.transfer_s
@@ -74,13 +74,13 @@ class Rank(IntEnum):
     """Ranks of requests in every step, prefill or decode, in order."""
 
     URGENT_RT = 1
-    URGENT_BE = 2  # behind its plan, or nearly
+    URGENT_BE = 2  # behind the plan, or nearly
     RT = 3
     BE = 4
     LATE = 5  # only with Late.DROP_LAST
 
 
-@dataclass(slots=True)  # made whenever a request is ranked; a frozen one takes ten times as long
+@dataclass(slots=True)  # made whenever a request is ranked; a frozen class takes ten times as long
 class Standing:
     """Everything that a request's place in the order depends on."""
 
@@ -91,9 +91,9 @@ class Standing:
     is_late: bool = False
     priority: int = 0  # lower first, among requests that are not urgent
     level: int = 0  # of a BE request (levels.py)
-    restore_s: float = 0.0  # time until its KV is back on the device
+    restore_s: float = 0.0  # time until the KV is back on the device
     remaining: float = 0.0  # predicted tokens
-    is_prompt: bool = False  # decodes go before prompts among BE requests: their memory is freed earlier
+    is_prompt: bool = False  # among BE requests decodes go before prompts: they free memory earlier
     at: float = 0.0  # when the slack was `slack_s`
 
     def rank(self, times: StepTimes, late: Late) -> Rank:

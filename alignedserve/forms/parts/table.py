@@ -10,7 +10,7 @@ from alignedserve.worker.part import FormPart, Worker
 
 
 def parts_of(worker: Worker, offering: Offering) -> tuple[FormPart, FormPart]:
-    """Return the part that rewrites pages for the pool, and the one of KV that prefill workers hold for others."""
+    """Return the part that rewrites pages for the pool, and the part for KV that prefill workers hold for others."""
     rewriting = PageRewriting(worker)
     if not worker.memory.pace.policy.prefetch:
         return rewriting, FormPart(worker)
